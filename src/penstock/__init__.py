@@ -1,0 +1,55 @@
+"""Penstock: a data lake for training. Tensors in chunks on object storage, streamed to GPUs."""
+
+from penstock import errors
+from penstock.dataset import ColumnView, Dataset, Summary, View, create, delete, exists, load, verify
+from penstock.format import Column, Field, Schema
+from penstock.format.kinds import (
+    Audio,
+    Boxes,
+    Bytes,
+    Embedding,
+    Image,
+    Json,
+    Label,
+    Link,
+    Linked,
+    List,
+    Mask,
+    Points,
+    Struct,
+    Tensor,
+    Text,
+    Video,
+)
+
+__all__ = [
+    "Audio",
+    "Boxes",
+    "Bytes",
+    "Column",
+    "ColumnView",
+    "Dataset",
+    "Embedding",
+    "Field",
+    "Image",
+    "Json",
+    "Label",
+    "Link",
+    "Linked",
+    "List",
+    "Mask",
+    "Points",
+    "Schema",
+    "Struct",
+    "Summary",
+    "Tensor",
+    "Text",
+    "Video",
+    "View",
+    "create",
+    "delete",
+    "errors",
+    "exists",
+    "load",
+    "verify",
+]

@@ -1,0 +1,80 @@
+"""JPEG by libjpeg-turbo, which decodes strictly, straight into a buffer and without the GIL.
+
+Pillow takes over only where libjpeg-turbo cannot read the header (chroma sampled in an unusual way), because it
+lets corrupt entropy data pass.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import simplejpeg
+from PIL import Image, JpegImagePlugin
+
+from penstock.codecs._format import CHANNELS, Mode, Pixels, check_out, check_pixels, deliver
+from penstock.codecs._pillow import PillowFormat
+from penstock.types import Buffer
+
+_DEFAULT_QUALITY: Final = 90
+_PILLOW: Final = PillowFormat(
+    plugin=JpegImagePlugin.JpegImageFile,
+    # An EXIF thumbnail has an end marker too, but before the last scan of the image.
+    complete=lambda data, _: data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JpegFormat:
+    """Colour is written with 4:2:0 chroma; CMYK is read as RGB."""
+
+    levels: ClassVar = range(1, 101)
+    layouts: ClassVar = (("uint8", 1), ("uint8", 3))
+
+    def encode(self, array: Pixels, level: int | None) -> bytes:
+        """See `ImageFormat`."""
+        gray = array.ndim == 2
+        encoded: bytes = simplejpeg.encode_jpeg(
+            array[..., None] if gray else array,
+            quality=level or _DEFAULT_QUALITY,
+            colorspace="GRAY" if gray else "RGB",
+            colorsubsampling="Gray" if gray else "420",
+        )
+        return encoded
+
+    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
+        """See `ImageFormat`."""
+        view = memoryview(data).cast("B")
+        if (header := _header(view)) is None:
+            return _PILLOW.decode(data, mode, out)
+        height, width, space = header
+        check_pixels(height, width)
+        mode = mode or _natural_mode(space)
+        if space in ("CMYK", "YCCK"):
+            # Adobe's convention: every CMYK JPEG in the wild is stored inverted.
+            inks = 255 - simplejpeg.decode_jpeg(view, colorspace="CMYK")
+            image = Image.frombytes("CMYK", (width, height), inks.tobytes()).convert("RGB").convert(mode)
+            return deliver(np.array(image), out)
+        if out is not None:
+            check_out(out, height=height, width=width, channels=CHANNELS[mode], dtype=np.dtype(np.uint8))
+        pixels: Pixels = simplejpeg.decode_jpeg(view, colorspace="GRAY" if mode == "L" else mode, buffer=out)
+        return pixels.reshape(height, width) if mode == "L" else pixels
+
+    def size(self, data: Buffer) -> tuple[int, int, int]:
+        """See `ImageFormat`."""
+        if (header := _header(memoryview(data).cast("B"))) is None:
+            return _PILLOW.size(data)
+        height, width, space = header
+        return height, width, CHANNELS[_natural_mode(space)]
+
+
+def _header(view: memoryview) -> tuple[int, int, str] | None:
+    """Height, width and colour space, or None where libjpeg-turbo gives up."""
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(view)
+    except ValueError:
+        return None
+    return height, width, space
+
+
+def _natural_mode(space: str) -> Mode:
+    return "L" if space == "Gray" else "RGB"

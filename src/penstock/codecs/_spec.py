@@ -1,0 +1,32 @@
+"""Codec choices as text: a name, or a name and a level, such as `zstd` or `jpeg:90`."""
+
+import re
+from collections.abc import Mapping
+
+from penstock.errors import InvalidInputError
+
+_SPEC = re.compile(r"([a-z0-9]+)(?::([0-9]{1,3}))?")
+
+
+def split_spec(text: str) -> tuple[str, int | None]:
+    """Take `name` or `name:level` apart."""
+    if not (match := _SPEC.fullmatch(text)):
+        raise InvalidInputError(f"{text!r} is not a codec: write a name, or a name and a level, such as 'zstd:3'")
+    return match[1], None if match[2] is None else int(match[2])
+
+
+def join_spec(name: str, level: int | None) -> str:
+    """Write what `split_spec` reads."""
+    return name if level is None else f"{name}:{level}"
+
+
+def check_level(name: str, level: int | None, levels: Mapping[str, range | None]) -> None:
+    """Refuse a name that is not in `levels`, and a level that the name does not have."""
+    if name not in levels:
+        raise InvalidInputError(f"there is no codec {name!r} here: choose one of {', '.join(levels)}")
+    allowed = levels[name]
+    if level is None or (allowed and level in allowed):
+        return
+    raise InvalidInputError(
+        f"{name} has levels {allowed[0]} to {allowed[-1]}, not {level}" if allowed else f"{name} has no levels"
+    )

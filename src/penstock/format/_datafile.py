@@ -1,0 +1,146 @@
+"""Data files: plain Arrow IPC files whose record batches are the pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from penstock.codecs import Compression
+from penstock.format._layout import damaged, new_id
+from penstock.format._manifest import DataFile
+from penstock.format._schema import Field
+from penstock.types import Buffer
+
+_MAGIC_BYTES = 8
+BLOB_REFERENCE = pa.struct([("id", pa.string()), ("length", pa.int64()), ("crc", pa.uint32())])
+
+
+@dataclass(frozen=True, slots=True)
+class FileColumn:
+    """One Arrow column of a data file: a field's values, or the references to its blobs."""
+
+    field: Field
+    references: bool = False
+
+    @property
+    def id(self) -> int:
+        return -self.field.id if self.references else self.field.id
+
+    @property
+    def arrow(self) -> pa.Field:
+        if self.references:
+            return pa.field(f"{self.field.name}.blob", BLOB_REFERENCE)
+        return pa.field(self.field.name, self.field.kind.arrow_type)
+
+
+def encode_file(
+    columns: Sequence[FileColumn], arrays: Sequence[pa.Array], *, row_start: int, page_rows: Sequence[int]
+) -> tuple[DataFile, memoryview]:
+    """Write columns of equal length as one file, cut into pages of the given numbers of rows."""
+    schema = pa.schema([column.arrow for column in columns])
+    compression = Compression.parse(columns[0].field.codec)
+    codec = None if compression.name == "none" else pa.Codec(compression.name, compression.level)
+    batch = pa.RecordBatch.from_arrays(list(arrays), schema=schema)
+    sink = pa.BufferOutputStream()
+    offsets = [_MAGIC_BYTES + schema.serialize().size]
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        row = 0
+        for count in page_rows:
+            writer.write_batch(batch.slice(row, count))
+            offsets.append(sink.tell())
+            row += count
+    data = memoryview(sink.getvalue())
+    pages = [data[start:end] for start, end in pairwise(offsets)]
+    entry = DataFile(
+        id=new_id(),
+        length=len(data),
+        frame_crc=crc32c(data[offsets[-1] :], crc32c(data[: offsets[0]])),
+        fields=tuple(column.id for column in columns),
+        row_start=row_start,
+        rows=len(batch),
+        page_rows=np.array(page_rows, np.int32),
+        page_offsets=np.array(offsets, np.int64),
+        page_crcs=np.array([crc32c(page) for page in pages], np.uint32),
+        value_starts=_value_starts(columns, schema, pages, page_rows, codec is not None),
+    )
+    return entry, data
+
+
+def decode_page(columns: Sequence[FileColumn], page: Buffer) -> pa.RecordBatch:
+    """Parse a verified page; the arrays are views of it where nothing was compressed."""
+    return pa.ipc.read_record_batch(pa.py_buffer(page), pa.schema([column.arrow for column in columns]))
+
+
+def verify_page(file: DataFile, page: int, data: Buffer, where: str) -> None:
+    """Refuse a page whose bytes are not those that were written."""
+    if crc32c(data) != int(file.page_crcs[page]):
+        at = file.page_range(page)
+        raise damaged(where, f"the checksum of page {page} (bytes {at.start} to {at.end}) does not match")
+
+
+def verify_frame(file: DataFile, head: Buffer, tail: Buffer, where: str) -> None:
+    """Refuse a file whose header or footer is not what was written."""
+    if crc32c(tail, crc32c(head)) != file.frame_crc:
+        raise damaged(where, "the checksum of its header and footer does not match")
+
+
+def cut(sizes: npt.NDArray[np.int64], target_bytes: int) -> list[int]:
+    """Split rows into runs of about `target_bytes`, each of at least one row; returns the length of each run."""
+    ends = np.cumsum(sizes)
+    runs: list[int] = []
+    start, before = 0, 0
+    while start < len(sizes):
+        goal = before + target_bytes
+        end = int(np.searchsorted(ends, goal, side="right"))
+        if end < len(sizes) and end > start and ends[end] - goal < goal - ends[end - 1]:
+            end += 1  # the nearer of the two boundaries, so that two rows of 150 KB share a page of 256 KiB
+        end = max(end, start + 1)
+        runs.append(end - start)
+        start, before = end, int(ends[end - 1])
+    return runs
+
+
+def row_sizes(array: pa.Array) -> npt.NDArray[np.int64]:
+    """About how many bytes each row takes."""
+    if isinstance(array, pa.ExtensionArray):
+        return row_sizes(array.storage)
+    kind, count = array.type, len(array)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        raw = np.frombuffer(array.buffers()[1] or b"\0\0\0\0", np.int32, count + 1 if count else 1, array.offset * 4)
+        return np.diff(raw).astype(np.int64) + 4 if count else np.zeros(0, np.int64)
+    if pa.types.is_list(kind):
+        inner = np.concatenate([[0], np.cumsum(row_sizes(array.values))])
+        return np.asarray(np.diff(inner[np.asarray(array.offsets)]) + 4, np.int64)
+    if pa.types.is_fixed_size_list(kind):
+        width = kind.value_type.bit_width // 8 * kind.list_size
+        return np.full(count, width, np.int64)
+    if pa.types.is_struct(kind):
+        return sum((row_sizes(array.field(i)) for i in range(kind.num_fields)), np.zeros(count, np.int64))
+    return np.full(count, max(1, kind.bit_width // 8), np.int64)
+
+
+def _value_starts(
+    columns: Sequence[FileColumn], schema: pa.Schema, pages: Sequence[Buffer], page_rows: Sequence[int], packed: bool
+) -> npt.NDArray[np.int32]:
+    starts = np.full((len(pages), len(columns)), -1, np.int32)
+    plain = [n for n, column in enumerate(columns) if not column.references and column.field.stored_bytes]
+    if packed or not plain:
+        return starts
+    alike = len(plain) == len(columns) and not any(column.field.nullable for column in columns)
+    seen: dict[int, npt.NDArray[np.int32]] = {}
+    for number, (page, rows) in enumerate(zip(pages, page_rows, strict=True)):
+        if alike and rows in seen:  # nothing but numbers: pages of as many rows are laid out alike
+            starts[number] = seen[rows]
+            continue
+        whole = pa.py_buffer(page)
+        batch = pa.ipc.read_record_batch(whole, schema)
+        for n in plain:
+            array = batch.column(n)
+            if array.null_count == 0:
+                starts[number, n] = array.buffers()[-1].address - whole.address
+        seen[rows] = starts[number]
+    return starts

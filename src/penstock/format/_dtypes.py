@@ -1,0 +1,90 @@
+"""Element types: what a user calls them, and the plain numbers that stand for them on disk.
+
+Arrow's tensors refuse bool and complex, and Arrow has no bfloat16 or float8: these are stored as unsigned bits, or as
+pairs of floats, under their logical name.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+
+_PLAIN = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+_SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+_DATETIMES = tuple(f"datetime64[{unit}]" for unit in ("s", "ms", "us", "ns"))
+_TIMEDELTAS = tuple(f"timedelta64[{unit}]" for unit in ("s", "ms", "us", "ns"))
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A logical element type and its storage."""
+
+    name: str
+    logical: np.dtype[np.generic]
+    stored: np.dtype[np.generic]
+    parts: int
+    """Stored numbers per element: 2 for complex, else 1."""
+
+    @staticmethod
+    def of(dtype: npt.DTypeLike) -> "Dtype":
+        """Find the type that a name, a numpy dtype or a Python type means."""
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        try:
+            return _by_name(name)
+        except KeyError:
+            pass
+        try:
+            return _by_name(np.dtype(name).name)
+        except (KeyError, TypeError):
+            known = ", ".join((*_PLAIN, "bool", "complex64", "complex128", *_SMALL_FLOATS, *_DATETIMES))
+            raise InvalidInputError(f"{name!r} is not an element type; choose one of {known}") from None
+
+    def to_stored(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """Reinterpret contiguous values as stored numbers, with a last axis of 2 for complex; no copy."""
+        if self.parts == 2:
+            return values.view(self.stored).reshape(*values.shape, 2)
+        return values.view(self.stored)
+
+    def from_stored(self, stored: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """Undo `to_stored`; no copy."""
+        if self.parts == 2:
+            return stored.view(self.logical)[..., 0]
+        return stored.view(self.logical)
+
+    def cast(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """Convert values to this type where nothing but float precision can be lost; `ValueError` says why not."""
+        source, target = values.dtype, self.logical
+        if source == target:
+            return values
+        if self.name in _SMALL_FLOATS and source.kind in "fiu":
+            return values.astype(target)
+        if target.kind in "iu" and source.kind in "iu":
+            info = np.iinfo(self.name)
+            if values.size and not (info.min <= int(values.min()) and int(values.max()) <= info.max):
+                raise ValueError(f"a value does not fit {self.name}: found {values.min()} to {values.max()}")
+            return values.astype(target)
+        if source.kind in "Mm" and target.kind == source.kind:
+            return values.astype(target)
+        if source.kind not in "biufc" or not np.can_cast(source, target, "same_kind"):
+            raise ValueError(f"{source.name} values cannot be stored as {self.name}; convert them first")
+        return values.astype(target)
+
+
+@cache
+def _by_name(name: str) -> Dtype:
+    if name in _PLAIN:
+        return Dtype(name, np.dtype(name), np.dtype(name), 1)
+    if name in _DATETIMES or name in _TIMEDELTAS:
+        return Dtype(name, np.dtype(name), np.dtype("int64"), 1)
+    if name in _SMALL_FLOATS:
+        logical = np.dtype(getattr(ml_dtypes, name))
+        return Dtype(name, logical, np.dtype(f"uint{8 * logical.itemsize}"), 1)
+    return {
+        "bool": Dtype("bool", np.dtype("bool"), np.dtype("uint8"), 1),
+        "complex64": Dtype("complex64", np.dtype("complex64"), np.dtype("float32"), 2),
+        "complex128": Dtype("complex128", np.dtype("complex128"), np.dtype("float64"), 2),
+    }[name]

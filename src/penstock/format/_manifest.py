@@ -1,0 +1,330 @@
+"""Manifests: which fragments a table has, and which files, pages and checksums they have.
+
+Manifests form a tree whose top is in the snapshot. A leaf describes fragments; an inner node describes other nodes. A
+commit writes the leaves it changes and the path above them, so what it writes does not grow with the table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from penstock.format._layout import damaged, data_key, manifest_key
+from penstock.types import Buffer, ByteRange, RowRange
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Which rows of a file differ from the file it took the place of, now or some updates ago."""
+
+    base: str
+    """Id of the file that was there before."""
+    rows: bytes
+    """Bitmap over the file's rows, least significant bit first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataFile:
+    """One data file: a range of a fragment's rows, some of its columns."""
+
+    id: str
+    length: int
+    frame_crc: int
+    """Checksum of the bytes before the first page followed by those after the last."""
+    fields: tuple[int, ...]
+    """What each Arrow column holds: a field id, or minus a field id for the references to that field's blobs."""
+    row_start: int
+    """First row, counted in the fragment."""
+    rows: int
+    page_rows: npt.NDArray[np.int32]
+    page_offsets: npt.NDArray[np.int64]
+    """Where each page starts, and where the last one ends."""
+    page_crcs: npt.NDArray[np.uint32]
+    value_starts: npt.NDArray[np.int32]
+    """Per page and column: where in the page the values start, -1 where the page must be parsed."""
+    changed: tuple[Changed, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return data_key(self.id)
+
+    @property
+    def row_end(self) -> int:
+        return self.row_start + self.rows
+
+    @property
+    def page_ends(self) -> npt.NDArray[np.int64]:
+        """Row, counted in the file, behind each page."""
+        return np.cumsum(self.page_rows, dtype=np.int64)
+
+    def page_range(self, page: int) -> ByteRange:
+        return ByteRange(int(self.page_offsets[page]), int(self.page_offsets[page + 1]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DataFile) and (self.id, self.row_start) == (other.id, other.row_start)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Bounds of a column's values in a fragment; they hold, but need not be tight."""
+
+    field: int
+    nulls: int
+    low: str | None
+    """JSON of a value that no other is below; None where unknown."""
+    high: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A run of rows: the files that hold a field cover all of them once, or there are none (see `Field.fill`)."""
+
+    id: int
+    rows: int
+    """Rows in the files, deleted ones included."""
+    row_ids: tuple[RowRange, ...]
+    """Ids of the rows in order, as ranges."""
+    files: tuple[DataFile, ...]
+    deleted: bytes | None = None
+    """Bitmap over the rows, least significant bit first; None where none is deleted."""
+    live: int = -1
+    statistics: tuple[Statistics, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.live < 0:
+            object.__setattr__(self, "live", self.rows - int(self.deleted_rows.sum()))
+
+    @property
+    def deleted_rows(self) -> npt.NDArray[np.bool_]:
+        if self.deleted is None:
+            return np.zeros(self.rows, bool)
+        return unpack_bitmap(self.deleted, self.rows)
+
+    @property
+    def live_rows(self) -> npt.NDArray[np.int64]:
+        """Places of the rows that are not deleted."""
+        return np.flatnonzero(~self.deleted_rows)
+
+    @property
+    def all_row_ids(self) -> npt.NDArray[np.int64]:
+        """The id of every row, deleted ones included."""
+        parts = [np.arange(run.start, run.end, dtype=np.int64) for run in self.row_ids]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    @property
+    def bytes(self) -> int:
+        """Length of all files."""
+        return sum(file.length for file in self.files)
+
+    def files_of(self, field_id: int) -> list[DataFile]:
+        """The files that hold a field, in row order."""
+        return sorted((f for f in self.files if field_id in f.fields), key=lambda f: f.row_start)
+
+    def without_rows(self, gone: npt.NDArray[np.bool_]) -> "Fragment":
+        """The same fragment with more rows deleted."""
+        return replace(self, deleted=pack_bitmap(self.deleted_rows | gone), live=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A manifest as its parent sees it."""
+
+    id: str
+    level: int
+    """0 for a leaf."""
+    length: int
+    crc: int
+    fragments: int
+    rows: int
+    live: int
+    bytes: int
+    """Length of all data files below, blobs not counted."""
+    first_id: int
+    """Smallest row id below."""
+    end_id: int
+    """One more than the largest."""
+
+    @property
+    def key(self) -> str:
+        return manifest_key(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of a node: fragments in a leaf, nodes elsewhere."""
+
+    level: int
+    fragments: tuple[Fragment, ...] = ()
+    nodes: tuple[Node, ...] = field(default=())
+
+
+def pack_bitmap(rows: npt.NDArray[np.bool_]) -> bytes:
+    """Bits, least significant first."""
+    return np.packbits(rows, bitorder="little").tobytes()
+
+
+def unpack_bitmap(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Undo `pack_bitmap`."""
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(bool)
+
+
+_RANGE = pa.struct([("start", pa.int64()), ("end", pa.int64())])
+_CHANGED = pa.struct([("base", pa.string()), ("rows", pa.binary())])
+_STATISTICS = pa.struct([("field", pa.int64()), ("nulls", pa.int64()), ("low", pa.string()), ("high", pa.string())])
+_FILE = pa.struct(
+    [
+        ("id", pa.string()),
+        ("length", pa.int64()),
+        ("frame_crc", pa.uint32()),
+        ("fields", pa.list_(pa.int64())),
+        ("row_start", pa.int64()),
+        ("rows", pa.int64()),
+        ("page_rows", pa.list_(pa.int32())),
+        ("page_offsets", pa.list_(pa.int64())),
+        ("page_crcs", pa.list_(pa.uint32())),
+        ("value_starts", pa.list_(pa.int32())),
+        ("changed", pa.list_(_CHANGED)),
+    ]
+)
+LEAF_SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("rows", pa.int64()),
+        ("live", pa.int64()),
+        ("row_ids", pa.list_(_RANGE)),
+        ("deleted", pa.binary()),
+        ("statistics", pa.list_(_STATISTICS)),
+        ("files", pa.list_(_FILE)),
+    ]
+)
+INNER_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("level", pa.int32()),
+        ("length", pa.int64()),
+        ("crc", pa.uint32()),
+        ("fragments", pa.int64()),
+        ("rows", pa.int64()),
+        ("live", pa.int64()),
+        ("bytes", pa.int64()),
+        ("first_id", pa.int64()),
+        ("end_id", pa.int64()),
+    ]
+)
+
+
+def encode_manifest(id: str, manifest: Manifest) -> tuple[Node, memoryview]:
+    """Serialise a manifest, and describe it for its parent."""
+    if manifest.level:
+        batch = pa.RecordBatch.from_pylist([_slots(node) for node in manifest.nodes], INNER_SCHEMA)
+    else:
+        batch = pa.RecordBatch.from_pylist([_fragment_row(fragment) for fragment in manifest.fragments], LEAF_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    data = memoryview(sink.getvalue())
+    return describe(id, manifest, length=len(data), crc=crc32c(data)), data
+
+
+def describe(id: str, manifest: Manifest, *, length: int = 0, crc: int = 0) -> Node:
+    """A manifest as its parent sees it; one that is not stored yet has no length."""
+    below: Sequence[Node | Fragment] = manifest.nodes or manifest.fragments
+    spans = [(node.first_id, node.end_id) for node in manifest.nodes]
+    spans += [(run.start, run.end) for fragment in manifest.fragments for run in fragment.row_ids]
+    return Node(
+        id=id,
+        level=manifest.level,
+        length=length,
+        crc=crc,
+        fragments=sum(node.fragments for node in manifest.nodes) + len(manifest.fragments),
+        rows=sum(part.rows for part in below),
+        live=sum(part.live for part in below),
+        bytes=sum(part.bytes for part in below),
+        first_id=min((start for start, _ in spans), default=0),
+        end_id=max((end for _, end in spans), default=0),
+    )
+
+
+def decode_manifest(node: Node, data: Buffer, where: str) -> Manifest:
+    """Verify and read a manifest."""
+    if len(data) != node.length or crc32c(data) != node.crc:
+        raise damaged(where, "its checksum is not the one its parent has")
+    table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
+    batches = table.to_batches()
+    if not batches:
+        return Manifest(node.level)
+    if node.level:
+        return Manifest(node.level, nodes=tuple(Node(**row) for row in batches[0].to_pylist()))
+    return Manifest(0, fragments=_fragments(batches[0]))
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _fragment_row(fragment: Fragment) -> dict[str, Any]:
+    row = _slots(fragment)
+    row["row_ids"] = [_slots(run) for run in fragment.row_ids]
+    row["statistics"] = [_slots(bounds) for bounds in fragment.statistics]
+    row["files"] = [
+        {
+            **_slots(file),
+            "value_starts": file.value_starts.reshape(-1),
+            "changed": [_slots(change) for change in file.changed],
+        }
+        for file in fragment.files
+    ]
+    return row
+
+
+def _fragments(batch: pa.RecordBatch) -> tuple[Fragment, ...]:
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    files = _files(columns["files"].flatten())
+    ends = np.asarray(columns["files"].offsets)
+    plain = batch.select(["id", "rows", "live", "row_ids", "deleted", "statistics"]).to_pylist()
+    return tuple(
+        Fragment(
+            id=row["id"],
+            rows=row["rows"],
+            live=row["live"],
+            row_ids=tuple(RowRange(**run) for run in row["row_ids"]),
+            deleted=row["deleted"],
+            statistics=tuple(Statistics(**bounds) for bounds in row["statistics"]),
+            files=tuple(files[ends[index] - ends[0] : ends[index + 1] - ends[0]]),
+        )
+        for index, row in enumerate(plain)
+    )
+
+
+def _files(array: pa.StructArray) -> list[DataFile]:
+    """Page tables stay arrays: a large fragment has thousands of pages."""
+
+    def lists(name: str) -> list[npt.NDArray[Any]]:
+        column = array.field(name)
+        offsets, values = np.asarray(column.offsets), np.asarray(column.values)
+        return [values[a:b] for a, b in pairwise(offsets)]
+
+    plain = {name: array.field(name).to_pylist() for name in ("id", "length", "frame_crc", "row_start", "rows")}
+    fields = [tuple(ids) for ids in array.field("fields").to_pylist()]
+    changed = array.field("changed").to_pylist()
+    pages = {name: lists(name) for name in ("page_rows", "page_offsets", "page_crcs", "value_starts")}
+    return [
+        DataFile(
+            **{name: values[index] for name, values in plain.items()},
+            fields=fields[index],
+            page_rows=pages["page_rows"][index],
+            page_offsets=pages["page_offsets"][index],
+            page_crcs=pages["page_crcs"][index],
+            value_starts=pages["value_starts"][index].reshape(-1, len(fields[index])),
+            changed=tuple(Changed(**change) for change in changed[index]),
+        )
+        for index in range(len(array))
+    ]

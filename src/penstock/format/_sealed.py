@@ -1,0 +1,35 @@
+"""JSON objects that carry their own checksum: those that no parent vouches for.
+
+The object is one JSON document on one line. Its last member is `"crc32c"`, eight hexadecimal digits: the checksum of
+all bytes before the comma that precedes it.
+"""
+
+import json
+from typing import Any
+
+from crc32c import crc32c
+
+from penstock.errors import CorruptError
+from penstock.types import Buffer
+
+_TAIL = len(',"crc32c":"00000000"}\n')
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """Write a document with its checksum."""
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()[:-1]
+    return body + _tail(body)
+
+
+def unseal(data: Buffer, where: str) -> dict[str, Any]:
+    """Read a document back; what differs by one bit is `CorruptError` that names `where`."""
+    data = bytes(data)
+    body, tail = data[:-_TAIL], data[-_TAIL:]
+    if len(data) <= _TAIL or tail != _tail(body):
+        raise CorruptError(f"{where} is damaged: its checksum does not match. Restore it from a copy of the table")
+    document: dict[str, Any] = json.loads(body + b"}")
+    return document
+
+
+def _tail(body: bytes) -> bytes:
+    return b',"crc32c":"%08x"}\n' % crc32c(body)

@@ -1,0 +1,78 @@
+"""Snapshots: what a table is at one version."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crc32c import crc32c
+
+from penstock.format._layout import damaged, snapshot_key
+from penstock.format._manifest import Node
+from penstock.format._schema import Field, Schema
+from penstock.types import Buffer
+
+_NODE = ("id", "level", "length", "crc", "fragments", "rows", "live", "bytes", "first_id", "end_id")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A schema, the top of the tree of manifests, and what else belongs to a version."""
+
+    schema: Schema
+    nodes: tuple[Node, ...] = ()
+    containers: Mapping[str, str] = field(default_factory=dict)
+    """Where linked objects are: a short name and the URI of each bucket or folder."""
+    claims: int = 0
+    """At least this many ranges of row ids have been claimed; where to start looking for the newest."""
+
+    @property
+    def live(self) -> int:
+        return sum(node.live for node in self.nodes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(node.bytes for node in self.nodes)
+
+    @property
+    def fragments(self) -> int:
+        return sum(node.fragments for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRef:
+    """A snapshot as its commit sees it."""
+
+    id: str
+    length: int
+    crc: int
+
+    @property
+    def key(self) -> str:
+        return snapshot_key(self.id)
+
+
+def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
+    """Serialise a snapshot, and describe it for its commit."""
+    document: dict[str, Any] = {
+        "schema": [field.to_json() for field in snapshot.schema.fields],
+        "manifests": [[getattr(node, name) for name in _NODE] for node in snapshot.nodes],
+        "containers": dict(snapshot.containers),
+        "claims": snapshot.claims,
+        "indexes": [],
+    }
+    data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return SnapshotRef(id, len(data), crc32c(data)), data
+
+
+def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
+    """Verify and read a snapshot."""
+    if len(data) != ref.length or crc32c(data) != ref.crc:
+        raise damaged(where, "its checksum is not the one its commit has")
+    document = json.loads(bytes(data))
+    return Snapshot(
+        schema=Schema(tuple(Field.from_json(described) for described in document["schema"])),
+        nodes=tuple(Node(**dict(zip(_NODE, row, strict=True))) for row in document["manifests"]),
+        containers=document["containers"],
+        claims=document["claims"],
+    )

@@ -1,0 +1,86 @@
+"""What every kind of column can do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidInputError
+
+Values: TypeAlias = npt.NDArray[Any] | list[Any]
+"""Many rows of one column: an array where every row has the same shape, else a list with an item per row."""
+
+
+class BadValue(InvalidInputError):
+    """One value cannot be stored; `index` is its place in what was given."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["BadValue"], tuple[int, str]]:
+        return BadValue, (self.index, self.reason)
+
+
+class Kind(ABC):
+    """The meaning of a column: which values it takes, and the Arrow arrays that hold them.
+
+    Kinds are small frozen values. `to_array` and `to_values` are inverse to each other for values of the kind.
+    """
+
+    name: ClassVar[str]
+    """The word for this kind in schemas; never changes once released."""
+
+    @property
+    @abstractmethod
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of a column of this kind, as stored in data files."""
+
+    @abstractmethod
+    def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        """Make values storable; `None` becomes null, and what does not fit raises `BadValue`."""
+
+    @abstractmethod
+    def to_values(self, array: pa.Array) -> Values:
+        """Make an array of `arrow_type` useful again; nulls become `None` in lists and zeros in arrays."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """The parameters of this kind for a schema, without its name."""
+
+    @classmethod
+    def from_json(cls, parameters: Mapping[str, Any]) -> "Kind":
+        """Undo `to_json`."""
+        return cls(**parameters)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes per row where every row takes the same number and holds nothing but numbers, else None."""
+        return None
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{key}={value}" for key, value in self.to_json().items() if value not in (None, []))
+        return f"{self.name}({inner})" if inner else self.name
+
+
+def validity(missing: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """Arrow's bitmap of the rows that are there; None where all are."""
+    return pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
+
+
+def missing_rows(values: Sequence[Any] | npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values are None."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.fromiter((value is None for value in values), bool, len(values))
+
+
+def check_each(values: Sequence[Any] | npt.NDArray[Any], accepted: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse the first value that is neither None nor of an accepted type."""
+    for index, value in enumerate(values):
+        if value is not None and not isinstance(value, accepted):
+            raise BadValue(index, f"expected {wanted}, got {type(value).__name__}")

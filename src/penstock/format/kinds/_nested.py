@@ -1,0 +1,144 @@
+"""Kinds made of other kinds: sequences and structs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidInputError
+from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, validity
+
+
+@dataclass(frozen=True)
+class List(Kind):
+    """Any number of values of one kind per row."""
+
+    of: Kind
+
+    name: ClassVar[str] = "list"
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.list_(self.of.arrow_type)
+
+    def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        flat: list[Any] = []
+        ends = [0]
+        owners: list[int] = []
+        for index, value in enumerate(values):
+            if value is not None:
+                if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+                    raise BadValue(index, f"expected a list, got {type(value).__name__}")
+                flat.extend(value)
+                owners.extend([index] * len(value))
+            ends.append(len(flat))
+        try:
+            items = self.of.to_array(flat)
+        except BadValue as bad:
+            raise BadValue(owners[bad.index], f"in the list: {bad.reason}") from None
+        bitmap = validity(missing_rows(values))
+        offsets = pa.py_buffer(np.array(ends, np.int32))
+        return pa.Array.from_buffers(self.arrow_type, len(values), [bitmap, offsets], children=[items])
+
+    def to_values(self, array: pa.Array) -> Values:
+        offsets = np.asarray(array.offsets)
+        items = self.of.to_values(array.values)
+        there = np.asarray(array.values.is_valid())
+        whole = _with_none(items, there)
+        return [
+            list(whole[a:b]) if valid else None
+            for a, b, valid in zip(offsets[:-1], offsets[1:], array.is_valid().to_pylist(), strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"of": kind_to_json(self.of)}
+
+    @classmethod
+    def from_json(cls, parameters: Mapping[str, Any]) -> Kind:
+        return cls(kind_from_json(parameters["of"]))
+
+    def __str__(self) -> str:
+        return f"list({self.of})"
+
+
+@dataclass(frozen=True)
+class Struct(Kind):
+    """Named values of different kinds in one column."""
+
+    fields: tuple[tuple[str, Kind], ...]
+
+    name: ClassVar[str] = "struct"
+
+    def __init__(self, fields: Mapping[str, Kind] | Sequence[tuple[str, Kind]]) -> None:
+        pairs = fields.items() if isinstance(fields, Mapping) else fields
+        object.__setattr__(self, "fields", tuple((str(name), kind) for name, kind in pairs))
+        if not self.fields or len({name for name, _ in self.fields}) != len(self.fields):
+            raise InvalidInputError("a struct needs fields, and their names must differ")
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.struct([(name, kind.arrow_type) for name, kind in self.fields])
+
+    def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        known = {name for name, _ in self.fields}
+        for index, value in enumerate(values):
+            if value is None:
+                continue
+            if not isinstance(value, Mapping):
+                raise BadValue(index, f"expected a dictionary, got {type(value).__name__}")
+            if extra := set(value) - known:
+                raise BadValue(index, f"unknown field {sorted(map(str, extra))[0]!r}; the struct has {sorted(known)}")
+        children = []
+        for name, kind in self.fields:
+            try:
+                children.append(kind.to_array([None if value is None else value.get(name) for value in values]))
+            except BadValue as bad:
+                raise BadValue(bad.index, f"field {name!r}: {bad.reason}") from None
+        return pa.Array.from_buffers(self.arrow_type, len(values), [validity(missing_rows(values))], children=children)
+
+    def to_values(self, array: pa.Array) -> Values:
+        columns = {}
+        for name, kind in self.fields:
+            child = array.field(name)
+            columns[name] = _with_none(kind.to_values(child), np.asarray(child.is_valid()))
+        names = list(columns)
+        rows = zip(*columns.values(), strict=True)
+        return [
+            dict(zip(names, row, strict=True)) if valid else None
+            for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"fields": [[name, kind_to_json(kind)] for name, kind in self.fields]}
+
+    @classmethod
+    def from_json(cls, parameters: Mapping[str, Any]) -> Kind:
+        return cls([(name, kind_from_json(kind)) for name, kind in parameters["fields"]])
+
+    def __str__(self) -> str:
+        return f"struct({', '.join(f'{name}: {kind}' for name, kind in self.fields)})"
+
+
+def _with_none(values: Values, there: Any) -> Sequence[Any]:
+    if there.all():
+        return values if isinstance(values, list) else list(values)
+    return [value if valid else None for value, valid in zip(values, there, strict=True)]
+
+
+def kind_to_json(kind: Kind) -> dict[str, Any]:
+    """A kind with its name, for a schema."""
+    return {"kind": kind.name, **kind.to_json()}
+
+
+def kind_from_json(described: Mapping[str, Any]) -> Kind:
+    """Undo `kind_to_json`."""
+    from penstock.format.kinds._registry import KINDS
+
+    parameters = dict(described)
+    name = parameters.pop("kind")
+    if name not in KINDS:
+        raise InvalidInputError(f"this table has a column of kind {name!r}, which this version does not know; upgrade")
+    return KINDS[name].from_json(parameters)

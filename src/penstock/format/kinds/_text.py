@@ -1,0 +1,98 @@
+"""Text, plain bytes and JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.format.kinds._kind import BadValue, Kind, Values, check_each
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """A string."""
+
+    name: ClassVar[str] = "text"
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.string()
+
+    def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        check_each(values, str, "a string")
+        try:
+            return pa.array(values, pa.string())
+        except UnicodeEncodeError as error:
+            index = next(i for i, value in enumerate(values) if value is not None and not _is_unicode(value))
+            raise BadValue(index, f"not valid Unicode: {error.reason}") from None
+
+    def to_values(self, array: pa.Array) -> Values:
+        return list(array.to_pylist())
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Bytes(Kind):
+    """Bytes without a further meaning."""
+
+    name: ClassVar[str] = "bytes"
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.binary()
+
+    def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        check_each(values, (bytes, bytearray, memoryview), "bytes")
+        return pa.array([None if value is None else bytes(value) for value in values], pa.binary())
+
+    def to_values(self, array: pa.Array) -> Values:
+        return list(array.to_pylist())
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Json(Kind):
+    """Anything JSON can say: dictionaries, lists, strings, numbers, true and false.
+
+    None is a missing value, as in every other kind, and not the JSON null.
+    """
+
+    name: ClassVar[str] = "json"
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.string()
+
+    def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        return pa.array([self._dump(index, value) for index, value in enumerate(values)], pa.string())
+
+    def to_values(self, array: pa.Array) -> Values:
+        return [None if text is None else json.loads(text) for text in array.to_pylist()]
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+    def _dump(self, index: int, value: Any) -> str | None:
+        if value is None:
+            return None
+        try:
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadValue(index, f"cannot be written as JSON: {error}") from None
+        return text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

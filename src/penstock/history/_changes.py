@@ -1,0 +1,180 @@
+"""What a writer changed since its base, and whether it can be done again on top of somebody else's commits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConflictError
+from penstock.format import DataFile, Field, Fragment, Schema, Snapshot, unpack_bitmap
+from penstock.history._tree import Tree
+
+
+@dataclass(frozen=True)
+class AddField:
+    """A column that was not there."""
+
+    field: Field
+
+    def apply(self, schema: Schema) -> Schema:
+        if self.field.name in schema:
+            raise ConflictError(
+                f"somebody else added a column {self.field.name!r}; reload, then add it by another name"
+            )
+        return Schema((*schema.fields, self.field))
+
+
+@dataclass(frozen=True)
+class DropField:
+    """A column that is no longer there."""
+
+    id: int
+
+    def apply(self, schema: Schema) -> Schema:
+        gone = schema.by_id(self.id)
+        if gone.dropped:
+            raise ConflictError(f"somebody else dropped column {gone.name!r} too; reload")
+        return schema.replaced(replace(gone, dropped=True))
+
+
+@dataclass(frozen=True)
+class RenameField:
+    """A column with another name."""
+
+    id: int
+    old: str
+    new: str
+
+    def apply(self, schema: Schema) -> Schema:
+        renamed = schema.by_id(self.id)
+        if renamed.dropped or renamed.name != self.old:
+            raise ConflictError(f"somebody else dropped or renamed column {self.old!r}; reload, then rename it again")
+        if self.new in schema:
+            raise ConflictError(f"somebody else added a column {self.new!r}; reload, then choose another name")
+        return schema.replaced(replace(renamed, name=self.new))
+
+
+Edit = AddField | DropField | RenameField
+
+
+@dataclass
+class Changes:
+    """Everything staged since the base version, in a form that can be applied to another one."""
+
+    base: Snapshot
+    appended: list[Fragment] = field(default_factory=list)
+    replaced: dict[int, tuple[Fragment, Fragment]] = field(default_factory=dict)
+    """By fragment id: the fragment in the base, and as it is now."""
+    edits: list[Edit] = field(default_factory=list)
+    containers: dict[str, str] = field(default_factory=dict)
+    operations: list[str] = field(default_factory=list)
+    """What the user called, in order and without repeats, for the log."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Rows added, updated and deleted, for the log."""
+
+    def __bool__(self) -> bool:
+        return bool(self.appended or self.replaced or self.edits or self.containers)
+
+    def note(self, operation: str, **counts: int) -> None:
+        if operation not in self.operations:
+            self.operations.append(operation)
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def replace(self, now: Sequence[tuple[Fragment, Fragment]]) -> None:
+        """Take in fragments as they were before a change, and as they are after it."""
+        places = {fragment.id: index for index, fragment in enumerate(self.appended)}
+        for before, after in now:
+            if after.id in places:
+                self.appended[places[after.id]] = after
+            else:
+                self.replaced[after.id] = (self.replaced.get(after.id, (before, before))[0], after)
+
+    def apply(self, tree: Tree, head: Snapshot) -> Snapshot:
+        """The head with these changes on top, or `ConflictError`."""
+        schema = head.schema
+        for edit in self.edits:
+            schema = edit.apply(schema)
+        self._check_columns(head)
+        merged = self._merge(tree, head)
+        nodes = tree.replace(head.nodes, merged) if merged else head.nodes
+        return replace(
+            head,
+            schema=schema,
+            nodes=tree.append(nodes, self.appended) if self.appended else nodes,
+            containers={**head.containers, **self.containers},
+            claims=max(head.claims, self.base.claims),
+        )
+
+    def _check_columns(self, head: Snapshot) -> None:
+        """Rows that one side added must not lack a value for a column that the other side added."""
+        before = {known.id for known in self.base.schema.fields}
+        if self.appended:
+            for theirs in head.schema:
+                if theirs.id not in before and not theirs.nullable and theirs.fill is None:
+                    raise ConflictError(
+                        f"somebody else added column {theirs.name!r}, which every row needs; reload and append again"
+                    )
+        if head.nodes != self.base.nodes:
+            for edit in self.edits:
+                if isinstance(edit, AddField) and not edit.field.nullable and edit.field.fill is None:
+                    raise ConflictError(
+                        f"the table changed while column {edit.field.name!r} was computed; reload and add it again"
+                    )
+
+    def _merge(self, tree: Tree, head: Snapshot) -> dict[int, Fragment]:
+        if head.nodes == self.base.nodes:
+            return {id: ours for id, (_, ours) in self.replaced.items()}
+        firsts = np.sort(np.array([base.row_ids[0].start for base, _ in self.replaced.values()], np.int64))
+        theirs = {fragment.id: fragment for fragment, _ in tree.with_ids(head.nodes, firsts)} if len(firsts) else {}
+        merged = {}
+        for id, (base, ours) in self.replaced.items():
+            if id not in theirs:
+                raise ConflictError("rows that were changed here have been rewritten by somebody else; reload")
+            merged[id] = merge_fragment(base, ours, theirs[id], self._names)
+        return merged
+
+    def _names(self, ids: Sequence[int]) -> str:
+        return ", ".join(sorted(repr(known.name) for known in self.base.schema.fields if known.id in ids))
+
+
+def merge_fragment(base: Fragment, ours: Fragment, theirs: Fragment, names: Callable[[Sequence[int]], str]) -> Fragment:
+    """A fragment with both sides' changes; they conflict where both changed a file, or one changed a deleted row."""
+    if theirs == base:
+        return ours
+    ours_only = [file for file in ours.files if file not in base.files]
+    theirs_only = [file for file in theirs.files if file not in base.files]
+    for file in ours_only:
+        for other in theirs_only:
+            shared = set(file.fields) & set(other.fields)
+            if shared and file.row_start < other.row_end and other.row_start < file.row_end:
+                raise ConflictError(
+                    f"column {names(list(shared))}: rows near row id {base.row_ids[0].start + file.row_start} were"
+                    " updated here and by somebody else; reload and update again"
+                )
+    _check_deleted(base, ours_only, theirs)
+    _check_deleted(base, theirs_only, ours)
+    lost = {file.id for file in base.files if file not in theirs.files}
+    deleted = ours.deleted_rows | theirs.deleted_rows
+    bounds = {bound.field: bound for bound in (*theirs.statistics, *ours.statistics)}
+    kept = replace(
+        ours,
+        files=(*(file for file in ours.files if file.id not in lost), *theirs_only),
+        statistics=tuple(bounds.values()),
+    )
+    return kept.without_rows(deleted) if deleted.any() else kept
+
+
+def _check_deleted(base: Fragment, updated: Sequence[DataFile], other: Fragment) -> None:
+    newly = other.deleted_rows & ~base.deleted_rows
+    for file in updated:
+        known = {old.id for old in base.files}
+        change = next((change for change in file.changed if change.base in known), None)
+        if change is None or not newly[file.row_start : file.row_end].any():
+            continue
+        rows: npt.NDArray[np.bool_] = unpack_bitmap(change.rows, file.rows)
+        both = np.flatnonzero(rows & newly[file.row_start : file.row_end])
+        if len(both):
+            ids = base.all_row_ids[file.row_start + both[:5]].tolist()
+            raise ConflictError(f"rows with ids {ids} were updated by one writer and deleted by another; reload")

@@ -1,0 +1,56 @@
+"""Row ids: ranges that writers claim for themselves, so that no id is ever given to two rows."""
+
+import secrets
+
+from penstock.errors import AlreadyExistsError, NotFoundError, StorageError
+from penstock.format import Claim, ids_key
+from penstock.storage import Store
+from penstock.types import RowRange
+
+_FIRST_CLAIM = 1 << 16
+_LARGEST_CLAIM = 1 << 24
+
+
+class RowIds:
+    """A writer's supply of row ids; what it claimed and did not use is used by its next rows."""
+
+    def __init__(self, store: Store, *, claims: int) -> None:
+        self._store = store
+        self.claims = claims
+        """Claims known to exist: a place to start from, never too high."""
+        self._free = RowRange(0, 0)
+        self._next_claim = _FIRST_CLAIM
+
+    def take(self, count: int) -> tuple[RowRange, ...]:
+        """Ids for so many rows, as few ranges as possible."""
+        taken = []
+        while count:
+            if self._free.count == 0:
+                self._free = self._claim(max(count, self._next_claim))
+                self._next_claim = min(2 * self._next_claim, _LARGEST_CLAIM)
+            part = min(count, self._free.count)
+            taken.append(RowRange(self._free.start, self._free.start + part))
+            self._free = RowRange(self._free.start + part, self._free.end)
+            count -= part
+        return tuple(taken)
+
+    def _claim(self, count: int) -> RowRange:
+        start = self._read(self.claims - 1).end if self.claims else 0
+        while True:
+            mine = Claim(start, start + count, secrets.token_hex(16))
+            try:
+                self._store.create(ids_key(self.claims), mine.encode())
+                found = mine
+            except (AlreadyExistsError, StorageError) as error:
+                try:
+                    found = self._read(self.claims)
+                except NotFoundError:
+                    raise error from None
+            self.claims += 1
+            if found.write_id == mine.write_id:
+                return RowRange(found.start, found.end)
+            start = found.end
+
+    def _read(self, claim: int) -> Claim:
+        key = ids_key(claim)
+        return Claim.decode(self._store.get(key), f"{self._store.uri}/{key}")

@@ -1,0 +1,187 @@
+"""The tree of manifests: find fragments in it, and change it by copying paths.
+
+The top of the tree is a short list in the snapshot. Appends fill the last leaf; when a level has more than `FANOUT`
+nodes at the top, the oldest of them move under a new node. Nothing is ever changed in place, so versions share all
+that they have in common, and an uncommitted change is just another top.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import NotFoundError
+from penstock.format import Fragment, Manifest, Node, decode_manifest, describe, encode_manifest, new_id
+from penstock.storage import Store, run_all
+
+LEAF_FRAGMENTS = 32
+FANOUT = 32
+_CACHED_NODES = 4096
+_SAVERS = 8
+
+Part = TypeVar("Part", Node, Fragment)
+
+
+class Tree:
+    """Manifests by their nodes: loaded once, kept while used, and new ones held until they are saved."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loaded: OrderedDict[str, Manifest] = OrderedDict()
+        self._unsaved: dict[str, Manifest] = {}
+        self._stored: dict[str, Node] = {}
+        self._lock = Lock()
+
+    def load(self, node: Node) -> Manifest:
+        with self._lock:
+            known = self._unsaved.get(node.id) or self._loaded.get(node.id)
+            if known is not None:
+                if node.id in self._loaded:
+                    self._loaded.move_to_end(node.id)
+                return known
+            node = self._stored.get(node.id, node)
+        if node.length == 0:
+            raise NotFoundError("these rows were never committed: the changes they belong to were rolled back")
+        manifest = decode_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
+        self._keep(node.id, manifest)
+        return manifest
+
+    def hold(self, manifest: Manifest) -> Node:
+        """Take a new manifest into the tree without storing it."""
+        id = new_id()
+        self._unsaved[id] = manifest
+        return describe(id, manifest)
+
+    def save(self, top: Sequence[Node]) -> tuple[Node, ...]:
+        """Store what is new below these nodes, children before parents; returns the nodes as stored."""
+        waiting = [node for node in self._below(top) if node.id in self._unsaved and node.id not in self._stored]
+        for level in sorted({node.level for node in waiting}):
+            for node in run_all(self._save, [n for n in waiting if n.level == level], max_workers=_SAVERS):
+                self._stored[node.id] = node
+        return tuple(self._stored.get(node.id, node) for node in top)
+
+    def release(self) -> None:
+        """Hold new manifests no longer: they have been committed, or rolled back."""
+        self._unsaved.clear()
+
+    def fragments(self, top: Sequence[Node]) -> Iterator[Fragment]:
+        """Every fragment, in row order."""
+        for node in top:
+            manifest = self.load(node)
+            yield from manifest.fragments
+            yield from self.fragments(manifest.nodes)
+
+    def at(
+        self, top: Sequence[Node], positions: npt.NDArray[np.int64], start: int = 0
+    ) -> Iterator[tuple[Fragment, int, npt.NDArray[np.int64]]]:
+        """Fragments that hold sorted positions of live rows: each with the position of its first, and the positions."""
+        for part, before, inside in _spread(top, positions, start):
+            manifest = self.load(part)
+            yield from self.at(manifest.nodes, inside, before)
+            yield from _spread(manifest.fragments, inside, before)
+
+    def with_ids(
+        self, top: Sequence[Node], ids: npt.NDArray[np.int64], start: int = 0
+    ) -> Iterator[tuple[Fragment, int]]:
+        """Each fragment that may hold one of these sorted row ids, and the position of its first live row."""
+        for node in top:
+            if _any_between(ids, node.first_id, node.end_id):
+                manifest = self.load(node)
+                yield from self.with_ids(manifest.nodes, ids, start)
+                before = start
+                for fragment in manifest.fragments:
+                    if any(_any_between(ids, run.start, run.end) for run in fragment.row_ids):
+                        yield fragment, before
+                    before += fragment.live
+            start += node.live
+
+    def append(self, top: Sequence[Node], fragments: Sequence[Fragment]) -> tuple[Node, ...]:
+        """Put fragments behind the others."""
+        nodes = list(top)
+        new = list(fragments)
+        if nodes and nodes[-1].level == 0 and nodes[-1].fragments < LEAF_FRAGMENTS:
+            new = [*self.load(nodes.pop()).fragments, *new]
+        for first in range(0, len(new), LEAF_FRAGMENTS):
+            nodes.append(self.hold(Manifest(0, fragments=tuple(new[first : first + LEAF_FRAGMENTS]))))
+        return self._settle(nodes)
+
+    def replace(self, top: Sequence[Node], changed: Mapping[int, Fragment]) -> tuple[Node, ...]:
+        """Put other fragments in the place of those that have the same ids."""
+        firsts = np.sort(np.array([fragment.row_ids[0].start for fragment in changed.values()], np.int64))
+        return self._map(
+            top,
+            lambda fragment: changed.get(fragment.id, fragment),
+            lambda node: _any_between(firsts, node.first_id, node.end_id),
+        )
+
+    def _map(
+        self, top: Sequence[Node], change: Callable[[Fragment], Fragment], wanted: Callable[[Node], bool]
+    ) -> tuple[Node, ...]:
+        nodes = []
+        for node in top:
+            if wanted(node):
+                manifest = self.load(node)
+                changed = replace(
+                    manifest,
+                    fragments=tuple(map(change, manifest.fragments)),
+                    nodes=self._map(manifest.nodes, change, wanted),
+                )
+                node = node if _same(manifest, changed) else self.hold(changed)
+            nodes.append(node)
+        return tuple(nodes)
+
+    def _settle(self, nodes: list[Node]) -> tuple[Node, ...]:
+        level = 0
+        while level <= max((node.level for node in nodes), default=-1):
+            alike = [index for index, node in enumerate(nodes) if node.level == level]
+            if len(alike) > FANOUT:
+                first = alike[0]
+                group = tuple(nodes[first : first + FANOUT])
+                nodes[first : first + FANOUT] = [self.hold(Manifest(level + 1, nodes=group))]
+            else:
+                level += 1
+        return tuple(nodes)
+
+    def _below(self, top: Sequence[Node]) -> Iterator[Node]:
+        """These nodes and all unsaved ones below them."""
+        for node in top:
+            yield node
+            if node.id in self._unsaved:
+                yield from self._below(self._unsaved[node.id].nodes)
+
+    def _save(self, node: Node) -> Node:
+        manifest = self._unsaved[node.id]
+        manifest = replace(manifest, nodes=tuple(self._stored.get(child.id, child) for child in manifest.nodes))
+        stored, data = encode_manifest(node.id, manifest)
+        self._store.put(stored.key, data)
+        self._keep(node.id, manifest)
+        return stored
+
+    def _keep(self, id: str, manifest: Manifest) -> None:
+        with self._lock:
+            self._loaded[id] = manifest
+            if len(self._loaded) > _CACHED_NODES:
+                self._loaded.popitem(last=False)
+
+
+def _same(before: Manifest, after: Manifest) -> bool:
+    return all(a is b for a, b in zip(before.fragments, after.fragments, strict=True)) and before.nodes == after.nodes
+
+
+def _any_between(sorted_ids: npt.NDArray[np.int64], start: int, end: int) -> bool:
+    return bool(np.searchsorted(sorted_ids, start) < np.searchsorted(sorted_ids, end))
+
+
+def _spread(
+    parts: Sequence[Part], positions: npt.NDArray[np.int64], start: int
+) -> Iterator[tuple[Part, int, npt.NDArray[np.int64]]]:
+    """Deal sorted positions out to the parts whose live rows they are."""
+    bounds = start + np.concatenate([[0], np.cumsum([part.live for part in parts], dtype=np.int64)])
+    cuts = np.searchsorted(positions, bounds)
+    for index, part in enumerate(parts):
+        if cuts[index] < cuts[index + 1]:
+            yield part, int(bounds[index]), positions[cuts[index] : cuts[index + 1]]

@@ -1,0 +1,212 @@
+"""A store in a folder of a local or network file system."""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from penstock.storage import _outcomes
+from penstock.storage._inputs import TEMPORARY_PREFIX, byte_view, check_key, object_uri
+from penstock.storage._store import ObjectInfo, Store
+from penstock.types import Buffer, ByteRange
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB at once
+_Publish = Callable[[Path, Path, str], None]
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class FolderStore(Store):
+    """Objects as files: published whole by `link` or `rename`, and synced with their folders before a call returns."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(os.path.abspath(root))
+        self.uri = str(self._root)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FolderStore, (self.uri,)
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        """Read the file, or a part of it, into a fresh buffer."""
+        uri = object_uri(self.uri, key)
+        with self._reading(key) as (fd, status):
+            if etag is not None and etag != _etag(status):
+                raise _outcomes.source_changed(uri, etag)
+            wanted = byte_range or ByteRange(0, status.st_size)
+            _outcomes.check_bounds(uri, wanted, status.st_size)
+            view = np.empty(wanted.length, np.uint8).data  # not bytearray: it would be zeroed first
+            done = 0
+            while done < wanted.length:
+                part = view[done : done + _MAX_READ_BYTES]
+                count = os.preadv(fd, [part], wanted.start + done)
+                if count == 0:
+                    _outcomes.check_bounds(uri, wanted, wanted.start + done)
+                done += count
+            return view.toreadonly()
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe a file."""
+        with self._reading(key) as (_, status):
+            return _info(key, status)
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Write a file beside the target, then rename it over the target."""
+        self._write("put", key, [data], _replace)
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Write a file, then link it to its name, which fails if the name is taken."""
+        self._write("create", key, [data], _link)
+
+    def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
+        """Write a file chunk by chunk, then rename it over the target."""
+        self._write("put", key, chunks, _replace)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Walk the files, each folder sorted as its keys sort; links to folders are not followed."""
+        folder, _, _ = prefix.rpartition("/")
+        if folder:
+            check_key(folder)
+        with _translated("list", object_uri(self.uri, prefix)):
+            yield from self._walk(f"{folder}/" if folder else "", prefix)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove the files; folders stay, because removing an empty one races with its next writer."""
+        for key in keys:
+            check_key(key)
+        for key in keys:
+            with _translated("delete", object_uri(self.uri, key)), suppress(*_ABSENT):
+                os.unlink(self._root / key)
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
+        check_key(key)
+        uri = object_uri(self.uri, key)
+        with _translated("read", uri):
+            try:
+                fd = os.open(self._root / key, os.O_RDONLY)
+            except _ABSENT as error:
+                raise _outcomes.not_found(uri) from error
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise _outcomes.not_found(uri)
+                yield fd, status
+            finally:
+                os.close(fd)
+
+    def _write(self, verb: str, key: str, chunks: Iterable[Buffer], publish: _Publish) -> None:
+        check_key(key)
+        target = self._root / key
+        uri = object_uri(self.uri, key)
+        temporary = target.with_name(TEMPORARY_PREFIX + secrets.token_hex(8))
+        with _translated(verb, uri):
+            fd = _open_new(temporary)
+        try:
+            for chunk in chunks:
+                with _translated(verb, uri):
+                    _write_all(fd, chunk)
+            with _translated(verb, uri):
+                os.fsync(fd)
+                publish(temporary, target, uri)
+                _sync_folder(target.parent)
+        finally:
+            os.close(fd)
+            with suppress(OSError):
+                os.unlink(temporary)
+
+    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                found = sorted((entry.name + "/" * entry.is_dir(follow_symlinks=False), entry) for entry in entries)
+        except _ABSENT:
+            return
+        for name, entry in found:
+            key = folder + name
+            if name.startswith(TEMPORARY_PREFIX) or not (key.startswith(prefix) or prefix.startswith(key)):
+                continue
+            if name.endswith("/"):
+                yield from self._walk(key, prefix)
+            elif key.startswith(prefix):
+                with suppress(FileNotFoundError):
+                    if entry.is_file():
+                        yield _info(key, entry.stat())
+
+
+def _replace(temporary: Path, target: Path, _uri: str) -> None:
+    os.replace(temporary, target)
+
+
+def _link(temporary: Path, target: Path, uri: str) -> None:
+    try:
+        os.link(temporary, target)
+    except FileExistsError as error:
+        if os.path.isdir(target):
+            raise _outcomes.failed("create", uri, "a folder has this name") from error
+        # A network file system can report a link that it made: the answer was lost and the request repeated.
+        if os.stat(temporary).st_nlink < 2:
+            raise _outcomes.already_exists(uri) from error
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            reason = "this file system has no hard links, so nothing can be created atomically on it"
+            raise _outcomes.failed("create", uri, reason) from error
+        raise
+
+
+def _open_new(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        _make_folder(path.parent)
+        return os.open(path, flags, 0o666)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they survive a crash."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, chunk: Buffer) -> None:
+    view = byte_view(chunk)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextmanager
+def _translated(verb: str, uri: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise _outcomes.access_denied(verb, uri, str(error.strerror)) from error
+    except TimeoutError as error:
+        raise _outcomes.timed_out(verb, uri, str(error.strerror)) from error
+    except OSError as error:
+        raise _outcomes.failed(verb, uri, str(error.strerror)) from error
+
+
+def _etag(status: os.stat_result) -> str:
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"'
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key=key, size=status.st_size, etag=_etag(status), modified_s=status.st_mtime_ns / 1e9)

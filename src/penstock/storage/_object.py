@@ -1,0 +1,259 @@
+"""A store in a bucket of S3, Google Cloud Storage or Azure, or of anything that speaks as they do."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import obstore
+
+from penstock.errors import AccessDenied, NotFoundError, SourceChanged, StorageError
+from penstock.storage import _outcomes
+from penstock.storage._clouds import Client, make_client
+from penstock.storage._gate import claim_runtime, is_past_end, is_transient, translated
+from penstock.storage._inputs import byte_view, check_key, object_uri
+from penstock.storage._pool import run_all
+from penstock.storage._retry import RetryPolicy, retry
+from penstock.storage._store import ObjectInfo, Store
+from penstock.types import Buffer, ByteRange
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+
+T = TypeVar("T")
+
+_SINGLE_PUT_BYTES = 64 << 20
+_PART_BYTES = 16 << 20
+_MAX_PARTS = 10_000
+_PARTS_IN_FLIGHT = 4
+_PART_RETRIES = 8
+_LIST_PAGE = 1000
+_DELETE_WORKERS = 8
+
+
+class ObjectStore(Store):
+    """Objects in a bucket, under a prefix.
+
+    Every verb but two is repeated by one loop within the retry policy's deadline. `create` is repeated only after a
+    refusal: repeated after a lost answer it would meet its own write, so the caller reads back and decides.
+    `put_stream` cannot be repeated, so its requests are, one by one.
+    """
+
+    def __init__(
+        self, scheme: str, bucket: str, prefix: str, *, options: Mapping[str, str], policy: RetryPolicy
+    ) -> None:
+        self.uri = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
+        self._folder = f"{prefix}/" if prefix else ""
+        self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
+        self._bucket_uri = f"{scheme}://{bucket}"
+        self._options = dict(options)
+        self._policy = policy
+        self._clients: dict[tuple[float, int], Client] = {}
+        self._client(policy.attempt_timeout_s)  # meets wrong options at once
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self._scheme, self._bucket, self._prefix, self._options, self._policy)
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        """Read an object or a part of it in one request."""
+        if byte_range is not None and not byte_range.length:
+            return self._get_nothing(key, byte_range, etag)
+        path, uri = self._path(key), object_uri(self.uri, key)
+        options: GetOptions = {}
+        if byte_range is not None:
+            options["range"] = (byte_range.start, byte_range.end)
+        if etag is not None:
+            options["if_match"] = etag
+
+        def attempt(client: Client) -> memoryview:
+            with translated("read", uri, etag):
+                result = obstore.get(client, path, options=options)
+                size, view = result.meta["size"], memoryview(result.bytes())
+            wanted = byte_range or ByteRange(0, size)
+            if len(view) != wanted.length:
+                _outcomes.check_bounds(uri, wanted, size)
+                raise _outcomes.failed("read", uri, f"{len(view)} bytes came instead of {wanted.length}")
+            return view
+
+        try:
+            return self._retry(attempt)
+        except SourceChanged:
+            self.head(key)  # Azure finds the condition broken where nothing is
+            raise
+        except StorageError as error:
+            if byte_range is not None and is_past_end(error):
+                _outcomes.check_bounds(uri, byte_range, self.head(key).size)
+            raise
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe an object."""
+        path, uri = self._path(key), object_uri(self.uri, key)
+
+        def attempt(client: Client) -> ObjectInfo:
+            with translated("describe", uri):
+                return self._info(obstore.head(client, path))
+
+        return self._retry(attempt)
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Write an object: in one request, or in parts if it is large."""
+        view = byte_view(data)
+        if len(view) > _SINGLE_PUT_BYTES:
+            self._upload(key, [view], max(_PART_BYTES, -(-len(view) // _MAX_PARTS)))
+            return
+        path, uri = self._path(key), object_uri(self.uri, key)
+
+        def attempt(client: Client) -> None:
+            with translated("put", uri):
+                obstore.put(client, path, view, use_multipart=False)
+
+        self._retry(attempt)
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Ask for a create-only write; any error but `AlreadyExistsError` leaves its outcome unknown."""
+        path, uri, view = self._path(key), object_uri(self.uri, key), byte_view(data)
+
+        def attempt(client: Client) -> None:
+            with translated("create", uri):
+                obstore.put(client, path, view, mode="create", use_multipart=False)
+
+        self._retry(attempt, is_transient=lambda _: False)
+
+    def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
+        """Upload parts while the chunks come; objects up to 160 GiB."""
+        self._upload(key, chunks, _PART_BYTES)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Walk the listing page by page; a walk that breaks goes on after the last key it gave."""
+        start, uri = self._folder + prefix, object_uri(self.uri, prefix)
+        folder = start.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        pages: Iterator[Sequence[ObjectMeta]] | None = None
+        resumed = last = ""
+
+        def next_page(client: Client) -> "Sequence[ObjectMeta] | None":
+            nonlocal pages, resumed
+            try:
+                with translated("list", uri):
+                    if pages is None:
+                        resumed = last
+                        offset = last or None
+                        pages = iter(obstore.list(client, folder or None, offset=offset, chunk_size=_LIST_PAGE))
+                    return next(pages, None)
+            except StorageError:
+                pages = None
+                raise
+
+        while (page := self._retry(next_page)) is not None:
+            for meta in page:
+                path = meta["path"]
+                if path <= resumed:  # Azurite ignores the offset
+                    continue
+                if path <= last:
+                    raise _outcomes.failed("list", uri, "the store does not list keys in order")
+                last = path
+                if path.startswith(start):
+                    yield self._info(meta)
+                elif path > start:
+                    return
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects in bulk, or one by one where a missing key stops the bulk."""
+        paths = [self._path(key) for key in keys]
+        for first in range(0, len(paths), _LIST_PAGE):
+            batch = paths[first : first + _LIST_PAGE]
+            try:
+                self._delete(batch)
+            except NotFoundError:
+                run_all(self._delete_one, batch, max_workers=_DELETE_WORKERS)
+
+    def _delete_one(self, path: str) -> None:
+        with suppress(NotFoundError):
+            self._delete([path])
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        def attempt(client: Client) -> None:
+            with translated("delete", object_uri(self._bucket_uri, paths[0])):
+                obstore.delete(client, paths)
+
+        self._retry(attempt)
+
+    def _get_nothing(self, key: str, byte_range: ByteRange, etag: str | None) -> memoryview:
+        """Answer an empty range, which HTTP cannot ask for."""
+        info = self.head(key)
+        if etag is not None and etag != info.etag:
+            raise _outcomes.source_changed(object_uri(self.uri, key), etag)
+        _outcomes.check_bounds(object_uri(self.uri, key), byte_range, info.size)
+        return memoryview(b"")
+
+    def _upload(self, key: str, chunks: Iterable[Buffer], part_bytes: int) -> None:
+        path, uri = self._path(key), object_uri(self.uri, key)
+        failures: list[BaseException] = []
+
+        def watched() -> Iterator[memoryview]:
+            try:
+                for chunk in chunks:
+                    yield byte_view(chunk)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        claim_runtime()
+        client = self._client(self._policy.attempt_timeout_s, max_retries=_PART_RETRIES)
+        try:
+            with translated("put", uri):
+                obstore.put(
+                    client,
+                    path,
+                    watched(),
+                    use_multipart=True,
+                    chunk_size=part_bytes,
+                    max_concurrency=_PARTS_IN_FLIGHT,
+                )
+        except Exception:
+            if failures:  # the caller's own error, not the store's
+                raise failures[0] from None
+            raise
+
+    def _retry(self, attempt: Callable[[Client], T], is_transient: Callable[[StorageError], bool] = is_transient) -> T:
+        def timed(allowed_s: float) -> T:
+            claim_runtime()
+            try:
+                return attempt(self._client(allowed_s))
+            except AccessDenied:
+                self._clients.clear()  # so that renewed credentials are read
+                raise
+
+        return retry(self._policy, timed, is_transient=is_transient)
+
+    def _client(self, allowed_s: float, max_retries: int = 0) -> Client:
+        """Return a client whose requests end in time: a timeout belongs to a client, not to a request."""
+        timeout_s = self._policy.attempt_timeout_s
+        while timeout_s > max(allowed_s, 0.05):
+            timeout_s /= 2
+        client = self._clients.get((timeout_s, max_retries))
+        if client is None:
+            client = self._clients[timeout_s, max_retries] = make_client(
+                self._scheme,
+                self._bucket,
+                self._options,
+                timeout_s=timeout_s,
+                max_retries=max_retries,
+                retry_timeout_s=self._policy.deadline_s,
+            )
+        return client
+
+    def _path(self, key: str) -> str:
+        check_key(key)
+        return self._folder + key
+
+    def _info(self, meta: "ObjectMeta") -> ObjectInfo:
+        etag = meta["e_tag"]
+        if etag is not None and not etag.endswith('"'):  # Azure's listings leave the quotes out
+            etag = f'"{etag}"'
+        key = meta["path"].removeprefix(self._folder)
+        return ObjectInfo(key=key, size=meta["size"], etag=etag, modified_s=meta["last_modified"].timestamp())
+
+
+def _reopen(scheme: str, bucket: str, prefix: str, options: dict[str, str], policy: RetryPolicy) -> ObjectStore:
+    return ObjectStore(scheme, bucket, prefix, options=options, policy=policy)

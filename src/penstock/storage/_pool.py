@@ -1,0 +1,51 @@
+"""Run one function over many items in a few threads.
+
+The threads live as long as the call: nothing is left to block the interpreter's exit, to be lost in a fork, or to
+dead-lock when calls nest. Starting one costs tens of microseconds, little beside a request.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def run_all(fn: Callable[[T], R], items: Sequence[T], *, max_workers: int) -> list[R]:
+    """Return `[fn(item) for item in items]`; after a failure nothing more starts, and the first failure is raised."""
+    if len(items) <= 1 or max_workers <= 1:
+        return [fn(item) for item in items]
+    results: list[Any] = [None] * len(items)
+    failures: list[BaseException] = []
+    pending = iter(range(len(items)))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                index = None if failures else next(pending, None)
+            if index is None:
+                return
+            try:
+                results[index] = fn(items[index])
+            except BaseException as error:
+                with lock:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(max_workers, len(items)))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as interruption:  # Ctrl-C leaves at once; what has started finishes by itself
+        with lock:
+            failures.append(interruption)
+        raise
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # the traceback refers to this frame: break the cycle
+    return results

@@ -1,0 +1,67 @@
+"""When to ask a store again, and when to give up."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.errors import AccessDenied, InvalidInputError, StorageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to try, and how to wait between tries (exponential backoff, full jitter)."""
+
+    deadline_s: float = 120.0
+    """Longest time one call may take, all its attempts and pauses together."""
+
+    attempt_timeout_s: float = 60.0
+    """Longest time one request may take, its body included."""
+
+    initial_backoff_s: float = 0.1
+    """Longest pause after the first failure; it doubles with each further one."""
+
+    max_backoff_s: float = 10.0
+    """Longest pause after any failure."""
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_s", "attempt_timeout_s", "initial_backoff_s", "max_backoff_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidInputError(f"RetryPolicy.{name} must be a positive number, not {getattr(self, name)!r}")
+        if self.initial_backoff_s > self.max_backoff_s:
+            raise InvalidInputError("RetryPolicy.initial_backoff_s must not exceed max_backoff_s")
+
+
+def retry(
+    policy: RetryPolicy,
+    attempt: Callable[[float], T],
+    *,
+    is_transient: Callable[[StorageError], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    uniform: Callable[[], float] = random.random,
+) -> T:
+    """Call `attempt` with the seconds it may take until it succeeds, fails for good, or the deadline is near.
+
+    A refusal is tried once more, because credentials may have been renewed since they were read.
+    """
+    started = clock()
+    refusals = attempts = 0
+    while True:
+        try:
+            return attempt(min(policy.attempt_timeout_s, started + policy.deadline_s - clock()))
+        except StorageError as error:
+            attempts += 1
+            refusals += isinstance(error, AccessDenied)
+            if refusals > 1 or not (isinstance(error, AccessDenied) or is_transient(error)):
+                raise
+            longest = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
+            pause = longest * uniform()
+            elapsed = clock() - started
+            if elapsed + pause >= policy.deadline_s:
+                times = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed:.1f} s"
+                raise type(error)(f"{error} (gave up after {times})") from error
+        sleep(pause)

@@ -1,0 +1,68 @@
+"""The contract every store keeps: keys to bytes, and one atomic primitive, `create`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.types import Buffer, ByteRange
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store says about an object without reading it."""
+
+    key: str
+    size: int
+    etag: str | None
+    modified_s: float
+    """Seconds since the epoch by the store's clock."""
+
+
+class Store(ABC):
+    """Objects under one root, addressed by relative keys with forward slashes.
+
+    The contract; if a store disagrees with this list, the store is wrong (`penstock.testing.StoreTests` is its exam):
+
+    - An object is seen whole or not at all; a read after a write that returned sees that write.
+    - `create` lets exactly one of any number of racing writers win; the others get `AlreadyExistsError`.
+      A writer that gets any other error does not know whether it won, and must read back.
+    - `create` and `put` return only when the bytes are as durable as the store can make them.
+    - A missing object is `NotFoundError` and nothing else is; a store that cannot be reached, or that refuses, is a
+      `StorageError`; and no call waits longer than its retry policy's deadline.
+    - Every method may be called from any thread. A store can be pickled and opens anew where it is unpickled.
+    """
+
+    uri: str
+    """Where this store is, as the user would write it; never contains a secret."""
+
+    @abstractmethod
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        """Read an object or a part of it.
+
+        Fewer bytes than asked for, because the object is shorter, is a `CorruptError` that names both lengths.
+        With `etag`, an object that has another one is `SourceChanged`.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo:
+        """Describe an object."""
+
+    @abstractmethod
+    def put(self, key: str, data: Buffer) -> None:
+        """Write an object, replacing what is there."""
+
+    @abstractmethod
+    def create(self, key: str, data: Buffer) -> None:
+        """Write an object only if the key is free."""
+
+    @abstractmethod
+    def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
+        """Write one object from chunks, holding only a few of them in memory; nothing is kept if the iterable fails."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Walk the objects whose keys start with `prefix` (any string, not only a folder), in key order."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; a key that is not there is no error."""

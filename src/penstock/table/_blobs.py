@@ -1,0 +1,99 @@
+"""Blobs: write one from chunks, read one like a file."""
+
+import io
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.format import BLOB_BLOCK, Blob, BlobEncoder, new_id, verify_block
+from penstock.storage import Store, run_all
+from penstock.types import Buffer, ByteRange
+
+_READ_BLOCKS = 8
+_READERS = 8
+
+
+def write_blob(store: Store, chunks: Iterable[Buffer]) -> Blob:
+    """Store one value as an object of its own."""
+    encoder = BlobEncoder(new_id())
+    store.put_stream(f"blobs/{encoder.id}", encoder.encode(chunks))
+    assert encoder.blob is not None
+    return encoder.blob
+
+
+def read_blob(store: Store, blob: Blob) -> bytes:
+    """A whole blob, verified."""
+    return BlobReader(store, blob).readall()
+
+
+class BlobReader(io.RawIOBase):
+    """A blob as a file: seek anywhere, and only what is read is fetched and verified."""
+
+    def __init__(self, store: Store, blob: Blob) -> None:
+        super().__init__()
+        self._store, self._blob, self._position = store, blob, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._blob.length}[whence]
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._blob.length)
+        start = min(self._position, end)
+        count = end - start
+        if count:
+            self._read(ByteRange(start, end), view)
+            self._position = end
+        return count
+
+    def readall(self) -> bytes:
+        data = bytearray(max(0, self._blob.length - self._position))
+        self.readinto(data)
+        return bytes(data)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._store.uri}/{self._blob.key}"
+
+    @cached_property
+    def _checksums(self) -> npt.NDArray[np.uint32]:
+        at = self._blob.checksums_range
+        return self._blob.checksums(self._store.get(self._blob.key, byte_range=at), self._where)
+
+    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+        step = _READ_BLOCKS * BLOB_BLOCK
+        first = wanted.start // BLOB_BLOCK * BLOB_BLOCK
+        last = min(-(-wanted.end // BLOB_BLOCK) * BLOB_BLOCK, self._blob.length)
+        checksums = self._checksums
+
+        def fetch(start: int) -> None:
+            end = min(start + step, last)
+            data = self._store.get(self._blob.key, byte_range=ByteRange(start, end))
+            for at in range(0, len(data), BLOB_BLOCK):
+                block = (start + at) // BLOB_BLOCK
+                verify_block(self._blob, block, data[at : at + BLOB_BLOCK], checksums, self._where)
+            inner = ByteRange(max(start, wanted.start), min(end, wanted.end))
+            out[inner.start - wanted.start : inner.end - wanted.start] = data[inner.start - start : inner.end - start]
+
+        run_all(fetch, range(first, last, step), max_workers=_READERS)
+
+
+def as_blob(reference: Mapping[str, Any]) -> Blob:
+    """A reference as a page holds it."""
+    return Blob(reference["id"], reference["length"], reference["crc"])

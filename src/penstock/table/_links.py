@@ -1,0 +1,138 @@
+"""Links: values whose bytes are in other objects, in containers that the reader has allowed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from crc32c import crc32c
+
+from penstock.errors import CorruptError, LinkNotAllowed, NotFoundError, SourceChanged
+from penstock.format import new_id
+from penstock.format.kinds import BadValue, Link, Place, Values
+from penstock.storage import Store, coalesce, open_store, run_all
+from penstock.types import ByteRange
+
+AllowedLinks: TypeAlias = bool | Iterable[str] | Mapping[str, Mapping[str, str] | None]
+"""True for all, containers' URIs, or a mapping from them to the options their stores need."""
+
+_WORKERS = 16
+
+
+@dataclass
+class Containers:
+    """The stores behind links: opened when first needed, and only where allowed."""
+
+    allowed: AllowedLinks = False
+    declared: dict[str, str] = field(default_factory=dict)
+    """Name to URI, as the snapshot has it."""
+    _stores: dict[str, Store] = field(default_factory=dict)
+
+    def store(self, name: str) -> Store:
+        """The store of a container."""
+        if name not in self._stores:
+            uri = self.declared[name]
+            options = self._options(uri)
+            if options is None:
+                raise LinkNotAllowed(
+                    f"this table has links into {uri}, which this reader has not allowed;"
+                    f" open it with links=[{uri!r}], or links=True for all, or do not select the column"
+                )
+            self._stores[name] = open_store(uri, options=options)
+        return self._stores[name]
+
+    def _options(self, uri: str) -> Mapping[str, str] | None:
+        """The options of an allowed container; None for one that is not."""
+        if isinstance(self.allowed, bool):
+            return {} if self.allowed else None
+        for prefix in self.allowed:
+            if uri == prefix.rstrip("/") or uri.startswith(prefix.rstrip("/") + "/"):
+                return (self.allowed[prefix] or {}) if isinstance(self.allowed, Mapping) else {}
+        return None
+
+    def resolve(self, links: Sequence[Any] | Values) -> tuple[list[Place | None], dict[str, str]]:
+        """Places for what a user gave, with etag and length asked of the stores, and the containers that are new."""
+        new: dict[str, str] = {}
+        split: list[tuple[str, str] | None] = []
+        for index, link in enumerate(links):
+            if link is None:
+                split.append(None)
+                continue
+            if not isinstance(link, Link):
+                raise BadValue(index, f"expected a penstock.Link, got {type(link).__name__}")
+            container, path = split_uri(link.uri)
+            name = next((known for known, uri in self.declared.items() if uri == container), None)
+            if name is None:
+                name = new_id()[:8]
+                self.declared[name] = new[name] = container
+            split.append((name, path))
+
+        def place(index: int) -> Place | None:
+            link, found = links[index], split[index]
+            if link is None or found is None:
+                return None
+            name, path = found
+            etag, length = link.etag, link.length
+            if etag is None or length is None:
+                try:
+                    info = self.store(name).head(path)
+                except NotFoundError:
+                    raise BadValue(index, f"{link.uri} does not exist") from None
+                etag = etag or info.etag
+                length = info.size - link.offset if length is None else length
+                if length < 0 or link.offset + length > info.size:
+                    raise BadValue(index, f"{link.uri} has only {info.size} bytes")
+            return Place(name, path, link.offset, length, etag, link.crc32c)
+
+        return run_all(place, range(len(links)), max_workers=_WORKERS), new
+
+    def read(self, places: Sequence[Place | None] | Values) -> list[bytes | None]:
+        """The bytes behind places; parts of one object are read together."""
+        objects: dict[tuple[str, str, str | None], list[int]] = {}
+        for index, place in enumerate(places):
+            if place is not None:
+                objects.setdefault((place.container, place.path, place.etag), []).append(index)
+        requests = []
+        for (container, path, etag), rows in objects.items():
+            ranges = {row: _range(places[row]) for row in rows}
+            for request in coalesce(list(ranges.values()), max_gap_bytes=256 << 10, max_request_bytes=16 << 20):
+                inside = [r for r in rows if ranges[r].start >= request.start and ranges[r].end <= request.end]
+                requests.append((self.store(container), path, etag, request, inside))
+        values: list[bytes | None] = [None if place is None else b"" for place in places]
+
+        def fetch(asked: tuple[Store, str, str | None, ByteRange, list[int]]) -> None:
+            store, path, etag, request, rows = asked
+            try:
+                data = store.get(path, byte_range=request, etag=etag)
+            except (NotFoundError, CorruptError) as error:
+                raise SourceChanged(
+                    f"the linked object {store.uri}/{path} is gone or shorter than it was when it was linked"
+                ) from error
+            for row in rows:
+                at = _range(places[row])
+                values[row] = value = bytes(data[at.start - request.start : at.end - request.start])
+                known = _there(places[row]).crc32c
+                if known is not None and crc32c(value) != known:
+                    raise SourceChanged(f"the linked bytes {at.start} to {at.end} of {store.uri}/{path} have changed")
+
+        run_all(fetch, requests, max_workers=_WORKERS)
+        return values
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """A URI's container (a bucket, or the folder of a file) and the path inside it."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme == "file":
+        file = Path(rest if separator else uri).absolute()
+        return f"file://{file.parent.as_posix()}", file.name
+    bucket, _, path = rest.partition("/")
+    return f"{scheme}://{bucket}", path
+
+
+def _there(place: Place | None) -> Place:
+    assert place is not None
+    return place
+
+
+def _range(place: Any) -> ByteRange:
+    return ByteRange(place.offset, place.offset + place.length)

@@ -1,0 +1,258 @@
+"""Read rows of a snapshot: any rows in any order, or many in sequence with read-ahead."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import SampleError
+from penstock.format import Field, Snapshot, linked_kind
+from penstock.format.kinds import Bytes, Kind, Linked, Tensor, Values
+from penstock.history import Tree
+from penstock.storage import Store
+from penstock.table._blobs import BlobReader, as_blob, read_blob
+from penstock.table._links import Containers
+from penstock.table._pages import Cells, Rows, by_fragment, fetch, gather, references_in
+
+ROW_ID = "_row_id"
+"""The column that every table has and no file holds."""
+
+_RANDOM_READERS = 16
+_AHEAD = 4
+_JOB_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads one snapshot."""
+
+    store: Store
+    tree: Tree
+    containers: Containers
+    snapshot: Snapshot
+
+    def cells(
+        self,
+        fields: Sequence[Field],
+        positions: Sequence[Rows],
+        *,
+        parse: bool = False,
+        max_workers: int = _RANDOM_READERS,
+    ) -> list[dict[str, Cells]]:
+        """Columns of several groups of rows, each in rising order; a page that two groups need is read once."""
+        groups = [by_fragment(self.tree.at(self.snapshot.nodes, rows)) for rows in positions]
+        ids = [field.id for field in fields]
+        pages = fetch(self.store, [want for group in groups for want in group], ids, max_workers=max_workers)
+        return [
+            {field.name: gather(self.snapshot.schema, field, group, pages, parse=parse) for field in fields}
+            for group in groups
+        ]
+
+    def columns(
+        self, names: Sequence[str], positions: Sequence[Rows], *, max_workers: int = _RANDOM_READERS
+    ) -> list[dict[str, "Filled"]]:
+        """Values of several groups of rows in any order."""
+        fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
+        ordered = [_ordered(rows) for rows in positions]
+        groups = self.cells(fields, [rows for rows, _ in ordered], max_workers=max_workers)
+        found = []
+        for cells, (rows, inverse) in zip(groups, ordered, strict=True):
+            columns = {}
+            for name in names:
+                if name == ROW_ID:
+                    columns[name] = Filled(self.row_ids(rows), None).reordered(inverse)
+                else:
+                    columns[name] = self.values(self.snapshot.schema[name], cells[name]).reordered(inverse)
+            found.append(columns)
+        return found
+
+    def values(self, field: Field, cells: Cells) -> "Filled":
+        """What a user sees of some cells: decoded, blobs and links followed."""
+        if cells.numbers is not None:
+            return Filled(cells.numbers, np.ones(len(cells.numbers), bool) if field.nullable else None)
+        array = cells.array
+        assert array is not None
+        kind = linked_kind(field.kind)
+        try:
+            values = self._decode(field, kind, array, cells)
+        except SampleError as error:
+            raise SampleError(f"column {field.name!r}: {error}") from error
+        nullable = field.nullable and isinstance(values, np.ndarray)
+        return Filled(values, np.asarray(array.is_valid()) if nullable else None)
+
+    def _decode(self, field: Field, kind: Kind, array: pa.Array, cells: Cells) -> Values:
+        if isinstance(field.kind, Linked):
+            places = field.kind.to_values(array)
+            array = pa.array(self.containers.read(places), pa.large_binary())
+            array = array if kind.arrow_type == pa.binary() else array.cast(pa.large_string())
+            return kind.to_values(array)
+        blobs = references_in(cells)
+        if not blobs:
+            return kind.to_values(array)
+        values = array.to_pylist()
+        for row, reference in blobs.items():
+            values[row] = read_blob(self.store, as_blob(reference))
+        return kind.to_values(pa.array(values, pa.large_binary()))
+
+    def arrow(self, names: Sequence[str], positions: Rows) -> pa.Table:
+        """Rows in any order as an Arrow table; media stay encoded, blobs and links become the bytes they stand for."""
+        rows, inverse = _ordered(positions)
+        fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
+        cells = self.cells(fields, [rows], parse=True)[0]
+        columns = {}
+        for name in names:
+            if name == ROW_ID:
+                columns[name] = pa.array(self.row_ids(rows))
+            else:
+                columns[name] = self._arrow_column(self.snapshot.schema[name], cells[name])
+        table = pa.table(columns)
+        return table if inverse is None else table.take(pa.array(inverse))
+
+    def _arrow_column(self, field: Field, cells: Cells) -> pa.Array:
+        array = cells.array
+        assert array is not None
+        if isinstance(field.kind, Linked):
+            return pa.array(self.containers.read(field.kind.to_values(array)), pa.large_binary())
+        blobs = references_in(cells)
+        if not blobs:
+            return plain(field, array)
+        values = array.to_pylist()
+        for row, reference in blobs.items():
+            values[row] = read_blob(self.store, as_blob(reference))
+        return pa.array(values, pa.large_binary())
+
+    def open(self, field: Field, position: int) -> Any:
+        """One value of bytes as a file that fetches only what is read."""
+        cells = self.cells([field], [np.array([position])], parse=True)[0][field.name]
+        for reference in references_in(cells).values():
+            return BlobReader(self.store, as_blob(reference))
+        plain = Bytes()
+        return BytesIO(self._decode(field, plain, cells.array, cells)[0] or b"")
+
+    def row_ids(self, positions: Rows) -> Rows:
+        """Ids of rows in rising order of position."""
+        groups = by_fragment(self.tree.at(self.snapshot.nodes, positions))
+        parts = [want.fragment.all_row_ids[want.rows] for want in groups]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def positions_of(self, row_ids: Rows) -> Rows:
+        """Positions of rows by their ids, in the order asked; -1 for ids that no row has."""
+        wanted, inverse = np.unique(row_ids, return_inverse=True)
+        positions = np.full(len(wanted), -1, np.int64)
+        for fragment, start in self.tree.with_ids(self.snapshot.nodes, wanted):
+            live = fragment.all_row_ids[fragment.live_rows]
+            _, here, there = np.intersect1d(wanted, live, return_indices=True)
+            positions[here] = start + there
+        return positions[inverse]
+
+    def batches(self, names: Sequence[str], groups: Iterator[Rows]) -> Iterator[dict[str, "Filled"]]:
+        """Values of many groups of rows, one after the other, read ahead in a few threads."""
+        fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
+        width = max(1, self._row_bytes(fields))
+        with ThreadPoolExecutor(_AHEAD, "penstock-read") as pool:
+            waiting: deque[Future[list[dict[str, Filled]]]] = deque()
+            try:
+                for job in _jobs(groups, max(1, _JOB_BYTES // width)):
+                    waiting.append(pool.submit(self.columns, names, job, max_workers=2))
+                    if len(waiting) > _AHEAD:
+                        yield from waiting.popleft().result()
+                while waiting:
+                    yield from waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def page_groups(self, names: Sequence[str], start: int, end: int) -> Iterator[Rows]:
+        """Consecutive rows cut where the pages of the heaviest column end, so that a batch of it is a view."""
+        fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
+        position = 0
+        for fragment in self.tree.fragments(self.snapshot.nodes):
+            heaviest = max(
+                (fragment.files_of(field.id) for field in fields),
+                key=lambda files: sum(file.length for file in files),
+                default=[],
+            )
+            ends = [file.row_start + file.page_ends for file in heaviest] or [np.array([fragment.rows])]
+            live = position + np.searchsorted(fragment.live_rows, np.concatenate(ends))
+            bounds = np.unique(np.clip(np.concatenate([[position], live]), start, end))
+            for first, last in pairwise(bounds):
+                yield np.arange(first, last)
+            position += fragment.live
+
+    def _row_bytes(self, fields: Sequence[Field]) -> int:
+        """About how many bytes a row of these columns takes, judged by the first fragment."""
+        first = next(iter(self.tree.fragments(self.snapshot.nodes)), None)
+        if first is None:
+            return 1
+        files = {file for field in fields for file in first.files_of(field.id)}
+        return sum(file.length for file in files) // max(1, first.rows)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A column's values, and where the column is nullable and an array, which of them are there."""
+
+    values: Values
+    mask: npt.NDArray[np.bool_] | None
+
+    def reordered(self, inverse: Rows | None) -> "Filled":
+        if inverse is None:
+            return self
+        mask = None if self.mask is None else self.mask[inverse]
+        if isinstance(self.values, np.ndarray):
+            return Filled(self.values[inverse], mask)
+        return Filled([self.values[index] for index in inverse], mask)
+
+    def item(self, index: int) -> Any:
+        """One value; None where it is missing, and a plain number where it is one."""
+        if self.mask is not None and not self.mask[index]:
+            return None
+        return self.values[index]
+
+
+def as_batch(columns: Mapping[str, Filled]) -> dict[str, Values]:
+    """Columns as a user gets them: `col`, and `col_mask` where the column is nullable and an array."""
+    batch: dict[str, Values] = {}
+    for name, column in columns.items():
+        batch[name] = column.values
+        if column.mask is not None:
+            batch[f"{name}_mask"] = column.mask
+    return batch
+
+
+def plain(field: Field, array: pa.Array) -> pa.Array:
+    """A column as a user of Arrow expects it: true and false, and times, as Arrow's own types."""
+    if isinstance(field.kind, Tensor) and field.kind.shape == ():
+        if field.kind.dtype == "bool":
+            return array.cast(pa.bool_())
+        if field.kind.element.logical.kind in "Mm":
+            unit = field.kind.dtype.partition("[")[2].rstrip("]")
+            return array.view(pa.timestamp(unit) if field.kind.element.logical.kind == "M" else pa.duration(unit))
+    return array
+
+
+def _ordered(rows: Rows) -> tuple[Rows, Rows | None]:
+    """Rows in rising order without repeats, and how to get back; None where they were so already."""
+    if len(rows) < 2 or (np.diff(rows) > 0).all():
+        return rows, None
+    return np.unique(rows, return_inverse=True)
+
+
+def _jobs(groups: Iterator[Rows], job_rows: int) -> Iterator[list[Rows]]:
+    job: list[Rows] = []
+    count = 0
+    for rows in groups:
+        job.append(rows)
+        count += len(rows)
+        if count >= job_rows:
+            yield job
+            job, count = [], 0
+    if job:
+        yield job

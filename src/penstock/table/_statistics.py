@@ -1,0 +1,58 @@
+"""Bounds of columns, kept per fragment so that a search can pass fragments over."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.format import Field, Statistics
+from penstock.format.kinds import Kind, Label, Tensor, Text
+
+_LONGEST_TEXT = 64
+
+
+def statistics_of(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> dict[int, Statistics]:
+    """Bounds of the columns that have an order."""
+    return {field.id: _bounds(field, arrays[field.id]) for field in fields if _ordered(field.kind)}
+
+
+def merged_statistics(one: Mapping[int, Statistics], other: Mapping[int, Statistics]) -> dict[int, Statistics]:
+    """Bounds of both; a column that only one side knows is kept as it is."""
+    merged = {**one, **other}
+    for id in one.keys() & other.keys():
+        a, b = one[id], other[id]
+        merged[id] = Statistics(id, a.nulls + b.nulls, _pick(min, a.low, b.low), _pick(max, a.high, b.high))
+    return merged
+
+
+def _ordered(kind: Kind) -> bool:
+    if isinstance(kind, Tensor):
+        return (
+            kind.shape == () and kind.dtype[:3] in ("int", "uin", "flo", "boo", "dat", "tim") and "8_" not in kind.dtype
+        )
+    return isinstance(kind, Text | Label)
+
+
+def _bounds(field: Field, array: pa.Array) -> Statistics:
+    if array.null_count == len(array):
+        return Statistics(field.id, array.null_count, None, None)
+    found = pc.min_max(array).as_py()
+    low, high = found["min"], found["max"]
+    if isinstance(low, str):
+        low, high = low[:_LONGEST_TEXT], high if len(high) <= _LONGEST_TEXT else None
+    if isinstance(low, float) and not (math.isfinite(low) and math.isfinite(high)):
+        low = high = None
+    return Statistics(field.id, array.null_count, _dump(low), _dump(high))
+
+
+def _dump(value: object) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _pick(choose: Callable[..., Any], a: str | None, b: str | None) -> str | None:
+    if a is None or b is None:
+        return None
+    return json.dumps(choose(json.loads(a), json.loads(b)))

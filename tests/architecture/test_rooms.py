@@ -1,0 +1,116 @@
+"""The house rules: imports point down, rooms are entered by their doors, heavy dependencies have one door each."""
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+LEVELS = [
+    {"errors"},
+    {"types"},
+    {"device"},
+    {"codecs", "storage", "plan"},
+    {"format"},
+    {"history"},
+    {"table"},
+    {"query"},
+    {"engine"},
+    {"ingest"},
+    {"adapters", "catalog"},
+    {"dataset"},
+    {"client"},
+    {"server"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+DOORS = {
+    "obstore": ("storage/",),
+    "torch": ("device/", "adapters/torch.py"),
+    "duckdb": ("query/",),
+    "ray": ("ingest/ray.py", "adapters/ray.py"),
+    "sqlalchemy": ("catalog/",),
+    "PIL": ("codecs/", "format/"),
+    "simplejpeg": ("codecs/",),
+    "typer": ("cli/",),
+}
+FILES = sorted(path for path in ROOT.rglob("*.py"))
+ROOMS = sorted({path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES} - {"__init__"})
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module a file imports: lazy and type-only imports count."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            module = node.module or ""
+            yield from (f"{module}.{name.name}" for name in node.names)
+
+
+def own(module: str) -> list[str]:
+    """The parts of a module of ours behind `penstock`; empty for any other."""
+    head, *rest = module.split(".")
+    return rest if head == "penstock" else []
+
+
+def test_every_room_is_known() -> None:
+    assert set(ROOMS) - {"testing"} <= set(LEVEL)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down_and_enter_by_the_door(path: Path) -> None:
+    here = room_of(path)
+    for module in imports(path):
+        parts = own(module)
+        if not parts or here in ("__init__", "testing") or parts[0] == here:
+            continue
+        assert parts[0] != "testing", f"{path} imports the testing kit"
+        assert parts[0] in LEVEL, f"{path} imports {module} and not a room"
+        assert LEVEL[parts[0]] < LEVEL[here], f"{here} imports {parts[0]}, which is not below it"
+        assert not any(part.startswith("_") for part in parts[1:-1]), f"{path} imports {module}, a private file"
+
+
+@pytest.mark.parametrize("dependency", DOORS)
+def test_a_heavy_dependency_has_one_door(dependency: str) -> None:
+    for path in FILES:
+        place = path.relative_to(ROOT).as_posix()
+        if place.startswith("testing/") or place.startswith(DOORS[dependency]):
+            continue
+        assert all(module.split(".")[0] != dependency for module in imports(path)), f"{place} imports {dependency}"
+
+
+def packages() -> list[str]:
+    found = [info.name for info in pkgutil.walk_packages([str(ROOT)], "penstock.") if info.ispkg]
+    return ["penstock", *found]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_all_is_the_public_surface(name: str) -> None:
+    module = importlib.import_module(name)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    imported = {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert sorted(module.__all__) == sorted(imported | ({"errors"} if name == "penstock" else set()))
+    for node in tree.body:
+        plain = isinstance(node, ast.ImportFrom | ast.Expr) or (
+            isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+        )
+        assert plain, f"{name}/__init__.py holds more than imports"
+
+
+def test_no_event_loop() -> None:
+    for path in FILES:
+        if room_of(path) != "server":
+            assert "asyncio" not in list(imports(path)), f"{path} imports asyncio"

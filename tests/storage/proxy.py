@@ -1,0 +1,83 @@
+"""A TCP proxy that spoils connections by script."""
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, Self
+
+Action = Literal["pass", "reset", "503", "403", "hang", "swallow"]
+
+
+class FaultProxy:
+    """Serves each new connection by the next action of its script, and by the last one from then on.
+
+    `reset` cuts the answer after 20,000 bytes; `swallow` passes the request on and loses the answer.
+    """
+
+    def __init__(self, upstream_port: int, script: Sequence[Action]) -> None:
+        self._upstream_port = upstream_port
+        self._script = list(script)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.taken: list[Action] = []
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._listener.settimeout(0.02)
+        self._spawn(self._accept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _spawn(self, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            action = self._script.pop(0) if len(self._script) > 1 else self._script[0]
+            self.taken.append(action)
+            self._spawn(self._serve, client, action)
+
+    def _serve(self, client: socket.socket, action: Action) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._upstream_port)) as server:
+            if action in ("503", "403"):
+                client.recv(65536)
+                client.sendall(f"HTTP/1.1 {action} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+                return
+            with suppress(ConnectionError):
+                self._pump(client, server, action)
+
+    def _pump(self, client: socket.socket, server: socket.socket, action: Action) -> None:
+        answered = 0
+        while not self._stopping.is_set():
+            for source in select.select([client, server], [], [], 0.02)[0]:
+                data = source.recv(1 << 18)
+                if not data or (source is server and action == "swallow"):
+                    return
+                if source is client:
+                    if action != "hang":
+                        server.sendall(data)
+                    continue
+                if action == "reset" and answered + len(data) > 20_000:
+                    client.sendall(data[: 20_000 - answered])
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    return
+                client.sendall(data)
+                answered += len(data)
