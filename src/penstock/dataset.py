@@ -13,7 +13,7 @@ from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from penstock.format import TABLE_KEY, ColumnLike, Commit, Schema, SchemaLike, Snapshot, make_schema, new_id
 from penstock.format.kinds import Values
 from penstock.history import Note, create_table, history, open_table, open_version
-from penstock.storage import open_store, probe
+from penstock.storage import Store, open_store, probe
 from penstock.table import (
     ROW_ID,
     AllowedLinks,
@@ -33,12 +33,13 @@ from penstock.table import (
 
 __all__ = ["ColumnView", "Dataset", "Summary", "View", "create", "delete", "exists", "load", "verify"]
 
-Uri = str | os.PathLike[str]
+Place = str | os.PathLike[str] | Store
+"""Where a table is: a path, a URI, or a store that is open already."""
 _ARROW_ROWS = 1 << 14
 
 
 def create(
-    uri: Uri,
+    uri: Place,
     schema: SchemaLike | None = None,
     *,
     options: Mapping[str, str] | None = None,
@@ -52,7 +53,7 @@ def create(
     keep two writers apart; where it cannot, a warning says so and the table takes one writer at a time.
     """
     fields = make_schema(schema if schema is not None else {})
-    store = open_store(uri, options=options)
+    store = _open(uri, options)
     if _is_table(store):
         raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another place")
     found = probe(store)
@@ -68,42 +69,42 @@ def create(
 
 
 def load(
-    uri: Uri,
+    uri: Place,
     *,
     version: int | str | None = None,
     options: Mapping[str, str] | None = None,
     links: AllowedLinks = False,
 ) -> "Dataset":
     """Open a table at its newest version, or at the one named (`7` or `"main@7"`), which is then read-only."""
-    store = open_store(uri, options=options)
+    store = _open(uri, options)
     info = open_table(store)
     number = None if version is None else _version_number(version)
     found = open_version(store, info.main, number)
     return Dataset(Session(store, info, found, links=links, pinned=number is not None))
 
 
-def exists(uri: Uri, *, options: Mapping[str, str] | None = None) -> bool:
+def exists(uri: Place, *, options: Mapping[str, str] | None = None) -> bool:
     """Whether there is a table; a store that does not answer is an error, and not a no."""
-    return _is_table(open_store(uri, options=options))
+    return _is_table(_open(uri, options))
 
 
-def delete(uri: Uri, *, options: Mapping[str, str] | None = None) -> None:
+def delete(uri: Place, *, options: Mapping[str, str] | None = None) -> None:
     """Remove a table with all its versions; refuses a place that is not a table."""
-    store = open_store(uri, options=options)
+    store = _open(uri, options)
     open_table(store)
     store.delete([TABLE_KEY])
     store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
 
 
 def verify(
-    uri: Uri,
+    uri: Place,
     *,
     options: Mapping[str, str] | None = None,
     links: AllowedLinks | None = None,
     progress: Callable[[Report], None] | None = None,
 ) -> Report:
     """Read every byte of every version back and name what is damaged; with `links` given, linked objects too."""
-    store = open_store(uri, options=options)
+    store = _open(uri, options)
     containers = None if links is None else Containers(links)
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
 
@@ -374,7 +375,11 @@ class Dataset(View):
         return f"Dataset({self.uri!r}, {self.version}, {len(self):,} rows: {', '.join(map(str, self.schema))})"
 
 
-def _is_table(store: Any) -> bool:
+def _open(place: Place, options: Mapping[str, str] | None) -> Store:
+    return place if isinstance(place, Store) else open_store(place, options=options)
+
+
+def _is_table(store: Store) -> bool:
     try:
         store.head(TABLE_KEY)
     except NotFoundError:

@@ -133,7 +133,7 @@ def _value_starts(
     alike = len(plain) == len(columns) and not any(column.field.nullable for column in columns)
     seen: dict[int, npt.NDArray[np.int32]] = {}
     for number, (page, rows) in enumerate(zip(pages, page_rows, strict=True)):
-        if alike and rows in seen:  # nothing but numbers: pages of as many rows are laid out alike
+        if alike and rows in seen:  # nothing but numbers: pages of as many rows are laid out alike, …
             starts[number] = seen[rows]
             continue
         whole = pa.py_buffer(page)
@@ -142,5 +142,6 @@ def _value_starts(
             array = batch.column(n)
             if array.null_count == 0:
                 starts[number, n] = array.buffers()[-1].address - whole.address
-        seen[rows] = starts[number]
+        if number:  # … but for the first, which Arrow pads with what follows where a buffer is short
+            seen[rows] = starts[number]
     return starts

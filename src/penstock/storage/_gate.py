@@ -15,7 +15,7 @@ _QUERY = re.compile(r"\?\S*")
 _NO_CONTAINER = re.compile(r"NoSuchBucket|ContainerNotFound|specified (bucket|container) does not exist")
 _BAD_TOKEN = re.compile(r"status code: 40[13]\b|ExpiredToken|<Code>(AccessDenied|InvalidAccessKeyId|InvalidToken)")
 _NO_TOKEN = re.compile(r"//169\.254\.|//metadata\.google|token request")
-_TIMEOUT = "zzz"
+_TIMEOUT = "kind: Timeout"
 _CONNECTION = "HttpError {"
 _PAST_END = re.compile(r"status code: 416|StartTooLarge|ParseContentRange")  # the last: Azurite on an empty object
 

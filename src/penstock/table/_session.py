@@ -356,7 +356,7 @@ def _source(
 def _per_row(field: Field, value: Any, count: int) -> Any:
     """A column from what an update was given: a list with a value per row, or one value for all."""
     if isinstance(field.kind, Tensor) and not isinstance(value, pa.Array | pa.ChunkedArray):
-        one = value is None or np.ndim(value) == len(field.kind.shape)
+        one = value is None or _dimensions(value) == len(field.kind.shape)
     else:
         one = not isinstance(value, list | tuple | np.ndarray | pa.Array | pa.ChunkedArray)
     if one:
@@ -364,6 +364,15 @@ def _per_row(field: Field, value: Any, count: int) -> Any:
     if len(value) != count:
         raise InvalidInputError(f"column {field.name!r}: {count} rows, but {len(value)} values")
     return value
+
+
+def _dimensions(value: Any) -> int | None:
+    """How deeply numbers are nested; None for lists of unequal or missing items, which are values of several rows."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    return None if array.dtype == object else array.ndim
 
 
 def author() -> str:

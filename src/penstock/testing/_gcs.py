@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -205,6 +206,10 @@ def _server(fake: FakeGcs) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # a client may leave when it likes
+                super().handle()
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

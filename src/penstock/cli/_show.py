@@ -1,0 +1,122 @@
+"""How sizes, times, tables and values look."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from penstock.cli._verb import printable
+from penstock.format.kinds import Json, Kind, Label, Linked, List, Struct
+
+_TEXT_SHOWN = 100
+_TEXT_WRITTEN = 1000
+_NUMBERS_SHOWN = 6
+_ITEMS_SHOWN = 3
+
+
+class Preview(NamedTuple):
+    """A value in little room: for a JSON document, and as one line."""
+
+    document: Any
+    line: str
+
+
+def amount(size: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size /= 1000
+    else:
+        unit = "PB"
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def local_time(time: datetime) -> str:
+    """A moment by the clock on the wall."""
+    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
+    """A table of one line each; on a narrow terminal the last column folds."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for head in heads:
+        made.add_column(head, justify="right" if head in right else "left", no_wrap=head in right, overflow="fold")
+    for row in rows:
+        made.add_row(*map(printable, row))
+    return made
+
+
+def preview(kind: Kind, value: Any) -> Preview:
+    """A value of a column, never at length."""
+    if value is None:
+        return Preview(None, "–")
+    if isinstance(kind, Linked):
+        return preview(kind.to, value)
+    if isinstance(kind, Label):
+        number = int(value)
+        name = kind.names[number] if number < len(kind.names) else None
+        return Preview({"label": number, "name": name}, str(number) if name is None else f"{number} ({name})")
+    if isinstance(kind, Json):
+        text = json.dumps(value, ensure_ascii=False)
+        return Preview(value if len(text) <= _TEXT_WRITTEN else _cut(text, _TEXT_WRITTEN), _cut(text, _TEXT_SHOWN))
+    if isinstance(kind, List):
+        first = [preview(kind.of, item) for item in value[:_ITEMS_SHOWN]]
+        more = ["…"] if len(value) > _ITEMS_SHOWN else []
+        line = f"{len(value)} items: {', '.join([item.line for item in first] + more)}" if value else "no items"
+        return Preview({"items": len(value), "first": [item.document for item in first]}, line)
+    if isinstance(kind, Struct):
+        inner = {name: preview(part, value[name]) for name, part in kind.fields}
+        line = ", ".join(f"{name}: {part.line}" for name, part in inner.items())
+        return Preview({name: part.document for name, part in inner.items()}, line)
+    return _plain(value)
+
+
+def _plain(value: Any) -> Preview:
+    if isinstance(value, str):
+        return Preview(_cut(value, _TEXT_WRITTEN), repr(_cut(value, _TEXT_SHOWN)))
+    if isinstance(value, bytes):
+        return Preview({"bytes": len(value)}, amount(len(value)))
+    array = np.asarray(value)
+    if array.ndim == 0:
+        number = _number(array[()])
+        return Preview(number, str(number))
+    return _array(array)
+
+
+def _array(array: npt.NDArray[Any]) -> Preview:
+    flat = array.reshape(-1)
+    values = [_number(item) for item in flat[:_NUMBERS_SHOWN]]
+    document = {"dtype": array.dtype.name, "shape": list(array.shape), "first": values}
+    line = f"{array.dtype.name}{list(array.shape)}"
+    if array.size and array.dtype.kind != "c":
+        document |= {"min": _number(np.fmin.reduce(flat)), "max": _number(np.fmax.reduce(flat))}  # they skip NaN
+    if 0 < array.size <= _NUMBERS_SHOWN:
+        line += f"  {', '.join(map(_short, values))}"
+    elif "min" in document:
+        line += f"  {_short(document['min'])} to {_short(document['max'])}"
+    return Preview(document, line)
+
+
+def _number(item: Any) -> Any:
+    """A numpy scalar as JSON can say it."""
+    if isinstance(item, np.datetime64 | np.timedelta64):
+        return str(item)
+    plain = item.item()
+    if isinstance(plain, complex) or (isinstance(plain, float) and not math.isfinite(plain)):
+        return str(plain)
+    return plain
+
+
+def _short(number: Any) -> str:
+    return f"{number:.4g}" if isinstance(number, float) else str(number)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,314 @@
+"""A second reader of the format: it follows FORMAT.md, imports nothing of Penstock and checks all that can be checked.
+
+If it and Penstock disagree about a table, one of them or the specification is wrong.
+"""
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+_KNOWN_FEATURES = {"single-writer"}
+_BLOCK = 1 << 20
+_NODE = ("id", "level", "length", "crc", "fragments", "rows", "live", "bytes", "first_id", "end_id")
+_TEXT, _INT, _CRC_TYPE = pa.string(), pa.int64(), pa.uint32()
+_REFERENCE = pa.struct([("id", _TEXT), ("length", _INT), ("crc", _CRC_TYPE)])
+_PLACE = pa.struct(
+    [("container", _TEXT), ("path", _TEXT), ("offset", _INT), ("length", _INT), ("etag", _TEXT), ("crc32c", _CRC_TYPE)]
+)
+_SIMPLE = dict.fromkeys(("bytes", "image", "mask", "audio", "video"), pa.binary())
+_SIMPLE |= {"text": _TEXT, "json": _TEXT, "label": _INT, "linked": _PLACE}
+_STORED = {"bool": "uint8", "bfloat16": "uint16", "float8": "uint8", "complex64": "float32", "complex128": "float64"}
+_STORED |= {"datetime64": "int64", "timedelta64": "int64"}
+_TENSORS = ("tensor", "boxes", "points", "embedding")
+_FLOAT8 = {"e4m3fn": (3, 7), "e4m3fnuz": (3, 8), "e5m2": (2, 15), "e5m2fnuz": (2, 16)}
+"""Bits of the mantissa, and bias of the exponent."""
+
+
+class Damaged(Exception):
+    """Bytes that are not what the specification says."""
+
+
+def check(condition: object, what: str) -> None:
+    if not condition:
+        raise Damaged(what)
+
+
+_CRC = list(range(256))
+for _ in range(8):
+    _CRC = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in _CRC]
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """Read a JSON object that carries its own checksum."""
+    body, tail = data[:-22], data[-22:]
+    check(tail == b',"crc32c":"%08x"}\n' % crc32c(body), "the seal of a JSON object")
+    document: dict[str, Any] = json.loads(data)
+    return document
+
+
+@dataclass
+class Version:
+    """One version of a table, read whole."""
+
+    commit: dict[str, Any]
+    snapshot: dict[str, Any]
+    columns: list[str] = field(default_factory=lambda: ["_row_id"])
+    rows: list[list[Any]] = field(default_factory=list)
+    fields: dict[int, dict[str, Any]] = field(default_factory=dict)
+    fragments: list[dict[str, Any]] = field(default_factory=list)
+    levels: set[int] = field(default_factory=set)
+    """Levels of the manifests that were met."""
+    files: set[str] = field(default_factory=set)
+    """Keys of the data files and blobs that were read."""
+
+
+class IndependentReader:
+    """Reads a table in a folder; `containers` maps the URIs that links may lead into to folders."""
+
+    def __init__(self, root: Path, containers: Mapping[str, Path]) -> None:
+        self._root, self._containers = root, containers
+        self.info = unseal(self._get("penstock.json"))
+        check(self.info["penstock"] == 1 and set(self.info["features"]) <= _KNOWN_FEATURES, "a format we do not know")
+
+    def newest(self) -> int:
+        """Gallop forward from the hint, then halve the gap."""
+        hint = self._root / "log" / self.info["main"] / "HINT"
+        known = unseal(hint.read_bytes())["version"] if hint.exists() else 0
+        known = known if self._has(known) else 0
+        step = 1
+        while self._has(known + step):
+            known, step = known + step, step * 2
+        missing = known + step
+        while missing - known > 1:
+            middle = (known + missing) // 2
+            known, missing = (middle, missing) if self._has(middle) else (known, middle)
+        return int(known)
+
+    def read(self, version: int) -> Version:
+        """All rows of a version."""
+        commit = unseal(self._get(self._commit_key(version)))
+        check((commit["branch"], commit["version"]) == (self.info["main"], version), "a commit under another's key")
+        ref = commit["snapshot"]
+        snapshot = json.loads(self._checked(f"snapshots/{ref['id']}", ref["length"], ref["crc"]))
+        found = Version(commit, snapshot)
+        for row in snapshot["manifests"]:
+            self._walk(dict(zip(_NODE, row, strict=False)), found)
+        found.fields = {int(described["id"], 16): described for described in snapshot["schema"]}
+        found.columns += [described["name"] for described in snapshot["schema"] if not described.get("dropped")]
+        for fragment in found.fragments:
+            found.rows += self._rows(fragment, found)
+        check(len(found.rows) == commit["rows"], "the number of rows")
+        return found
+
+    def _walk(self, node: Mapping[str, Any], found: Version) -> None:
+        found.levels.add(node["level"])
+        data = self._checked(f"manifests/{node['id']}.arrow", node["length"], node["crc"])
+        below = pa.ipc.open_file(pa.py_buffer(data)).read_all().to_pylist()
+        before = len(found.fragments)
+        if node["level"]:
+            for child in below:
+                check(child["level"] < node["level"], "a node that is not below its parent")
+                self._walk(child, found)
+        else:
+            found.fragments += below
+        mine = found.fragments[before:]
+        ids = [run for fragment in mine for run in fragment["row_ids"]]
+        sizes = [file["length"] for f in mine for file in f["files"]]
+        sums = [len(mine), sum(f["rows"] for f in mine), sum(f["live"] for f in mine), sum(sizes)]
+        sums += [min(run["start"] for run in ids), max(run["end"] for run in ids)]
+        check(sums == [node[name] for name in _NODE[4:]], f"what is said about manifest {node['id']}")
+
+    def _rows(self, fragment: Mapping[str, Any], found: Version) -> list[list[Any]]:
+        count = fragment["rows"]
+        ids = [id for run in fragment["row_ids"] for id in range(run["start"], run["end"])]
+        gone = fragment["deleted"]
+        live = [row for row in range(count) if gone is None or not gone[row >> 3] >> (row & 7) & 1]
+        check(len(ids) == count and len(live) == fragment["live"] and count > 0, "the rows of a fragment")
+        columns: dict[int, list[Any]] = {}
+        for file in sorted(fragment["files"], key=lambda file: file["row_start"]):
+            found.files.add(f"data/{file['id']}.arrow")
+            for id, values in self._file(file, found).items():
+                check(len(columns.setdefault(id, [])) == file["row_start"], "the files of a field leave a gap")
+                columns[id] += values
+        for id, described in found.fields.items():
+            if id not in columns:
+                columns[id] = [self._fill(described, found)] * count
+            check(len(columns[id]) == count, "the files of a field do not cover the fragment")
+            if not described.get("nullable") and not described.get("dropped"):
+                check(all(columns[id][row] is not None for row in live), "null in a field that has none")
+        for bound in fragment["statistics"]:
+            self._check_bounds(bound, [columns[bound["field"]][row] for row in live])
+        wanted = [id for id, described in found.fields.items() if not described.get("dropped")]
+        return [[ids[row], *(columns[id][row] for id in wanted)] for row in live]
+
+    def _file(self, file: Mapping[str, Any], found: Version) -> dict[int, list[Any]]:
+        data = self._get(f"data/{file['id']}.arrow")
+        at = file["page_offsets"]
+        check(len(data) == file["length"], "the length of a data file")
+        check(crc32c(data[: at[0]] + data[at[-1] :]) == file["frame_crc"], "the frame of a data file")
+        kinds = [found.fields[id]["type"] if id > 0 else None for id in file["fields"]]
+        types = [_REFERENCE if kind is None else arrow_type(kind) for kind in kinds]
+        own = pa.ipc.open_file(pa.py_buffer(data)).schema
+        check(own.types == types, f"the types of {own.names}")
+        schema = pa.schema([(str(number), kind) for number, kind in enumerate(types)])
+        columns: dict[int, list[Any]] = {id: [] for id in file["fields"]}
+        for page, (start, end) in enumerate(pairwise(at)):
+            check(crc32c(data[start:end]) == file["page_crcs"][page], f"page {page}")
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data[start:end]), schema)
+            check(len(batch) == file["page_rows"][page], f"the rows of page {page}")
+            for number, id in enumerate(file["fields"]):
+                array, kind = batch.column(number), kinds[number]
+                columns[id] += array.to_pylist() if kind is None else self._values(kind, array, found)
+                values_at = file["value_starts"][page * len(kinds) + number]
+                if values_at >= 0:
+                    stored = array.storage.values if isinstance(array, pa.ExtensionArray) else array
+                    raw = data[start + values_at :][: stored.nbytes]
+                    check(stored.buffers()[1].to_pybytes().startswith(raw), f"where the values of page {page} start")
+        check(sum(file["page_rows"]) == file["rows"], "the rows of a file")
+        for id in [id for id in columns if id < 0]:
+            for row, reference in enumerate(columns.pop(id)):
+                if reference is not None:
+                    check(columns[-id][row] is None, "a row with a value and a blob")
+                    columns[-id][row] = self._blob(reference, found)
+        return columns
+
+    def _fill(self, described: Mapping[str, Any], found: Version) -> Any:
+        if "fill" not in described:
+            return None
+        schema = pa.schema([("fill", arrow_type(described["type"]))])
+        batch = pa.ipc.read_record_batch(pa.py_buffer(base64.b64decode(described["fill"])), schema)
+        return self._values(described["type"], batch.column(0), found)[0]
+
+    def _blob(self, reference: Mapping[str, Any], found: Version) -> bytes:
+        key, length = f"blobs/{reference['id']}", reference["length"]
+        found.files.add(key)
+        data = self._get(key)
+        value, tail = data[:length], data[length:]
+        check(crc32c(tail) == reference["crc"], "the checksums of a blob")
+        sums = [crc32c(value[start : start + _BLOCK]) for start in range(0, length, _BLOCK)]
+        check(tail == struct.pack(f"<{len(sums)}I", *sums), "a block of a blob")
+        return value
+
+    def _values(self, kind: Mapping[str, Any], array: pa.Array, found: Version) -> list[Any]:
+        """Python values of an array of a kind; None for nulls."""
+        name, valid = kind["kind"], array.is_valid().to_pylist()
+        if name in _TENSORS:
+            return _tensors(kind, array)
+        if name == "struct":
+            children = {key: self._values(of, array.field(n), found) for n, (key, of) in enumerate(kind["fields"])}
+            values = [{key: child[n] for key, child in children.items()} for n in range(len(array))]
+        elif name == "list":
+            items = self._values(kind["of"], array.values, found)
+            values = [items[start:end] for start, end in pairwise(array.offsets.to_pylist())]
+        else:
+            read = {"json": json.loads, "linked": lambda place: self._linked(place, found)}.get(name, lambda same: same)
+            values = [None if value is None else read(value) for value in array.to_pylist()]
+        return [value if there else None for value, there in zip(values, valid, strict=True)]
+
+    def _linked(self, place: Mapping[str, Any], found: Version) -> bytes:
+        folder = self._containers[found.snapshot["containers"][place["container"]]]
+        value: bytes = (folder / place["path"]).read_bytes()[place["offset"] :][: place["length"]]
+        check(len(value) == place["length"], "a linked object is shorter than it was")
+        check(place["crc32c"] in (None, crc32c(value)), "a linked object has changed")
+        return value
+
+    def _check_bounds(self, bound: Mapping[str, Any], values: list[Any]) -> None:
+        present = [value for value in values if value is not None]
+        check(len(values) - len(present) <= bound["nulls"], "the number of nulls")
+        low, high = (None if bound[name] is None else json.loads(bound[name]) for name in ("low", "high"))
+        check(low is None or all(value >= low for value in present), "a lower bound")
+        check(high is None or all(value <= high for value in present), "an upper bound")
+
+    def _get(self, key: str) -> bytes:
+        return (self._root / key).read_bytes()
+
+    def _checked(self, key: str, length: int, crc: int) -> bytes:
+        data = self._get(key)
+        check(len(data) == length and crc32c(data) == crc, key)
+        return data
+
+    def _has(self, version: int) -> bool:
+        return (self._root / self._commit_key(version)).exists()
+
+    def _commit_key(self, version: int) -> str:
+        return f"log/{self.info['main']}/{version:020}.json"
+
+
+def arrow_type(kind: Mapping[str, Any]) -> pa.DataType:
+    """The Arrow type of a kind."""
+    name = kind["kind"]
+    if name == "list":
+        return pa.list_(arrow_type(kind["of"]))
+    if name == "struct":
+        return pa.struct([(inner, arrow_type(of)) for inner, of in kind["fields"]])
+    if name not in _TENSORS:
+        return _SIMPLE[name]
+    family = re.split(r"[_\[]", kind["dtype"])[0]
+    number, shape = getattr(pa, _STORED.get(family, family))(), _shape(kind)
+    if None not in shape:
+        shape = [*shape, 2] if kind["dtype"].startswith("complex") else shape
+        return pa.fixed_shape_tensor(number, shape) if shape else number
+    if len(shape) == 1:
+        return pa.list_(number)
+    return pa.struct([("data", pa.list_(number)), ("shape", pa.list_(pa.int32(), len(shape)))])
+
+
+def _shape(kind: Mapping[str, Any]) -> list[int | None]:
+    return [kind["length"]] if kind["kind"] == "embedding" else kind["shape"]
+
+
+def _tensors(kind: Mapping[str, Any], array: pa.Array) -> list[Any]:
+    shape, dtype = _shape(kind), kind["dtype"]
+    if None in shape and len(shape) > 1:
+        rows = [None if row is None else (row["data"], row["shape"]) for row in array.to_pylist()]
+    else:
+        stored = array.storage if isinstance(array, pa.ExtensionArray) else array
+        listed = (row if isinstance(row, list) or row is None else [row] for row in stored.to_pylist())
+        rows = [None if row is None else (row, shape) for row in listed]
+    return [None if row is None else _nested(list(_elements(dtype, row[0])), row[1]) for row in rows]
+
+
+def _nested(flat: list[Any], shape: list[int | None]) -> Any:
+    if not shape:
+        return flat[0]
+    if len(shape) == 1:
+        return flat
+    step = prod(length or 0 for length in shape[1:])
+    return [_nested(flat[n * step : (n + 1) * step], shape[1:]) for n in range(shape[0] or 0)]
+
+
+def _elements(dtype: str, stored: list[Any]) -> Iterator[Any]:
+    """Stored numbers as what they stand for; times stay whole numbers of their unit."""
+    if dtype == "bool":
+        return map(bool, stored)
+    if dtype.startswith("complex"):
+        return (complex(*pair) for pair in zip(stored[::2], stored[1::2], strict=True))
+    if dtype == "bfloat16":
+        return (struct.unpack("<f", struct.pack("<I", bits << 16))[0] for bits in stored)
+    if dtype.startswith("float8_"):
+        return (_float8(bits, *_FLOAT8[dtype.removeprefix("float8_")]) for bits in stored)
+    return iter(stored)
+
+
+def _float8(bits: int, mantissa_bits: int, bias: int) -> float:
+    """One value; infinities and NaN, which the formats write in four ways, are left out."""
+    mantissa, exponent = bits & (1 << mantissa_bits) - 1, (bits & 0x7F) >> mantissa_bits
+    fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
+    return (-1.0 if bits & 0x80 else 1.0) * fraction * 2.0 ** (max(exponent, 1) - bias)

@@ -1,0 +1,163 @@
+"""Tables that earlier versions wrote stay readable, and a reader written from FORMAT.md alone agrees with ours."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.format.kinds import Image
+from tests.data.make_golden import EXPECTED, GOLDEN, LINKED, LINKS_URI, linked_objects, make, plain
+from tests.format.independent_reader import Damaged, IndependentReader, Version, crc32c
+
+CONTAINERS = {LINKS_URI: LINKED.parent}
+VERSIONS: dict[str, Any] = json.loads(EXPECTED.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def untouched() -> Iterator[None]:
+    """Nothing that is done to read a table changes a byte of it."""
+    before = _content(GOLDEN)
+    yield
+    assert _content(GOLDEN) == before
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A table that this version makes, and what is in it."""
+    place = tmp_path_factory.mktemp("fresh") / "table"
+    return place, make(place)
+
+
+def test_crc32c_is_castagnoli() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_independent_reader_reads_golden(version: int) -> None:
+    assert _independent(GOLDEN, version) == VERSIONS[str(version)]
+
+
+def test_penstock_reads_golden(version: int) -> None:
+    assert _penstock(GOLDEN, version) == VERSIONS[str(version)]
+
+
+def test_fresh_table_is_as_expected(fresh: tuple[Path, dict[str, Any]], version: int) -> None:
+    place, expected = fresh
+    assert expected == VERSIONS
+    assert _independent(place, version) == expected[str(version)]
+    assert _penstock(place, version) == expected[str(version)]
+
+
+@pytest.mark.parametrize("hint", ["right", "missing", "old", "too high"])
+def test_newest_is_found_whatever_the_hint(fresh: tuple[Path, dict[str, Any]], hint: str) -> None:
+    place, _ = fresh
+    reader = IndependentReader(place, CONTAINERS)
+    file = place / "log" / reader.info["main"] / "HINT"
+    right = file.read_bytes()
+    other = {"old": 2, "too high": 99}.get(hint)
+    try:
+        if hint == "missing":
+            file.unlink()
+        elif other is not None:
+            body = f'{{"version":{other}'.encode()
+            file.write_bytes(body + b',"crc32c":"%08x"}\n' % crc32c(body))
+        assert reader.newest() == max(map(int, VERSIONS))
+        assert penstock.load(place).version == f"main@{max(map(int, VERSIONS))}"
+    finally:
+        file.write_bytes(right)
+
+
+def test_golden_has_what_it_is_meant_to_have() -> None:
+    """Otherwise the tests above would prove less than they seem to."""
+    read = IndependentReader(GOLDEN, CONTAINERS).read(max(map(int, VERSIONS)))
+    files = [file for fragment in read.fragments for file in fragment["files"]]
+    assert read.levels == {0, 1, 2} or read.levels == {0, 1}
+    assert any(fragment["live"] == 0 for fragment in read.fragments)
+    assert any(0 < fragment["live"] < fragment["rows"] for fragment in read.fragments)
+    assert any(len(file["page_rows"]) > 1 for file in files)
+    assert any(file["row_start"] for file in files)
+    assert any(file["changed"] for file in files)
+    assert any(id < 0 for file in files for id in file["fields"])
+    assert any(start >= 0 for file in files for start in file["value_starts"])
+    assert any(key.startswith("blobs/") for key in read.files)
+    assert any(field.get("dropped") for field in read.snapshot["schema"])
+    assert any("fill" in field for field in read.snapshot["schema"])
+    kinds = {field["type"]["kind"] for field in read.snapshot["schema"]}
+    assert kinds == set(penstock.format.kinds.KINDS)
+
+
+def test_every_data_file_is_plain_arrow() -> None:
+    files = sorted(GOLDEN.glob("*/*.arrow"))
+    assert files
+    for file in files:
+        with pa.OSFile(str(file)) as source:
+            assert pa.ipc.open_file(source).read_all().num_rows > 0
+
+
+@pytest.mark.parametrize("folder", ["log", "snapshots", "manifests", "data", "blobs"])
+def test_independent_reader_notices_a_changed_bit(fresh: tuple[Path, dict[str, Any]], folder: str) -> None:
+    place, _ = fresh
+    newest = IndependentReader(place, CONTAINERS).read(max(map(int, VERSIONS)))
+    keys = {
+        "log": f"log/{newest.commit['branch']}/{newest.commit['version']:020}.json",
+        "snapshots": f"snapshots/{newest.commit['snapshot']['id']}",
+        "manifests": f"manifests/{newest.snapshot['manifests'][0][0]}.arrow",
+        "data": min(key for key in newest.files if key.startswith("data/")),
+        "blobs": min(key for key in newest.files if key.startswith("blobs/")),
+    }
+    file = place / keys[folder]
+    right = file.read_bytes()
+    wrong = bytearray(right)
+    wrong[len(wrong) // 2] ^= 1
+    try:
+        file.write_bytes(wrong)
+        with pytest.raises(Damaged):
+            IndependentReader(place, CONTAINERS).read(newest.commit["version"])
+    finally:
+        file.write_bytes(right)
+
+
+def _independent(place: Path, version: int) -> dict[str, Any]:
+    read: Version = IndependentReader(place, CONTAINERS).read(version)
+    return {"columns": read.columns, "rows": [[plain(value) for value in row] for row in read.rows]}
+
+
+def _penstock(place: Path, version: int) -> dict[str, Any]:
+    linked_objects()
+    table = penstock.load(place, version=version, links=[LINKS_URI])
+    names = ["_row_id", *table.columns]
+    pictures = [field.name for field in table.schema if isinstance(field.kind, Image)]
+    encoded = {name: table.select(name).to_arrow()[name].to_pylist() for name in pictures}
+    rows = []
+    for at, row in enumerate(table.select(names)):
+        row |= {name: encoded[name][at] for name in pictures}
+        rows.append([plain(_python(row[name])) for name in names])
+    return {"columns": names, "rows": rows}
+
+
+def _python(value: Any) -> Any:
+    """What numpy holds, as the plain Python values that the model is made of."""
+    if isinstance(value, dict):
+        return {name: _python(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_python(item) for item in value]
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    if value.dtype.kind in "Mm":
+        return value.astype(np.int64).tolist()
+    if value.dtype.kind in "iufcb":
+        return value.tolist()
+    return value.astype(np.float64).tolist()
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
