@@ -19,18 +19,15 @@ import pyarrow as pa
 _KNOWN_FEATURES = {"single-writer"}
 _BLOCK = 1 << 20
 _NODE = ("id", "level", "length", "crc", "fragments", "rows", "live", "bytes", "first_id", "end_id")
-_TEXT, _INT, _CRC_TYPE = pa.string(), pa.int64(), pa.uint32()
-_REFERENCE = pa.struct([("id", _TEXT), ("length", _INT), ("crc", _CRC_TYPE)])
-_PLACE = pa.struct(
-    [("container", _TEXT), ("path", _TEXT), ("offset", _INT), ("length", _INT), ("etag", _TEXT), ("crc32c", _CRC_TYPE)]
-)
+_TEXT, _INT, _SUM = pa.string(), pa.int64(), pa.uint32()
+_REFERENCE = pa.struct({"id": _TEXT, "length": _INT, "crc": _SUM})
+_PLACE = pa.struct({"container": _TEXT, "path": _TEXT, "offset": _INT, "length": _INT, "etag": _TEXT, "crc32c": _SUM})
 _SIMPLE = dict.fromkeys(("bytes", "image", "mask", "audio", "video"), pa.binary())
 _SIMPLE |= {"text": _TEXT, "json": _TEXT, "label": _INT, "linked": _PLACE}
 _STORED = {"bool": "uint8", "bfloat16": "uint16", "float8": "uint8", "complex64": "float32", "complex128": "float64"}
 _STORED |= {"datetime64": "int64", "timedelta64": "int64"}
 _TENSORS = ("tensor", "boxes", "points", "embedding")
-_FLOAT8 = {"e4m3fn": (3, 7), "e4m3fnuz": (3, 8), "e5m2": (2, 15), "e5m2fnuz": (2, 16)}
-"""Bits of the mantissa, and bias of the exponent."""
+_MANTISSA_BITS_AND_BIAS = {"e4m3fn": (3, 7), "e4m3fnuz": (3, 8), "e5m2": (2, 15), "e5m2fnuz": (2, 16)}
 
 
 class Damaged(Exception):
@@ -59,8 +56,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     """Read a JSON object that carries its own checksum."""
     body, tail = data[:-22], data[-22:]
     check(tail == b',"crc32c":"%08x"}\n' % crc32c(body), "the seal of a JSON object")
-    document: dict[str, Any] = json.loads(data)
-    return document
+    return dict(json.loads(data))
 
 
 @dataclass
@@ -74,9 +70,7 @@ class Version:
     fields: dict[int, dict[str, Any]] = field(default_factory=dict)
     fragments: list[dict[str, Any]] = field(default_factory=list)
     levels: set[int] = field(default_factory=set)
-    """Levels of the manifests that were met."""
     files: set[str] = field(default_factory=set)
-    """Keys of the data files and blobs that were read."""
 
 
 class IndependentReader:
@@ -91,19 +85,19 @@ class IndependentReader:
         """Gallop forward from the hint, then halve the gap."""
         hint = self._root / "log" / self.info["main"] / "HINT"
         known = unseal(hint.read_bytes())["version"] if hint.exists() else 0
-        known = known if self._has(known) else 0
+        known = known if self._commit(known).exists() else 0
         step = 1
-        while self._has(known + step):
+        while self._commit(known + step).exists():
             known, step = known + step, step * 2
         missing = known + step
         while missing - known > 1:
             middle = (known + missing) // 2
-            known, missing = (middle, missing) if self._has(middle) else (known, middle)
+            known, missing = (middle, missing) if self._commit(middle).exists() else (known, middle)
         return int(known)
 
     def read(self, version: int) -> Version:
         """All rows of a version."""
-        commit = unseal(self._get(self._commit_key(version)))
+        commit = unseal(self._commit(version).read_bytes())
         check((commit["branch"], commit["version"]) == (self.info["main"], version), "a commit under another's key")
         ref = commit["snapshot"]
         snapshot = json.loads(self._checked(f"snapshots/{ref['id']}", ref["length"], ref["crc"]))
@@ -129,7 +123,7 @@ class IndependentReader:
         else:
             found.fragments += below
         mine = found.fragments[before:]
-        ids = [run for fragment in mine for run in fragment["row_ids"]]
+        ids = [run for f in mine for run in f["row_ids"]]
         sizes = [file["length"] for f in mine for file in f["files"]]
         sums = [len(mine), sum(f["rows"] for f in mine), sum(f["live"] for f in mine), sum(sizes)]
         sums += [min(run["start"] for run in ids), max(run["end"] for run in ids)]
@@ -165,8 +159,7 @@ class IndependentReader:
         check(crc32c(data[: at[0]] + data[at[-1] :]) == file["frame_crc"], "the frame of a data file")
         kinds = [found.fields[id]["type"] if id > 0 else None for id in file["fields"]]
         types = [_REFERENCE if kind is None else arrow_type(kind) for kind in kinds]
-        own = pa.ipc.open_file(pa.py_buffer(data)).schema
-        check(own.types == types, f"the types of {own.names}")
+        check(pa.ipc.open_file(pa.py_buffer(data)).schema.types == types, "the types of a data file")
         schema = pa.schema([(str(number), kind) for number, kind in enumerate(types)])
         columns: dict[int, list[Any]] = {id: [] for id in file["fields"]}
         for page, (start, end) in enumerate(pairwise(at)):
@@ -197,29 +190,31 @@ class IndependentReader:
         return self._values(described["type"], batch.column(0), found)[0]
 
     def _blob(self, reference: Mapping[str, Any], found: Version) -> bytes:
-        key, length = f"blobs/{reference['id']}", reference["length"]
-        found.files.add(key)
-        data = self._get(key)
-        value, tail = data[:length], data[length:]
-        check(crc32c(tail) == reference["crc"], "the checksums of a blob")
-        sums = [crc32c(value[start : start + _BLOCK]) for start in range(0, length, _BLOCK)]
-        check(tail == struct.pack(f"<{len(sums)}I", *sums), "a block of a blob")
-        return value
+        length, data = reference["length"], self._get(f"blobs/{reference['id']}")
+        found.files.add(f"blobs/{reference['id']}")
+        check(crc32c(data[length:]) == reference["crc"], "the checksums of a blob")
+        sums = [crc32c(data[start : min(start + _BLOCK, length)]) for start in range(0, length, _BLOCK)]
+        check(data[length:] == struct.pack(f"<{len(sums)}I", *sums), "a block of a blob")
+        return data[:length]
 
     def _values(self, kind: Mapping[str, Any], array: pa.Array, found: Version) -> list[Any]:
         """Python values of an array of a kind; None for nulls."""
         name, valid = kind["kind"], array.is_valid().to_pylist()
+        values: list[Any] = []
         if name in _TENSORS:
-            return _tensors(kind, array)
-        if name == "struct":
+            values = _tensors(kind, array)
+        elif name == "struct":
             children = {key: self._values(of, array.field(n), found) for n, (key, of) in enumerate(kind["fields"])}
             values = [{key: child[n] for key, child in children.items()} for n in range(len(array))]
         elif name == "list":
             items = self._values(kind["of"], array.values, found)
             values = [items[start:end] for start, end in pairwise(array.offsets.to_pylist())]
+        elif name == "json":
+            values = [json.loads(text or "null") for text in array.to_pylist()]
+        elif name == "linked":
+            values = [place and self._linked(place, found) for place in array.to_pylist()]
         else:
-            read = {"json": json.loads, "linked": lambda place: self._linked(place, found)}.get(name, lambda same: same)
-            values = [None if value is None else read(value) for value in array.to_pylist()]
+            values = array.to_pylist()
         return [value if there else None for value, there in zip(values, valid, strict=True)]
 
     def _linked(self, place: Mapping[str, Any], found: Version) -> bytes:
@@ -244,11 +239,8 @@ class IndependentReader:
         check(len(data) == length and crc32c(data) == crc, key)
         return data
 
-    def _has(self, version: int) -> bool:
-        return (self._root / self._commit_key(version)).exists()
-
-    def _commit_key(self, version: int) -> str:
-        return f"log/{self.info['main']}/{version:020}.json"
+    def _commit(self, version: int) -> Path:
+        return self._root / f"log/{self.info['main']}/{version:020}.json"
 
 
 def arrow_type(kind: Mapping[str, Any]) -> pa.DataType:
@@ -261,7 +253,7 @@ def arrow_type(kind: Mapping[str, Any]) -> pa.DataType:
     if name not in _TENSORS:
         return _SIMPLE[name]
     family = re.split(r"[_\[]", kind["dtype"])[0]
-    number, shape = getattr(pa, _STORED.get(family, family))(), _shape(kind)
+    number, shape = getattr(pa, _STORED.get(family, family))(), kind.get("shape", [kind.get("length")])
     if None not in shape:
         shape = [*shape, 2] if kind["dtype"].startswith("complex") else shape
         return pa.fixed_shape_tensor(number, shape) if shape else number
@@ -270,26 +262,19 @@ def arrow_type(kind: Mapping[str, Any]) -> pa.DataType:
     return pa.struct([("data", pa.list_(number)), ("shape", pa.list_(pa.int32(), len(shape)))])
 
 
-def _shape(kind: Mapping[str, Any]) -> list[int | None]:
-    return [kind["length"]] if kind["kind"] == "embedding" else kind["shape"]
-
-
 def _tensors(kind: Mapping[str, Any], array: pa.Array) -> list[Any]:
-    shape, dtype = _shape(kind), kind["dtype"]
+    shape, dtype = kind.get("shape", [kind.get("length")]), kind["dtype"]
     if None in shape and len(shape) > 1:
         rows = [None if row is None else (row["data"], row["shape"]) for row in array.to_pylist()]
     else:
-        stored = array.storage if isinstance(array, pa.ExtensionArray) else array
-        listed = (row if isinstance(row, list) or row is None else [row] for row in stored.to_pylist())
-        rows = [None if row is None else (row, shape) for row in listed]
+        stored = (array.storage if isinstance(array, pa.ExtensionArray) else array).to_pylist()
+        rows = [None if row is None else (row if isinstance(row, list) else [row], shape) for row in stored]
     return [None if row is None else _nested(list(_elements(dtype, row[0])), row[1]) for row in rows]
 
 
 def _nested(flat: list[Any], shape: list[int | None]) -> Any:
-    if not shape:
-        return flat[0]
-    if len(shape) == 1:
-        return flat
+    if len(shape) < 2:
+        return flat if shape else flat[0]
     step = prod(length or 0 for length in shape[1:])
     return [_nested(flat[n * step : (n + 1) * step], shape[1:]) for n in range(shape[0] or 0)]
 
@@ -303,7 +288,7 @@ def _elements(dtype: str, stored: list[Any]) -> Iterator[Any]:
     if dtype == "bfloat16":
         return (struct.unpack("<f", struct.pack("<I", bits << 16))[0] for bits in stored)
     if dtype.startswith("float8_"):
-        return (_float8(bits, *_FLOAT8[dtype.removeprefix("float8_")]) for bits in stored)
+        return (_float8(bits, *_MANTISSA_BITS_AND_BIAS[dtype.removeprefix("float8_")]) for bits in stored)
     return iter(stored)
 
 

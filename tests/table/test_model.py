@@ -192,7 +192,7 @@ EXAMPLES = {"memory": (60, 30), "folder": (30, 25)}
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_history_equals_a_dictionary(kind: str) -> None:
     machine = type(f"{kind}Machine", (TableMachine,), {"store_kind": kind})
-    examples, steps = EXAMPLES.get(kind, (6, 12))
+    examples, steps = EXAMPLES.get(kind, (12, 15))
     run_state_machine_as_test(
         machine,
         settings=settings(

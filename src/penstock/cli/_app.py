@@ -1,6 +1,7 @@
 """The program `penstock`: its verbs, its help, and the way out of it."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -22,11 +23,24 @@ A data lake for training: make tables, and look at them.
 A URI is a folder, s3://bucket/path, gs://bucket/path or az://container/path. Settings and credentials of the store are
 found where its own tools find them, or are given with --option.
 
-Exit codes: 0 all is well; 1 a problem was found (damage, no table there, a store that does not answer); 2 the command
-is wrong; 130 interrupted. With --json one document is all there is on standard output, {"error": …} where a verb fails.
+\b
+Exit codes:
+  0    all is well
+  1    a problem was found: damage, no table there, a store that does not answer
+  2    the command is wrong
+  130  interrupted
+
+With --json there is one document on standard output and nothing else: {"error": …} where a verb fails. What is said to
+people, errors and progress, goes to standard error.
 """
 
-app = typer.Typer(name="penstock", help=_HELP, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help=_HELP,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
+)
 for function in (create, info, head, log, verify, doctor):
     app.command(function.__name__)(verb(function))
 
@@ -58,7 +72,9 @@ def main(args: Sequence[str] | None = None) -> int:
         code = app(words or ["--help"], prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except _UsageError as error:
-        say(f"{error.format_message().rstrip('.')}; see `penstock --help`")  # type: ignore[attr-defined]
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        message = re.sub(r"(unexpected extra arguments?) \(.*", r"\1", message)  # an --option forgotten: maybe a secret
+        say(f"{message.rstrip('.')}; see `penstock --help`")
         return 2
     except BrokenPipeError:  # the reader has seen enough, as in `penstock log … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -39,12 +39,13 @@ TYPE is one of
   embedding[512]                    a vector to search by
   boxes, boxes=xywh, points[2]      any number of boxes or points in a row
   list(TYPE), linked(TYPE)          many values in a row; bytes that stay where they are
-with :lz4, :zstd or :zstd:LEVEL after it to compress the column (image and audio: their own codecs),
+with :lz4, :zstd or :zstd:LEVEL after it to compress the column (image, audio: their own codecs)
 and ? at the end where rows may lack a value. Quote it: shells read [ and ? themselves.
 """
 
 _TYPE = re.compile(
-    r"(?:(?P<outer>list|linked)\((?P<inner>.+)\)|(?P<base>[a-z]\w*?(?:64\[(?:s|ms|us|ns)\])?)(?:\[(?P<dims>[\d,? ]+)\])?)"
+    r"(?:(?P<outer>list|linked)\((?P<inner>.+)\)|"
+    r"(?P<base>[a-z]\w*?(?:64\[(?:s|ms|us|ns)\])?)(?:\[(?P<dims>(?:\d+|\?)(?:, *(?:\d+|\?))*)\])?)"
     r"(?:=(?P<words>[^:?]+))?(?::(?P<codec>\w+(?::\d+)?))?(?P<nullable>\?)?"
 )
 _PLAIN: dict[str, type[Kind]] = {
@@ -70,25 +71,30 @@ def read_columns(path: Path) -> dict[str, Column]:
     """Read a schema file: an object of names and TYPEs, or what `penstock info --json` prints."""
     try:
         document = json.loads(path.read_bytes())
+        if isinstance(document.get("columns"), list):
+            document = {column["name"]: column for column in document["columns"]}
+        return {name: _column(name, described) for name, described in document.items()}
+    except InvalidInputError:
+        raise
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"cannot read a schema from {path}: {error}") from error
-    if isinstance(document, Mapping) and isinstance(document.get("columns"), list):
-        document = {column["name"]: column for column in document["columns"]}
-    if not isinstance(document, Mapping):
-        raise InvalidInputError(f'{path} is not a schema: write {{"name": "TYPE", …}}')
-    return {name: _column(name, described) for name, described in document.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        wanted = '{"name": "TYPE", …}, or what `penstock info --json` prints'
+        raise InvalidInputError(f"{path} is not a schema: write {wanted}") from error
 
 
 def _column(name: str, described: str | Mapping[str, Any]) -> Column:
     try:
-        if isinstance(described, str):
-            return parse_type(described)
-        codec = described.get("codec")
-        return Column(kind_from_json(described["type"]), bool(described.get("nullable")), None if codec == "none" else codec)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"column {name!r}: a column is a TYPE or an object that `info --json` prints") from error
+        return parse_type(described) if isinstance(described, str) else _from_json(described)
     except InvalidInputError as error:
         raise InvalidInputError(f"column {name!r}: {error}") from error
+
+
+def _from_json(described: Mapping[str, Any]) -> Column:
+    codec = described.get("codec", "none")
+    sizes = {key: described[key] for key in ("file_bytes", "page_bytes") if key in described}
+    kind = kind_from_json(described["type"])
+    return Column(kind, bool(described.get("nullable")), None if codec == "none" else codec, **sizes)
 
 
 def parse_type(text: str) -> Column:
@@ -106,8 +112,10 @@ def _kind(match: re.Match[str]) -> Kind:
     base, words = match["base"], match["words"]
     dims = tuple(None if n.strip() == "?" else int(n) for n in match["dims"].split(",")) if match["dims"] else ()
     if match["outer"]:
-        inner = parse_type(match["inner"]).kind
-        return Linked(inner) if match["outer"] == "linked" else List(inner)
+        inner = parse_type(match["inner"])
+        if inner.nullable or inner.codec != "none":
+            raise InvalidInputError(f"write the compression and the ? after the brackets of {match['outer']}(…)")
+        return Linked(inner.kind) if match["outer"] == "linked" else List(inner.kind)
     if base == "label" and words and not dims:
         return Label(tuple(words.split(",")))
     if base == "boxes" and words and not dims:

@@ -29,7 +29,7 @@ _SOURCES = {
         (".config/gcloud/application_default_credentials.json",),
     ),
     "az": _Sources(
-        ("account_key", "access_key", "sas_token", "sas_key", "client_secret", "federated_token_file", "skip_signature"),
+        ("account_key", "access_key", "sas_token", "sas_key", "client_secret", "token_file", "skip_signature"),
         ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY",
          "AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"),
         (),

@@ -69,7 +69,7 @@ def _place(reader: Reader, place: Place) -> Preview:
 
 def _record(number: int, row: dict[str, Preview]) -> list[Any]:
     listed = Table.grid(padding=(0, 2))
-    listed.add_column(style="bold", no_wrap=True)
+    listed.add_column(style="bold", no_wrap=True, min_width=min(max(map(len, row), default=0) + 2, 32))
     listed.add_column(no_wrap=True, overflow="ellipsis")
     for name, value in row.items():
         listed.add_row(f"  {name}", printable(value.line))

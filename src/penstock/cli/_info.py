@@ -22,6 +22,8 @@ def describe(dataset: penstock.Dataset, title: str = "") -> Answer:
             "kind": str(field.kind),
             "nullable": field.nullable,
             "codec": field.codec,
+            "file_bytes": field.file_bytes,
+            "page_bytes": field.page_bytes,
             "type": kind_to_json(field.kind),
         }
         for field in dataset.schema
@@ -41,5 +43,5 @@ def describe(dataset: penstock.Dataset, title: str = "") -> Answer:
         (field.name, str(field.kind), "yes" if field.nullable else "", "" if field.codec == "none" else field.codec)
         for field in dataset.schema
     ]
-    listed = table(["column", "kind", "nullable", "codec"], rows) if rows else "no columns yet"
+    listed = table(["column", "kind", "nullable", "codec"], rows, fold="kind") if rows else "no columns yet"
     return Answer(document, [Text(title) + Text(printable(summary.uri), "bold"), facts, "", listed])

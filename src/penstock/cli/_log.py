@@ -48,4 +48,4 @@ def log(
         )
         for commit in commits
     ]
-    return Answer(document, [table(_HEADS, rows, right=("rows",))])
+    return Answer(document, [table(_HEADS, rows, fold="message", right="rows")])

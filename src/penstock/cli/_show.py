@@ -29,13 +29,10 @@ class Preview(NamedTuple):
 
 def amount(size: float) -> str:
     """Bytes as people say them."""
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size /= 1000
-    else:
-        unit = "PB"
-    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+    power = min(int(math.log(max(size, 1), 1000) + 1e-9), 5)
+    size /= 1000**power
+    unit = ("bytes", "KB", "MB", "GB", "TB", "PB")[power]
+    return f"{size:.0f} {unit}" if power == 0 or size >= 100 else f"{size:.1f} {unit}"
 
 
 def local_time(time: datetime) -> str:
@@ -43,11 +40,16 @@ def local_time(time: datetime) -> str:
     return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
-    """A table of one line each; on a narrow terminal the last column folds."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, fold: str, right: str = "") -> Table:
+    """A table in which, on a narrow terminal, one column folds and the others are cut."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for head in heads:
-        made.add_column(head, justify="right" if head in right else "left", no_wrap=head in right, overflow="fold")
+        made.add_column(
+            head,
+            justify="right" if head == right else "left",
+            no_wrap=head != fold,
+            overflow="fold" if head == fold else "ellipsis",
+        )
     for row in rows:
         made.add_row(*map(printable, row))
     return made
@@ -61,7 +63,7 @@ def preview(kind: Kind, value: Any) -> Preview:
         return preview(kind.to, value)
     if isinstance(kind, Label):
         number = int(value)
-        name = kind.names[number] if number < len(kind.names) else None
+        name = kind.names[number] if 0 <= number < len(kind.names) else None
         return Preview({"label": number, "name": name}, str(number) if name is None else f"{number} ({name})")
     if isinstance(kind, Json):
         text = json.dumps(value, ensure_ascii=False)
@@ -69,7 +71,11 @@ def preview(kind: Kind, value: Any) -> Preview:
     if isinstance(kind, List):
         first = [preview(kind.of, item) for item in value[:_ITEMS_SHOWN]]
         more = ["…"] if len(value) > _ITEMS_SHOWN else []
-        line = f"{len(value)} items: {', '.join([item.line for item in first] + more)}" if value else "no items"
+        line = (
+            f"{len(value)} item{'s'[len(value) == 1 :]}: {', '.join([item.line for item in first] + more)}"
+            if value
+            else "no items"
+        )
         return Preview({"items": len(value), "first": [item.document for item in first]}, line)
     if isinstance(kind, Struct):
         inner = {name: preview(part, value[name]) for name, part in kind.fields}
@@ -86,21 +92,21 @@ def _plain(value: Any) -> Preview:
     array = np.asarray(value)
     if array.ndim == 0:
         number = _number(array[()])
-        return Preview(number, str(number))
+        return Preview(number, _short(number))
     return _array(array)
 
 
 def _array(array: npt.NDArray[Any]) -> Preview:
     flat = array.reshape(-1)
     values = [_number(item) for item in flat[:_NUMBERS_SHOWN]]
-    document = {"dtype": array.dtype.name, "shape": list(array.shape), "first": values}
+    ordered = array.size > 0 and array.dtype.kind != "c"
+    least, most = (_number(np.fmin.reduce(flat)), _number(np.fmax.reduce(flat))) if ordered else (None, None)
+    document = {"dtype": array.dtype.name, "shape": list(array.shape), "min": least, "max": most, "first": values}
     line = f"{array.dtype.name}{list(array.shape)}"
-    if array.size and array.dtype.kind != "c":
-        document |= {"min": _number(np.fmin.reduce(flat)), "max": _number(np.fmax.reduce(flat))}  # they skip NaN
     if 0 < array.size <= _NUMBERS_SHOWN:
         line += f"  {', '.join(map(_short, values))}"
-    elif "min" in document:
-        line += f"  {_short(document['min'])} to {_short(document['max'])}"
+    elif ordered:
+        line += f"  {_short(least)} to {_short(most)}"
     return Preview(document, line)
 
 
@@ -115,7 +121,7 @@ def _number(item: Any) -> Any:
 
 
 def _short(number: Any) -> str:
-    return f"{number:.4g}" if isinstance(number, float) else str(number)
+    return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
 def _cut(text: str, length: int) -> str:

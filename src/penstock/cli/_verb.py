@@ -4,11 +4,10 @@ import inspect
 import json as jsonlib
 import re
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,9 @@ Version = Annotated[str | None, typer.Option("--version", metavar="N", help="An 
 _WIDE = 10_000
 """Columns of output that no terminal shows: nothing is wrapped in it."""
 _PATIENCE_S = 1.0
-_HARMLESS = re.compile(r"(aws_|google_|azure_|azure_storage_)?(endpoint(_url)?|region|account_name|profile|allow_http|.*timeout)")
+_HARMLESS = re.compile(
+    r"(aws_|google_|azure_|azure_storage_)?(endpoint(_url)?|region|account_name|profile|allow_http|.*timeout)"
+)
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class Run:
     def hide(self, text: str) -> str:
         """Take the secrets among the options out of a text."""
         for key, value in self.options.items():
-            if value and not _HARMLESS.fullmatch(key.lower()):
+            if value.lower() not in ("", "true", "false") and not _HARMLESS.fullmatch(key.lower()):
                 text = text.replace(value, "***")
         return text
 
 
 def verb(function: Callable[..., Answer]) -> Callable[..., int]:
-    """Make a command of a function whose first parameter is the `Run`: adds the common options, returns the exit code."""
+    """Make a command of a function that is given a `Run` first: it has the common options and returns an exit code."""
 
     def command(*, json: bool, debug: bool, option: list[str], **given: Any) -> int:
         run = Run({})
@@ -109,7 +110,11 @@ def _option(name: str, annotation: Any, default: Any, **settings: Any) -> inspec
 
 _COMMON = [
     _option(
-        "option", list[str], [], metavar="KEY=VALUE", help="A setting of the store, such as region=eu-west-1; repeat it."
+        "option",
+        list[str],
+        [],
+        metavar="KEY=VALUE",
+        help="A setting of the store, such as region=eu-west-1; repeat it.",
     ),
     _option("json", bool, False, help="Answer with one JSON document."),
     _option("debug", bool, False, help="Show the traceback of an error."),
@@ -135,9 +140,10 @@ def _work(run: Run, function: Callable[[], Answer]) -> Answer:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", PenstockWarning)
-        warnings.showwarning = lambda message, *_: say(run.hide(str(message)), "Warning")  # type: ignore[assignment]
+        warnings.showwarning = lambda message, *_: say(run.hide(str(message)), "Warning")
         Thread(target=work, daemon=True).start()
-        with _spinner(run):
+        wait([future], timeout=_PATIENCE_S)
+        with nullcontext() if future.done() else _spinner(run):
             return future.result()
 
 
@@ -145,11 +151,9 @@ def _spinner(run: Run) -> AbstractContextManager[object]:
     stderr = console(stderr=True)
     if not stderr.is_terminal:
         return nullcontext()
-    start, spinner = time.monotonic(), Spinner("dots")
+    spinner = Spinner("dots")
 
     def render() -> RenderableType:
-        if time.monotonic() - start < _PATIENCE_S:
-            return ""
         spinner.update(text=run.doing())
         return spinner
 

@@ -2,7 +2,7 @@
 
 from penstock.history._changes import AddField, Changes, DropField, RenameField
 from penstock.history._ids import RowIds
-from penstock.history._log import history, newest_commit, publish, read_commit
+from penstock.history._log import discard, history, newest_commit, publish, read_commit
 from penstock.history._table import (
     Note,
     Version,
@@ -25,6 +25,7 @@ __all__ = [
     "Version",
     "commit_changes",
     "create_table",
+    "discard",
     "history",
     "newest_commit",
     "open_table",

@@ -16,6 +16,8 @@ class AddField:
     """A column that was not there."""
 
     field: Field
+    computed: bool = False
+    """Whether it was made from the rows that were there, each of which has a value of its own."""
 
     def apply(self, schema: Schema) -> Schema:
         if self.field.name in schema:
@@ -30,11 +32,12 @@ class DropField:
     """A column that is no longer there."""
 
     id: int
+    name: str
 
     def apply(self, schema: Schema) -> Schema:
         gone = schema.by_id(self.id)
-        if gone.dropped:
-            raise ConflictError(f"somebody else dropped column {gone.name!r} too; reload")
+        if gone.dropped or gone.name != self.name:
+            raise ConflictError(f"somebody else dropped or renamed column {self.name!r}; reload, then drop it again")
         return schema.replaced(replace(gone, dropped=True))
 
 
@@ -116,12 +119,11 @@ class Changes:
                     raise ConflictError(
                         f"somebody else added column {theirs.name!r}, which every row needs; reload and append again"
                     )
-        if head.nodes != self.base.nodes:
-            for edit in self.edits:
-                if isinstance(edit, AddField) and not edit.field.nullable and edit.field.fill is None:
-                    raise ConflictError(
-                        f"the table changed while column {edit.field.name!r} was computed; reload and add it again"
-                    )
+        for edit in self.edits:
+            if isinstance(edit, AddField) and edit.computed and head.fragments != self.base.fragments:
+                raise ConflictError(
+                    f"rows were added while column {edit.field.name!r} was computed; reload, add it again"
+                )
 
     def _merge(self, tree: Tree, head: Snapshot) -> dict[int, Fragment]:
         if head.nodes == self.base.nodes:
@@ -133,6 +135,10 @@ class Changes:
             if id not in theirs:
                 raise ConflictError("rows that were changed here have been rewritten by somebody else; reload")
             merged[id] = merge_fragment(base, ours, theirs[id], self._names)
+            if theirs[id].files != base.files and any(
+                isinstance(edit, AddField) and edit.computed for edit in self.edits
+            ):
+                raise ConflictError("values changed while a column was computed from them; reload, add it again")
         return merged
 
     def _names(self, ids: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from penstock.errors import (
@@ -22,7 +22,7 @@ from penstock.errors import (
     NotFoundError,
     StorageError,
 )
-from penstock.format import Commit, commit_key, decode_hint, encode_hint, hint_key
+from penstock.format import LOG_PREFIX, Commit, commit_key, decode_hint, encode_hint, hint_key
 from penstock.storage import Store
 
 _PUBLISH_ATTEMPTS = 6
@@ -103,6 +103,12 @@ def publish(
         f"the store stopped answering while version {commit.version} was being written to {store.uri}/{key}; it may or"
         " may not exist. Nothing was removed. Commit again when the store answers: if it landed, it will be recognised"
     ) from doubt
+
+
+def discard(store: Store, keys: Sequence[str]) -> None:
+    """Remove objects that nothing refers to: the one way anything of a living table is deleted."""
+    assert not any(key.startswith(LOG_PREFIX) for key in keys), "commits are never deleted"
+    store.delete(keys)
 
 
 def _create_unguarded(store: Store, key: str, body: bytes) -> None:

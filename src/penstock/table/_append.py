@@ -20,7 +20,7 @@ from penstock.format import (
     new_number,
     row_sizes,
 )
-from penstock.history import RowIds
+from penstock.history import RowIds, discard
 from penstock.storage import Store
 from penstock.table._encode import rows_of
 from penstock.table._pages import concat
@@ -61,7 +61,7 @@ class FileWriter:
         self._pool.shutdown()
         if error is not None:
             done = [*self.written, *(f.result() for f in self._running if f.exception() is None)]
-            self._store.delete([file.key for file in done])
+            discard(self._store, [file.key for file in done])
 
     def submit(self, fields: Sequence[Field], arrays: Mapping[int, pa.Array], row_start: int) -> Future[DataFile]:
         """Store one file; waits while too many are under way."""

@@ -34,6 +34,7 @@ from penstock.history import (
     Tree,
     Version,
     commit_changes,
+    discard,
     open_version,
     publish,
     read_snapshot,
@@ -169,7 +170,7 @@ class Session:
     def drop_column(self, name: str) -> None:
         """Stage the removal of a column; its bytes stay for older versions."""
         self._check_writable()
-        self._edit(DropField(self.snapshot.schema[name].id))
+        self._edit(DropField(self.snapshot.schema[name].id, name))
         self.changes.note("drop_column")
 
     def rename_column(self, old: str, new: str) -> None:
@@ -310,7 +311,7 @@ class Session:
                 start += fragment.live
         if field is None:
             raise InvalidInputError(f"column {name!r}: the table has no rows to compute it from; give its kind")
-        self._edit(AddField(field))
+        self._edit(AddField(field, computed=True))
         if changed:
             self._replace(changed, encoder.new_containers)
 
@@ -327,7 +328,7 @@ class _Undo:
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if error is not None and self.encoder.blobs:
-            self.store.delete([blob.key for blob in self.encoder.blobs])
+            discard(self.store, [blob.key for blob in self.encoder.blobs])
 
 
 def _spread(parts: Sequence[Mapping[int, pa.Array]], deleted: Any) -> dict[int, pa.Array]:

@@ -135,7 +135,9 @@ class Tensor(Kind):
             row = np.asarray(value)
         except ValueError:
             raise BadValue(index, f"expected {self._wanted}, got nested lists of unequal length") from None
-        if row.shape == (0,) and not isinstance(value, np.ndarray) and self.ragged:  # an empty list has no shape to lose
+        if (
+            row.shape == (0,) and not isinstance(value, np.ndarray) and self.ragged
+        ):  # an empty list has no shape to lose
             row = np.zeros(tuple(n or 0 for n in self.shape), self.element.logical)
         if row.ndim != len(self.shape) or any(n not in (None, m) for n, m in zip(self.shape, row.shape, strict=True)):
             got = f"shape {row.shape}" if row.dtype != object else type(value).__name__

@@ -1,0 +1,158 @@
+"""The program as a whole: exit codes, errors, secrets, interruption."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from penstock.cli._show import amount, printable
+from penstock.cli._verb import Answer, verb
+from penstock.cli._verb import Run as VerbRun
+from penstock.errors import PenstockWarning
+from tests.cli.conftest import Run
+
+_PROGRAM = [sys.executable, "-m", "penstock.cli"]
+
+
+def _program(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*_PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_exit_codes_of_the_program(table: Path, tmp_path: Path) -> None:
+    well = _program("info", table, "--json")
+    assert (well.returncode, well.stderr) == (0, "")
+    assert json.loads(well.stdout)["rows"] == 3
+    problem = _program("info", tmp_path / "nothing")
+    assert (problem.returncode, problem.stdout) == (1, "")
+    wrong = _program("info")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    for failed in (problem, wrong):
+        assert failed.stderr.startswith("Error: ")
+        assert len(failed.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_ends_a_wait_for_a_silent_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = [
+            word for text in (endpoint, "access_key_id=a", "secret_access_key=b") for word in ("--option", text)
+        ]
+        process = subprocess.Popen(
+            [*_PROGRAM, "info", "s3://bucket/table", *settings],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        connection.close()
+    assert (process.returncode, out, err) == (130, "", "Interrupted.\n")
+
+
+@pytest.mark.parametrize("words", [["info", "--json"], ["info"], ["--help"]])
+def test_a_reader_that_has_seen_enough(table: Path, words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*_PROGRAM, *words[:1], *([str(table)] if words[0] == "info" else []), *words[1:]]
+    process = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert process.stderr == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["nothing"], ["info", "a", "b"], ["head", "a", "-n", "x"], ["info", "a", "--option", "x"], ["info", "--foo"]],
+)
+def test_wrong_usage_is_one_sentence(run: Run, words: list[str]) -> None:
+    found = run(*words)
+    assert (found.code, found.out) == (2, "")
+    assert len(found.err.splitlines()) == 1
+
+
+def test_help_documents_exit_codes_and_types(run: Run) -> None:
+    top = run()
+    assert top.code == 0
+    assert all(word in top.out for word in ("create", "info", "head", "log", "verify", "doctor", "Exit codes", "130"))
+    assert all(word in run("create", "--help").out for word in ("image:jpeg:90", "label=cat,dog", "uint8[?,4]"))
+
+
+def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
+    found = run("info", tmp_path / "nothing", "--debug")
+    assert found.code == 1
+    assert "Traceback" in found.err
+    assert "NotFoundError" in found.err
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_secrets_are_not_repeated(run: Run, tmp_path: Path, debug: list[str]) -> None:
+    settings = [
+        "--option",
+        "secret_access_key=hunter22",
+        "--option",
+        "access_key_id=AKIA",
+        "--option",
+        "allow_http=hunter22",
+    ]
+    for words in (
+        ["info", "s3://bucket/hunter22", *settings, "--option", "nonsense=hunter22", *debug],
+        ["info", "s3://bucket/x", "--option", "hunter22", *debug],
+        ["info", "s3://bucket/x", "secret_access_key=hunter22"],
+        ["create", tmp_path / "t", "secret_access_key=hunter22"],
+    ):
+        found = run(*words)
+        assert found.code == 2
+        assert "hunter22" not in found.out + found.err
+
+
+def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(run: VerbRun) -> Answer:
+        raise RuntimeError("two\nlines with pass1234")
+
+    assert verb(broken)(json=True, debug=False, option=["token=pass1234"]) == 1
+    out, err = capsys.readouterr()
+    assert "RuntimeError: two lines with ***" in err
+    assert len(err.splitlines()) == 1
+    assert json.loads(out)["error"]["type"] == "RuntimeError"
+
+
+def test_warnings_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    def careless(run: VerbRun) -> Answer:
+        warnings.warn("take care", PenstockWarning, stacklevel=1)
+        return Answer({}, [])
+
+    assert verb(careless)(json=False, debug=False, option=[]) == 0
+    assert capsys.readouterr() == ("", "Warning: take care\n")
+
+
+def test_plain_output_is_not_wrapped(run: Run, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run("info", table).out
+    monkeypatch.setenv("COLUMNS", "20")
+    assert run("info", table).out == wide
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 KB"),
+        (1_000_000, "1.0 MB"),
+        (123_456_789, "123 MB"),
+        (1e18, "1000 PB"),
+    ],
+)
+def test_amounts(size: float, text: str) -> None:
+    assert amount(size) == text
+
+
+def test_printable_text_stays_on_its_line() -> None:
+    assert printable("é\n\x1b[31m\u202e") == "é \\x1b[31m\\u202e"

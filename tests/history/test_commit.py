@@ -1,0 +1,300 @@
+"""The commit protocol: what is said to be saved is saved, once, whatever the store does."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import CommitStateUnknown, ConflictError, PenstockWarning, StorageError
+from penstock.format import commit_key, encode_hint, hint_key
+from penstock.history import discard, newest_commit, read_commit
+from penstock.storage import Store, open_store
+from penstock.testing import CountingStore, Fault, FaultyStore
+
+
+def table(store: Store) -> penstock.Dataset:
+    ds = penstock.create(store, {"x": "int64"})
+    ds.append({"x": [0]})
+    ds.commit()
+    return ds
+
+
+def values(store: Store) -> list[int]:
+    return [int(x) for x in penstock.load(store)["x"][:]]
+
+
+# The lost answer.
+
+
+def test_a_commit_whose_answer_is_lost_is_recognised_and_not_doubled() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    store = FaultyStore(inner, Fault("fail_after", "create", "log/*"))
+    ds = penstock.load(store)
+    ds.append({"x": [1]})
+    assert ds.commit() == "main@2"
+    assert values(inner) == [0, 1]
+
+
+def test_a_create_that_never_arrived_is_sent_again() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    ds = penstock.load(FaultyStore(inner, Fault("fail_before", "create", "log/*", times=2)))
+    ds.append({"x": [1]})
+    assert ds.commit() == "main@2"
+    assert values(inner) == [0, 1]
+
+
+def test_a_lost_answer_under_another_writers_commit_is_a_rebase() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    ds = penstock.load(FaultyStore(inner, Fault("fail_before", "create", "log/*")))
+    ds.append({"x": [1]})
+    other = penstock.load(inner)
+    other.append({"x": [2]})
+    other.commit()
+    assert ds.commit() == "main@3"
+    assert sorted(values(inner)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_what_cannot_be_proved_is_said_and_settled_by_committing_again(
+    landed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.history._log._BACKOFF_S", 0.0)
+    inner = open_store("memory://")
+    table(inner)
+    faults = (
+        Fault("fail_after" if landed else "fail_before", "create", "log/*", times=1),
+        Fault("fail_before", "create", "log/*", times=99),
+        Fault("fail_before", "get", "log/*", times=99),
+    )
+    store = FaultyStore(inner)
+    ds = penstock.load(store)
+    ds.append({"x": [1]})
+    store.faults = faults
+    with pytest.raises(CommitStateUnknown, match=r"Commit again"):
+        ds.commit()
+    kept = {item.key for item in inner.list("")}
+    store.faults = ()
+    assert ds.commit() == "main@2"
+    assert values(inner) == [0, 1]
+    assert kept <= {item.key for item in inner.list("")}, "nothing may be cleaned up while the outcome is unknown"
+    assert not ds.has_changes
+
+
+def test_a_refused_commit_is_an_error_and_nothing_more() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    store = FaultyStore(inner, Fault("fail_before", "create", "log/*", error=penstock.errors.AccessDenied))
+    ds = penstock.load(store)
+    ds.append({"x": [1]})
+    with pytest.raises(penstock.errors.AccessDenied):
+        ds.commit()
+    assert values(inner) == [0]
+    assert ds.commit() == "main@2"
+    assert values(inner) == [0, 1]
+
+
+def test_a_lost_answer_to_a_claim_of_row_ids_gives_no_id_twice() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    ds = penstock.load(FaultyStore(inner, Fault("fail_after", "create", "ids/*")))
+    ds.append({"x": [1, 2]})
+    ds.commit()
+    ids = penstock.load(inner).select(["_row_id"]).to_numpy()["_row_id"]
+    assert len(set(ids)) == 3
+
+
+# The reused name.
+
+
+def test_commits_are_never_deleted() -> None:
+    deleted: list[str] = []
+
+    class Watched(CountingStore):
+        def delete(self, keys: list[str]) -> None:  # type: ignore[override]
+            deleted.extend(keys)
+            super().delete(keys)
+
+    store = Watched(open_store("memory://"))
+    ds = table(store)
+    stalled = penstock.load(store)
+    stalled.append({"x": [100]})
+    for step in range(5):
+        ds.append({"x": [step]})
+        ds.commit()
+        ds.append({"x": [-1]})
+        ds.rollback()
+        with pytest.raises(penstock.errors.InvalidInputError):
+            ds.append({"x": ["no number"]})
+    ds.delete(slice(0, 1))
+    ds.commit()
+    assert not [key for key in deleted if key.startswith("log/")]
+    assert stalled.commit() == "main@8"
+    assert 100 in values(store)
+
+
+def test_cleaning_refuses_to_remove_a_commit() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    key = commit_key(ds._session.info.main, 0)
+    with pytest.raises(AssertionError, match="never deleted"):
+        discard(store, ["data/none.arrow", key])
+    assert store.get(key)
+
+
+# The store that lies.
+
+
+def test_a_store_that_lies_about_create_only_is_found_out_and_takes_one_writer() -> None:
+    inner = open_store("memory://")
+    liar = FaultyStore(inner, Fault("lie", "create", times=10**9))
+    with pytest.warns(PenstockWarning, match="one process at a time"):
+        ds = penstock.create(liar, {"x": "int64"})
+    ds.append({"x": [1]})
+    ds.commit()
+    assert penstock.load(liar)._session.info.features == ("single-writer",)
+    late = penstock.load(liar, version=None)
+    ds.append({"x": [2]})
+    ds.commit()
+    late.append({"x": [3]})
+    late.commit()
+    assert values(inner) == [1, 2, 3], "one writer after the other loses nothing, even there"
+
+
+def test_an_honest_store_gets_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert penstock.create(open_store("memory://"), {"x": "int64"})._session.info.features == ()
+
+
+# Finding the newest version.
+
+
+@settings(deadline=None, max_examples=40)
+@given(count=st.integers(0, 40), hint=st.integers(0, 45), kind=st.sampled_from(["as it is", "missing", "damaged"]))
+def test_the_newest_version_is_found_whatever_the_hint_says(count: int, hint: int, kind: str) -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    branch = ds._session.info.main
+    first = read_commit(store, branch, 1)
+    for version in range(2, 2 + count):
+        store.create(commit_key(branch, version), replace(first, version=version).encode())
+    body = bytearray(encode_hint(hint))
+    if kind == "damaged":
+        body[12] ^= 1
+    if kind == "missing":
+        store.delete([hint_key(branch)])
+    else:
+        store.put(hint_key(branch), bytes(body))
+    assert newest_commit(store, branch).version == 1 + count
+
+
+def test_opening_takes_five_requests() -> None:
+    store = CountingStore(open_store("memory://"))
+    table(store)
+    store.reset()
+    penstock.load(store)
+    assert sum(store.requests.values()) <= 5
+
+
+# Rebase and conflict.
+
+Act = Callable[[penstock.Dataset], object]
+ACTS: dict[str, Act] = {
+    "append": lambda ds: ds.append({"x": [9], "y": [9]}),
+    "update x of row 0": lambda ds: ds.update([0], {"x": 7}),
+    "update y of row 0": lambda ds: ds.update([0], {"y": 7}),
+    "update x of row 60": lambda ds: ds.update([60], {"x": 7}),
+    "delete row 0": lambda ds: ds.delete([0]),
+    "delete row 1": lambda ds: ds.delete([1]),
+    "add nullable z": lambda ds: ds.add_column("z", penstock.Column(penstock.Text(), nullable=True)),
+    "add filled z": lambda ds: ds.add_column("z", fill=1),
+    "add computed w": lambda ds: ds.add_column("w", compute=lambda batch: batch["x"] * 2),
+    "drop y": lambda ds: ds.drop_column("y"),
+    "rename y": lambda ds: ds.rename_column("y", "v"),
+}
+CONFLICTS = {
+    frozenset(pair)
+    for pair in [
+        ("update x of row 0",),
+        ("update y of row 0",),
+        ("update x of row 60",),
+        ("update x of row 0", "delete row 0"),
+        ("update y of row 0", "delete row 0"),
+        ("add nullable z",),
+        ("add filled z",),
+        ("add nullable z", "add filled z"),
+        ("add computed w",),
+        ("drop y",),
+        ("rename y",),
+        ("drop y", "rename y"),
+        ("append", "add computed w"),
+    ]
+}
+
+
+@pytest.mark.parametrize("first", ACTS)
+@pytest.mark.parametrize("second", ACTS)
+def test_two_writers(first: str, second: str) -> None:
+    store = open_store("memory://")
+    small = {"file_bytes": 64, "page_bytes": 64}  # eight rows to a file: rows 0 and 60 are in different ones
+    kind = penstock.Tensor("int64")
+    ds = penstock.create(store, {"x": penstock.Column(kind, **small), "y": penstock.Column(kind, codec="lz4", **small)})
+    ds.append({"x": list(range(64)), "y": list(range(64))})
+    ds.commit()
+    one, two = penstock.load(store), penstock.load(store)
+    ACTS[first](one)
+    ACTS[second](two)
+    one.commit()
+    stale = second == "add computed w" and first.startswith("update")
+    if stale or frozenset((first, second)) in CONFLICTS:
+        with pytest.raises(ConflictError):
+            two.commit()
+        assert two.has_changes
+        two.rollback()
+        assert not two.has_changes
+        return
+    two.commit()
+    both = penstock.load(store)
+    alone = penstock.load(store, version=1)
+    expected = len(alone) + (first == "append") + (second == "append")
+    expected -= len({name for name in (first, second) if name.startswith("delete")})
+    assert len(both) == expected
+    for name in (first, second):
+        if name.startswith("update"):
+            column, row = name.split()[1], int(name.split()[-1])
+            shown = "v" if column == "y" and "rename y" in (first, second) else column
+            if shown in both.columns:
+                ids = alone.select(["_row_id"]).to_numpy()["_row_id"]
+                assert both.rows([int(ids[row])])[0][shown] == 7
+    assert ("v" in both.columns) == ("rename y" in (first, second))
+    assert not penstock.verify(store).damaged
+
+
+def test_versions_count_up_and_times_never_run_backwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = iter(range(10**18, 0, -(10**15)))
+    monkeypatch.setattr("penstock.history._table.time.time_ns", lambda: next(clock))
+    ds = penstock.create(tmp_path, {"x": "int64"})
+    for step in range(3):
+        ds.append({"x": [step]})
+        ds.commit()
+    log = list(ds.log())
+    assert [commit.version for commit in log] == [3, 2, 1, 0]
+    assert all(new.time_us > old.time_us for new, old in zip(log, log[1:], strict=False))
+
+
+def test_a_table_that_cannot_be_reached_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FaultyStore(
+        open_store("memory://"), Fault("fail_before", "get", times=99), Fault("fail_before", "head", times=99)
+    )
+    with pytest.raises(StorageError):
+        penstock.load(store)
+    with pytest.raises(StorageError):
+        penstock.exists(store)
