@@ -172,7 +172,7 @@ def test_doctor_finds_a_store_that_does_not_keep_writers_apart() -> None:
             self.put(key, data)
 
     store = open_store("memory://")
-    store.__class__ = Careless
+    store.__class__ = Careless  # its constructor is not public
     answer = examine(store, VerbRun({}))
     assert not answer.ok
     assert {check["name"] for check in answer.document["checks"] if not check["ok"]} == {"writers"}

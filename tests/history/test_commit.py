@@ -159,7 +159,7 @@ def test_a_store_that_lies_about_create_only_is_found_out_and_takes_one_writer()
         ds = penstock.create(liar, {"x": "int64"})
     ds.append({"x": [1]})
     ds.commit()
-    assert penstock.load(liar)._session.info.features == ("single-writer",)
+    assert penstock.load(liar)._session.info.single_writer
     late = penstock.load(liar, version=None)
     ds.append({"x": [2]})
     ds.commit()
@@ -171,7 +171,7 @@ def test_a_store_that_lies_about_create_only_is_found_out_and_takes_one_writer()
 def test_an_honest_store_gets_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert penstock.create(open_store("memory://"), {"x": "int64"})._session.info.features == ()
+        assert penstock.create(open_store("memory://"), {"x": "int64"})._session.info.features.write == ()
 
 
 # Finding the newest version.

@@ -73,7 +73,9 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except _UsageError as error:
         message: str = error.format_message()  # type: ignore[attr-defined]
-        message = re.sub(r"(unexpected extra arguments?) \(.*", r"\1", message)  # an --option forgotten: maybe a secret
+        message = re.sub(
+            r"(unexpected extra argument)\S* \(.*", r"\1", message
+        )  # an --option forgotten: maybe a secret
         say(f"{message.rstrip('.')}; see `penstock --help`")
         return 2
     except BrokenPipeError:  # the reader has seen enough, as in `penstock log … | head`

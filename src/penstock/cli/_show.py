@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from penstock.cli._verb import printable
@@ -37,19 +38,15 @@ def amount(size: float) -> str:
 
 def local_time(time: datetime) -> str:
     """A moment by the clock on the wall."""
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return time.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, fold: str, right: str = "") -> Table:
     """A table in which, on a narrow terminal, one column folds and the others are cut."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
     for head in heads:
-        made.add_column(
-            head,
-            justify="right" if head == right else "left",
-            no_wrap=head != fold,
-            overflow="fold" if head == fold else "ellipsis",
-        )
+        side: JustifyMethod = "right" if head == right else "left"
+        made.add_column(head, justify=side, no_wrap=head != fold, overflow="fold" if head == fold else "ellipsis")
     for row in rows:
         made.add_row(*map(printable, row))
     return made

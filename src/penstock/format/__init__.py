@@ -1,7 +1,7 @@
 """What the bytes of a table mean. Encodes and decodes; does no I/O. FORMAT.md is the specification."""
 
 from penstock.format._blob import BLOB_BLOCK, Blob, BlobEncoder, verify_block
-from penstock.format._commit import Claim, Commit, Parent, TableInfo, decode_hint, encode_hint
+from penstock.format._commit import SINGLE_WRITER, Claim, Commit, Parent, TableInfo, decode_hint, encode_hint
 from penstock.format._datafile import (
     BLOB_REFERENCE,
     FileColumn,
@@ -12,6 +12,7 @@ from penstock.format._datafile import (
     verify_frame,
     verify_page,
 )
+from penstock.format._features import Features
 from penstock.format._infer import infer_schema
 from penstock.format._layout import (
     LOG_PREFIX,
@@ -24,6 +25,7 @@ from penstock.format._layout import (
     new_number,
 )
 from penstock.format._manifest import (
+    BlobUse,
     Changed,
     DataFile,
     Fragment,
@@ -56,15 +58,18 @@ __all__ = [
     "BLOB_REFERENCE",
     "INLINE_BYTES",
     "LOG_PREFIX",
+    "SINGLE_WRITER",
     "TABLE_KEY",
     "Blob",
     "BlobEncoder",
+    "BlobUse",
     "Changed",
     "Claim",
     "Column",
     "ColumnLike",
     "Commit",
     "DataFile",
+    "Features",
     "Field",
     "FileColumn",
     "Fragment",

@@ -1,17 +1,18 @@
 """Commits, the table's birth certificate, and claims of row ids: the sealed JSON objects."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import UnsupportedFormat
-from penstock.format._sealed import seal, unseal
+from penstock.format._features import Features
+from penstock.format._sealed import known, seal, unseal
 from penstock.format._snapshot import SnapshotRef
 from penstock.types import Buffer
 
 FORMAT_VERSION = 1
-KNOWN_FEATURES: frozenset[str] = frozenset({"single-writer"})
+SINGLE_WRITER = "single-writer"
 
 
 @dataclass(frozen=True)
@@ -21,20 +22,23 @@ class TableInfo:
     id: str
     main: str
     """Id of the branch called main."""
-    features: tuple[str, ...] = ()
-    """What a reader or writer must know to handle this table."""
+    features: Features = field(default_factory=Features)
+
+    @property
+    def single_writer(self) -> bool:
+        """Whether the store cannot keep two writers apart."""
+        return SINGLE_WRITER in self.features.write
 
     def encode(self) -> bytes:
-        return seal({"penstock": FORMAT_VERSION, "features": list(self.features), "table": self.id, "main": self.main})
+        features = self.features.to_json()
+        return seal({"penstock": FORMAT_VERSION, "features": features, "table": self.id, "main": self.main})
 
     @staticmethod
     def decode(data: Buffer, where: str) -> "TableInfo":
         document = unseal(data, where)
-        unknown = set(document["features"]) - KNOWN_FEATURES
-        if document["penstock"] != FORMAT_VERSION or unknown:
-            need = f"format {document['penstock']}" + (f" with {', '.join(sorted(unknown))}" if unknown else "")
-            raise UnsupportedFormat(f"{where} says this table needs {need}; upgrade Penstock to read it")
-        return TableInfo(document["table"], document["main"], tuple(document["features"]))
+        if document["penstock"] != FORMAT_VERSION:
+            raise UnsupportedFormat(f"{where} says this table has format {document['penstock']}; upgrade Penstock")
+        return TableInfo(document["table"], document["main"], Features.from_json(document["features"], where))
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,10 @@ class Commit:
     @staticmethod
     def decode(data: Buffer, where: str) -> "Commit":
         document: dict[str, Any] = unseal(data, where)
-        parent = document.pop("parent")
-        snapshot = SnapshotRef(**document.pop("snapshot"))
-        known = {name.name for name in fields(Commit)} & set(document)  # later writers may say more
-        return Commit(
-            **{name: document[name] for name in known},
-            snapshot=snapshot,
-            parent=None if parent is None else Parent(**parent),
-        )
+        parent, snapshot = document["parent"], document["snapshot"]
+        document["parent"] = None if parent is None else known(Parent, parent)
+        document["snapshot"] = known(SnapshotRef, snapshot)
+        return known(Commit, document)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Claim:
 
     @staticmethod
     def decode(data: Buffer, where: str) -> "Claim":
-        return Claim(**unseal(data, where))
+        return known(Claim, unseal(data, where))
 
 
 def encode_hint(version: int) -> bytes:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from penstock.codecs import Compression
 from penstock.format._layout import damaged, new_id
-from penstock.format._manifest import DataFile
+from penstock.format._manifest import BlobUse, DataFile
 from penstock.format._schema import Field
 from penstock.types import Buffer
 
@@ -66,8 +66,14 @@ def encode_file(
         page_offsets=np.array(offsets, np.int64),
         page_crcs=np.array([crc32c(page) for page in pages], np.uint32),
         value_starts=_value_starts(columns, schema, pages, page_rows, codec is not None),
+        blobs=_blobs(columns, batch),
     )
     return entry, data
+
+
+def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUse, ...]:
+    references = [batch.column(n).drop_null().to_pylist() for n, column in enumerate(columns) if column.references]
+    return tuple(BlobUse(blob["id"], blob["length"]) for column in references for blob in column)
 
 
 def decode_page(columns: Sequence[FileColumn], page: Buffer) -> pa.RecordBatch:
@@ -141,7 +147,8 @@ def _value_starts(
         for n in plain:
             array = batch.column(n)
             if array.null_count == 0:
-                starts[number, n] = array.buffers()[-1].address - whole.address
+                start = array.buffers()[-1].address - whole.address
+                starts[number, n] = start if start <= np.iinfo(np.int32).max else -1
         if number:  # … but for the first, which Arrow pads with what follows where a buffer is short
             seen[rows] = starts[number]
     return starts

@@ -4,8 +4,10 @@ Manifests form a tree whose top is in the snapshot. A leaf describes fragments; 
 commit writes the leaves it changes and the path above them, so what it writes does not grow with the table.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +17,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.format._layout import damaged, data_key, manifest_key
+from penstock.format._sealed import known
 from penstock.types import Buffer, ByteRange, RowRange
 
 
@@ -28,7 +31,15 @@ class Changed:
     """Bitmap over the file's rows, least significant bit first."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class BlobUse:
+    """A blob that a file's pages refer to, so that nobody has to read them to know."""
+
+    id: str
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
 class DataFile:
     """One data file: a range of a fragment's rows, some of its columns."""
 
@@ -48,6 +59,7 @@ class DataFile:
     value_starts: npt.NDArray[np.int32]
     """Per page and column: where in the page the values start, -1 where the page must be parsed."""
     changed: tuple[Changed, ...] = ()
+    blobs: tuple[BlobUse, ...] = ()
 
     @property
     def key(self) -> str:
@@ -57,7 +69,7 @@ class DataFile:
     def row_end(self) -> int:
         return self.row_start + self.rows
 
-    @property
+    @cached_property
     def page_ends(self) -> npt.NDArray[np.int64]:
         """Row, counted in the file, behind each page."""
         return np.cumsum(self.page_rows, dtype=np.int64)
@@ -82,8 +94,22 @@ class Statistics:
     """JSON of a value that no other is below; None where unknown."""
     high: str | None
 
+    def joined(self, other: "Statistics | None") -> "Statistics":
+        """Bounds of both."""
+        if other is None:
+            return self
+        return Statistics(
+            self.field, self.nulls + other.nulls, _pick(min, self.low, other.low), _pick(max, self.high, other.high)
+        )
 
-@dataclass(frozen=True, slots=True)
+
+def _pick(choose: Callable[..., Any], one: str | None, other: str | None) -> str | None:
+    if one is None or other is None:
+        return None
+    return json.dumps(choose(json.loads(one), json.loads(other)))
+
+
+@dataclass(frozen=True)
 class Fragment:
     """A run of rows: the files that hold a field cover all of them once, or there are none (see `Field.fill`)."""
 
@@ -108,7 +134,7 @@ class Fragment:
             return np.zeros(self.rows, bool)
         return unpack_bitmap(self.deleted, self.rows)
 
-    @property
+    @cached_property
     def live_rows(self) -> npt.NDArray[np.int64]:
         """Places of the rows that are not deleted."""
         return np.flatnonzero(~self.deleted_rows)
@@ -121,12 +147,20 @@ class Fragment:
 
     @property
     def bytes(self) -> int:
-        """Length of all files."""
-        return sum(file.length for file in self.files)
+        """Length of all files, and of the blobs they refer to."""
+        return sum(file.length + sum(blob.length for blob in file.blobs) for file in self.files)
 
-    def files_of(self, field_id: int) -> list[DataFile]:
+    def files_of(self, field_id: int) -> tuple[DataFile, ...]:
         """The files that hold a field, in row order."""
-        return sorted((f for f in self.files if field_id in f.fields), key=lambda f: f.row_start)
+        return self._by_field.get(field_id, ())
+
+    @cached_property
+    def _by_field(self) -> dict[int, tuple[DataFile, ...]]:
+        found: dict[int, list[DataFile]] = {}
+        for file in sorted(self.files, key=lambda file: file.row_start):
+            for field_id in file.fields:
+                found.setdefault(field_id, []).append(file)
+        return {field_id: tuple(files) for field_id, files in found.items()}
 
     def without_rows(self, gone: npt.NDArray[np.bool_]) -> "Fragment":
         """The same fragment with more rows deleted."""
@@ -146,7 +180,7 @@ class Node:
     rows: int
     live: int
     bytes: int
-    """Length of all data files below, blobs not counted."""
+    """Length of all data files and blobs below."""
     first_id: int
     """Smallest row id below."""
     end_id: int
@@ -178,6 +212,7 @@ def unpack_bitmap(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
 
 _RANGE = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 _CHANGED = pa.struct([("base", pa.string()), ("rows", pa.binary())])
+_BLOB = pa.struct([("id", pa.string()), ("length", pa.int64())])
 _STATISTICS = pa.struct([("field", pa.int64()), ("nulls", pa.int64()), ("low", pa.string()), ("high", pa.string())])
 _FILE = pa.struct(
     [
@@ -192,6 +227,7 @@ _FILE = pa.struct(
         ("page_crcs", pa.list_(pa.uint32())),
         ("value_starts", pa.list_(pa.int32())),
         ("changed", pa.list_(_CHANGED)),
+        ("blobs", pa.list_(_BLOB)),
     ]
 )
 LEAF_SCHEMA = pa.schema(
@@ -224,7 +260,7 @@ INNER_SCHEMA = pa.schema(
 def encode_manifest(id: str, manifest: Manifest) -> tuple[Node, memoryview]:
     """Serialise a manifest, and describe it for its parent."""
     if manifest.level:
-        batch = pa.RecordBatch.from_pylist([_slots(node) for node in manifest.nodes], INNER_SCHEMA)
+        batch = pa.RecordBatch.from_pylist([_members(node) for node in manifest.nodes], INNER_SCHEMA)
     else:
         batch = pa.RecordBatch.from_pylist([_fragment_row(fragment) for fragment in manifest.fragments], LEAF_SCHEMA)
     sink = pa.BufferOutputStream()
@@ -262,23 +298,24 @@ def decode_manifest(node: Node, data: Buffer, where: str) -> Manifest:
     if not batches:
         return Manifest(node.level)
     if node.level:
-        return Manifest(node.level, nodes=tuple(Node(**row) for row in batches[0].to_pylist()))
+        return Manifest(node.level, nodes=tuple(known(Node, row) for row in batches[0].to_pylist()))
     return Manifest(0, fragments=_fragments(batches[0]))
 
 
-def _slots(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
+def _members(value: Any) -> dict[str, Any]:
+    return {member.name: getattr(value, member.name) for member in fields(value)}
 
 
 def _fragment_row(fragment: Fragment) -> dict[str, Any]:
-    row = _slots(fragment)
-    row["row_ids"] = [_slots(run) for run in fragment.row_ids]
-    row["statistics"] = [_slots(bounds) for bounds in fragment.statistics]
+    row = _members(fragment)
+    row["row_ids"] = [_members(run) for run in fragment.row_ids]
+    row["statistics"] = [_members(bounds) for bounds in fragment.statistics]
     row["files"] = [
         {
-            **_slots(file),
+            **_members(file),
             "value_starts": file.value_starts.reshape(-1),
-            "changed": [_slots(change) for change in file.changed],
+            "changed": [_members(change) for change in file.changed],
+            "blobs": [_members(blob) for blob in file.blobs],
         }
         for file in fragment.files
     ]
@@ -295,9 +332,9 @@ def _fragments(batch: pa.RecordBatch) -> tuple[Fragment, ...]:
             id=row["id"],
             rows=row["rows"],
             live=row["live"],
-            row_ids=tuple(RowRange(**run) for run in row["row_ids"]),
+            row_ids=tuple(known(RowRange, run) for run in row["row_ids"]),
             deleted=row["deleted"],
-            statistics=tuple(Statistics(**bounds) for bounds in row["statistics"]),
+            statistics=tuple(known(Statistics, bounds) for bounds in row["statistics"]),
             files=tuple(files[ends[index] - ends[0] : ends[index + 1] - ends[0]]),
         )
         for index, row in enumerate(plain)
@@ -313,18 +350,20 @@ def _files(array: pa.StructArray) -> list[DataFile]:
         return [values[a:b] for a, b in pairwise(offsets)]
 
     plain = {name: array.field(name).to_pylist() for name in ("id", "length", "frame_crc", "row_start", "rows")}
-    fields = [tuple(ids) for ids in array.field("fields").to_pylist()]
+    held = [tuple(ids) for ids in array.field("fields").to_pylist()]
     changed = array.field("changed").to_pylist()
+    blobs = array.field("blobs").to_pylist()
     pages = {name: lists(name) for name in ("page_rows", "page_offsets", "page_crcs", "value_starts")}
     return [
         DataFile(
             **{name: values[index] for name, values in plain.items()},
-            fields=fields[index],
+            fields=held[index],
             page_rows=pages["page_rows"][index],
             page_offsets=pages["page_offsets"][index],
             page_crcs=pages["page_crcs"][index],
-            value_starts=pages["value_starts"][index].reshape(-1, len(fields[index])),
-            changed=tuple(Changed(**change) for change in changed[index]),
+            value_starts=pages["value_starts"][index].reshape(-1, len(held[index])),
+            changed=tuple(known(Changed, change) for change in changed[index]),
+            blobs=tuple(known(BlobUse, blob) for blob in blobs[index]),
         )
         for index in range(len(array))
     ]

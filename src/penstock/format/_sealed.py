@@ -5,12 +5,16 @@ all bytes before the comma that precedes it.
 """
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from crc32c import crc32c
 
 from penstock.errors import CorruptError
 from penstock.types import Buffer
+
+T = TypeVar("T")
 
 _TAIL = len(',"crc32c":"00000000"}\n')
 
@@ -29,6 +33,12 @@ def unseal(data: Buffer, where: str) -> dict[str, Any]:
         raise CorruptError(f"{where} is damaged: its checksum does not match. Restore it from a copy of the table")
     document: dict[str, Any] = json.loads(body + b"}")
     return document
+
+
+def known(cls: type[T], members: Mapping[str, Any]) -> T:
+    """Make a value from those members that it has; later writers may say more, and it is passed over."""
+    names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in members.items() if name in names})
 
 
 def _tail(body: bytes) -> bytes:

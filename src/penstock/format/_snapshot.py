@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from crc32c import crc32c
 
+from penstock.format._features import Features
 from penstock.format._layout import damaged, snapshot_key
 from penstock.format._manifest import Node
 from penstock.format._schema import Field, Schema
 from penstock.types import Buffer
 
-_NODE = ("id", "level", "length", "crc", "fragments", "rows", "live", "bytes", "first_id", "end_id")
+_NODE = tuple(member.name for member in fields(Node))
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Snapshot:
     """Where linked objects are: a short name and the URI of each bucket or folder."""
     claims: int = 0
     """At least this many ranges of row ids have been claimed; where to start looking for the newest."""
+    features: Features = field(default_factory=Features)
+    indexes: tuple[Mapping[str, Any], ...] = ()
+    """Search indexes, as they are described; passed on by those who do not know them."""
 
     @property
     def live(self) -> int:
@@ -56,10 +60,11 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
     """Serialise a snapshot, and describe it for its commit."""
     document: dict[str, Any] = {
         "schema": [field.to_json() for field in snapshot.schema.fields],
-        "manifests": [[getattr(node, name) for name in _NODE] for node in snapshot.nodes],
+        "manifests": {name: [getattr(node, name) for node in snapshot.nodes] for name in _NODE},
         "containers": dict(snapshot.containers),
         "claims": snapshot.claims,
-        "indexes": [],
+        "features": snapshot.features.to_json(),
+        "indexes": list(snapshot.indexes),
     }
     data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return SnapshotRef(id, len(data), crc32c(data)), data
@@ -70,9 +75,12 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
     if len(data) != ref.length or crc32c(data) != ref.crc:
         raise damaged(where, "its checksum is not the one its commit has")
     document = json.loads(bytes(data))
+    columns = [document["manifests"][name] for name in _NODE]
     return Snapshot(
         schema=Schema(tuple(Field.from_json(described) for described in document["schema"])),
-        nodes=tuple(Node(**dict(zip(_NODE, row, strict=True))) for row in document["manifests"]),
+        nodes=tuple(Node(*row) for row in zip(*columns, strict=True)),
         containers=document["containers"],
         claims=document["claims"],
+        features=Features.from_json(document["features"], where),
+        indexes=tuple(document["indexes"]),
     )

@@ -163,7 +163,8 @@ def merge_fragment(base: Fragment, ours: Fragment, theirs: Fragment, names: Call
     _check_deleted(base, theirs_only, ours)
     lost = {file.id for file in base.files if file not in theirs.files}
     deleted = ours.deleted_rows | theirs.deleted_rows
-    bounds = {bound.field: bound for bound in (*theirs.statistics, *ours.statistics)}
+    bounds = {bound.field: bound for bound in ours.statistics}
+    bounds.update({bound.field: bound.joined(bounds.get(bound.field)) for bound in theirs.statistics})
     kept = replace(
         ours,
         files=(*(file for file in ours.files if file.id not in lost), *theirs_only),

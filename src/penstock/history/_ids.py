@@ -4,6 +4,7 @@ import secrets
 
 from penstock.errors import AlreadyExistsError, NotFoundError, StorageError
 from penstock.format import Claim, ids_key
+from penstock.history._log import create_object
 from penstock.storage import Store
 from penstock.types import RowRange
 
@@ -14,8 +15,8 @@ _LARGEST_CLAIM = 1 << 24
 class RowIds:
     """A writer's supply of row ids; what it claimed and did not use is used by its next rows."""
 
-    def __init__(self, store: Store, *, claims: int) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, claims: int, single_writer: bool) -> None:
+        self._store, self._single_writer = store, single_writer
         self.claims = claims
         """Claims known to exist: a place to start from, never too high."""
         self._free = RowRange(0, 0)
@@ -39,7 +40,7 @@ class RowIds:
         while True:
             mine = Claim(start, start + count, secrets.token_hex(16))
             try:
-                self._store.create(ids_key(self.claims), mine.encode())
+                create_object(self._store, ids_key(self.claims), mine.encode(), single_writer=self._single_writer)
                 found = mine
             except (AlreadyExistsError, StorageError) as error:
                 try:

@@ -75,10 +75,7 @@ def publish(
         if attempt:
             sleep(random.uniform(0, _BACKOFF_S * 2**attempt))
         try:
-            if single_writer:
-                _create_unguarded(store, key, body)
-            else:
-                store.create(key, body)
+            create_object(store, key, body, single_writer=single_writer)
         except AlreadyExistsError:
             pass  # perhaps by an earlier attempt of ours whose answer was lost
         except AccessDenied:
@@ -111,8 +108,11 @@ def discard(store: Store, keys: Sequence[str]) -> None:
     store.delete(keys)
 
 
-def _create_unguarded(store: Store, key: str, body: bytes) -> None:
-    """For stores that ignore create-only: right for one writer at a time, and for no more."""
+def create_object(store: Store, key: str, body: bytes, *, single_writer: bool) -> None:
+    """Create-only; where the store ignores that, by looking first: right for one writer at a time, and for no more."""
+    if not single_writer:
+        store.create(key, body)
+        return
     try:
         store.head(key)
     except NotFoundError:

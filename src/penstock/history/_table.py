@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError
-from penstock.format import TABLE_KEY, Commit, Parent, Snapshot, TableInfo, decode_snapshot, encode_snapshot, new_id
+from penstock.format import (
+    SINGLE_WRITER,
+    TABLE_KEY,
+    Commit,
+    Features,
+    Parent,
+    Snapshot,
+    TableInfo,
+    decode_snapshot,
+    encode_snapshot,
+    new_id,
+)
 from penstock.history._changes import Changes
 from penstock.history._log import newest_commit, publish, read_commit
 from penstock.history._tree import Tree
@@ -34,7 +45,7 @@ class Note:
 
 def create_table(store: Store, snapshot: Snapshot, *, single_writer: bool, note: Note) -> tuple[TableInfo, Version]:
     """Make an empty table with one commit; the key that makes it a table is written last."""
-    info = TableInfo(new_id(), new_id(), ("single-writer",) if single_writer else ())
+    info = TableInfo(new_id(), new_id(), Features(write=(SINGLE_WRITER,) if single_writer else ()))
     commit = _commit(store, info.main, None, snapshot, "create", {}, note)
     publish(store, commit, single_writer=single_writer)
     body = info.encode()

@@ -40,27 +40,41 @@ class Cells:
     """Where values are blobs: references, null for the others."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PageRows:
-    """Rows of one page, counted in the page."""
+    """Rows of one page, counted in the page; a slice where they follow each other."""
 
     file: DataFile
     page: int
-    rows: Rows
+    rows: "slice | Rows"
 
 
 def page_rows(fragment: Fragment, field_id: int, rows: Rows) -> Iterator[PageRows]:
     """Deal rows out to the pages that hold a field; pure."""
     for file in fragment.files_of(field_id):
-        first, last = np.searchsorted(rows, (file.row_start, file.row_end))
+        first, last = np.searchsorted(rows, (file.row_start, file.row_end)).tolist()
         if first == last:
             continue
+        run = as_slice(rows[first:last])
+        if run is not None:
+            yield from _page_slices(file, run.start - file.row_start, run.stop - file.row_start)
+            continue
         inside = rows[first:last] - file.row_start
-        ends = file.page_ends
-        pages = np.searchsorted(ends, inside, side="right")
-        numbers, starts = np.unique(pages, return_index=True)
-        for page, part in zip(numbers, np.split(inside, starts[1:]), strict=True):
-            yield PageRows(file, int(page), part - int(ends[page] - file.page_rows[page]))
+        pages, starts = np.unique(np.searchsorted(file.page_ends, inside, side="right"), return_index=True)
+        for page, part in zip(pages.tolist(), np.split(inside, starts[1:]), strict=True):
+            local = part - int(file.page_ends[page] - file.page_rows[page])
+            run = as_slice(local)
+            yield PageRows(file, page, local if run is None else run)
+
+
+def _page_slices(file: DataFile, start: int, end: int) -> Iterator[PageRows]:
+    page = int(np.searchsorted(file.page_ends, start, side="right"))
+    page_start = int(file.page_ends[page] - file.page_rows[page])
+    for page_end in file.page_ends[page:].tolist():
+        yield PageRows(file, page, slice(max(start, page_start) - page_start, min(end, page_end) - page_start))
+        if page_end >= end:
+            return
+        page, page_start = page + 1, page_end
 
 
 def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, max_workers: int) -> Pages:
@@ -105,11 +119,9 @@ def _fetch(store: Store, file: DataFile, pages: set[int], request: ByteRange) ->
 
 def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages, *, parse: bool = False) -> Cells:
     """One column of some rows from pages that were fetched; with `parse` always as an Arrow array."""
-    kind = _NUMBER if isinstance(field.kind, Label) else field.kind
-    if isinstance(kind, Tensor) and field.stored_bytes and not parse:
-        numbers = _numbers(kind, field, wanted, pages)
-        if numbers is not None:
-            return Cells(numbers, None)
+    numbers = None if parse else _numbers(field, wanted, pages)
+    if numbers is not None:
+        return Cells(numbers, None)
     arrays: list[pa.Array] = []
     references: list[pa.Array] = []
     for want in wanted:
@@ -124,40 +136,48 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
             if -field.id in part.file.fields:
                 references.append(take(batch.column(part.file.fields.index(-field.id)), part.rows))
             else:
-                references.append(pa.nulls(len(part.rows), BLOB_REFERENCE))
+                references.append(pa.nulls(len(arrays[-1]), BLOB_REFERENCE))
     if not arrays:
         return Cells(None, pa.nulls(0, field.kind.arrow_type))
     blobs = any(array.null_count < len(array) for array in references)
     return Cells(None, concat(arrays), pa.concat_arrays(references) if blobs else None)
 
 
-def _numbers(kind: Tensor, field: Field, wanted: Sequence[Wanted], pages: Pages) -> npt.NDArray[Any] | None:
-    """Rows straight out of the pages' bytes, a view where one page holds them all; None where a page needs parsing."""
+def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[Any]] | None:
+    """Rows straight out of the pages' bytes, a view for each page; None where a page must be parsed."""
+    kind = _NUMBER if isinstance(field.kind, Label) else field.kind
+    if not isinstance(kind, Tensor) or not field.stored_bytes or not want.fragment.files_of(field.id):
+        return None
+    element, shape = kind.element, kind.stored_shape
+    width = field.stored_bytes // element.stored.itemsize
+    pieces: list[npt.NDArray[Any]] = []
+    for part in page_rows(want.fragment, field.id, want.rows):
+        file, page = part.file, part.page
+        start = int(file.value_starts[page, file.fields.index(field.id)])
+        if start < 0:
+            return None
+        count = int(file.page_rows[page])
+        flat = np.frombuffer(pages[file.id, page], element.stored, count * width, start)
+        pieces.append(element.from_stored(flat.reshape(count, *shape)[part.rows]))
+    return pieces
+
+
+def _numbers(field: Field, wanted: Sequence[Wanted], pages: Pages) -> npt.NDArray[Any] | None:
+    """All rows as one array, a view where one page holds them all; None where a page must be parsed."""
     pieces: list[npt.NDArray[Any]] = []
     for want in wanted:
-        if not want.fragment.files_of(field.id):
+        found = number_pieces(field, want, pages)
+        if found is None:
             return None
-        for part in page_rows(want.fragment, field.id, want.rows):
-            start = int(part.file.value_starts[part.page, part.file.fields.index(field.id)])
-            if start < 0:
-                return None
-            count = int(part.file.page_rows[part.page])
-            width = int(np.prod(kind.stored_shape))
-            flat = np.frombuffer(pages[part.file.id, part.page], kind.element.stored, count * width, start)
-            pieces.append(_take_numbers(flat.reshape(count, *kind.stored_shape), part.rows))
+        pieces += found
     if not pieces:
         return None
-    return kind.element.from_stored(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _take_numbers(page: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
-    run = _run(rows)
-    return page[rows] if run is None else page[run]
-
-
-def take(array: pa.Array, rows: Rows) -> pa.Array:
+def take(array: pa.Array, rows: "slice | Rows") -> pa.Array:
     """Rows of an array, without a copy where they follow each other."""
-    run = _run(rows)
+    run = rows if isinstance(rows, slice) else as_slice(rows)
     if run is not None:
         return array.slice(run.start, run.stop - run.start)
     if isinstance(array, pa.ExtensionArray):
@@ -183,7 +203,7 @@ def file_column(schema: Schema, id: int) -> FileColumn:
     return FileColumn(schema.by_id(abs(id)), references=id < 0)
 
 
-def _run(rows: Rows) -> slice | None:
+def as_slice(rows: Rows) -> slice | None:
     """The rows as a slice, where they follow each other."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (len(rows) < 3 or (np.diff(rows) == 1).all()):
         return slice(int(rows[0]), int(rows[-1]) + 1)

@@ -1,28 +1,39 @@
 """Read rows of a snapshot: any rows in any order, or many in sequence with read-ahead."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import SampleError
-from penstock.format import Field, Snapshot, linked_kind
+from penstock.format import Field, Fragment, Snapshot, linked_kind
 from penstock.format.kinds import Bytes, Kind, Linked, Tensor, Values
 from penstock.history import Tree
 from penstock.storage import Store
 from penstock.table._blobs import BlobReader, as_blob, read_blob
 from penstock.table._links import Containers
-from penstock.table._pages import Cells, Rows, by_fragment, fetch, gather, references_in
+from penstock.table._pages import (
+    Cells,
+    Rows,
+    Wanted,
+    by_fragment,
+    fetch,
+    gather,
+    number_pieces,
+    page_rows,
+    references_in,
+)
 
 ROW_ID = "_row_id"
 """The column that every table has and no file holds."""
+
+T = TypeVar("T")
 
 _RANDOM_READERS = 16
 _AHEAD = 4
@@ -155,36 +166,51 @@ class Reader:
     def batches(self, names: Sequence[str], groups: Iterator[Rows]) -> Iterator[dict[str, "Filled"]]:
         """Values of many groups of rows, one after the other, read ahead in a few threads."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
-        width = max(1, self._row_bytes(fields))
-        with ThreadPoolExecutor(_AHEAD, "penstock-read") as pool:
-            waiting: deque[Future[list[dict[str, Filled]]]] = deque()
-            try:
-                for job in _jobs(groups, max(1, _JOB_BYTES // width)):
-                    waiting.append(pool.submit(self.columns, names, job, max_workers=2))
-                    if len(waiting) > _AHEAD:
-                        yield from waiting.popleft().result()
-                while waiting:
-                    yield from waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+        jobs = _jobs(groups, max(1, _JOB_BYTES // max(1, self._row_bytes(fields))))
+        return _read_ahead(lambda job: self.columns(names, job, max_workers=2), jobs)
 
-    def page_groups(self, names: Sequence[str], start: int, end: int) -> Iterator[Rows]:
-        """Consecutive rows cut where the pages of the heaviest column end, so that a batch of it is a view."""
+    def pages(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, "Filled"]]:
+        """Values of consecutive rows, cut where the pages of the heaviest column end, so that a batch of it is a view."""
+        return _read_ahead(lambda job: self._page_batches(names, job), self._page_jobs(names, start, end))
+
+    def _page_jobs(self, names: Sequence[str], start: int, end: int) -> Iterator["_PageJob"]:
+        """A job for each file of the heaviest column."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
         position = 0
         for fragment in self.tree.fragments(self.snapshot.nodes):
-            heaviest = max(
-                (fragment.files_of(field.id) for field in fields),
-                key=lambda files: sum(file.length for file in files),
-                default=[],
-            )
-            ends = [file.row_start + file.page_ends for file in heaviest] or [np.array([fragment.rows])]
-            live = position + np.searchsorted(fragment.live_rows, np.concatenate(ends))
-            bounds = np.unique(np.clip(np.concatenate([[position], live]), start, end))
-            for first, last in pairwise(bounds):
-                yield np.arange(first, last)
+            first, last = max(start - position, 0), min(end - position, fragment.live)
             position += fragment.live
+            if first >= last:
+                continue
+            rows = fragment.live_rows[first:last]
+            heavy = max(fields, key=lambda field: _file_bytes(fragment, field), default=None)
+            files = () if heavy is None else fragment.files_of(heavy.id)
+            if heavy is None or not files:
+                yield _PageJob(Wanted(fragment, rows), None)
+            for file in files:
+                inside = rows[slice(*np.searchsorted(rows, (file.row_start, file.row_end)))]
+                if len(inside):
+                    yield _PageJob(Wanted(fragment, inside), heavy)
+
+    def _page_batches(self, names: Sequence[str], job: "_PageJob") -> list[dict[str, "Filled"]]:
+        fields = {name: self.snapshot.schema[name] for name in names if name != ROW_ID}
+        pages = fetch(self.store, [job.want], [field.id for field in fields.values()], max_workers=1)
+        pieces = None if job.heavy is None else number_pieces(job.heavy, job.want, pages)
+        counts = [len(job.want.rows)]
+        if job.heavy is not None:
+            counts = [_count(part.rows) for part in page_rows(job.want.fragment, job.heavy.id, job.want.rows)]
+        columns: dict[str, list[Filled]] = {}
+        for name in names:
+            if name == ROW_ID:
+                ids = Filled(job.want.fragment.all_row_ids[job.want.rows], None)
+                columns[name] = ids.split(counts)
+            elif pieces is not None and fields[name] is job.heavy:
+                nullable = fields[name].nullable
+                columns[name] = [Filled(piece, np.ones(len(piece), bool) if nullable else None) for piece in pieces]
+            else:
+                cells = gather(self.snapshot.schema, fields[name], [job.want], pages)
+                columns[name] = self.values(fields[name], cells).split(counts)
+        return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
     def _row_bytes(self, fields: Sequence[Field]) -> int:
         """About how many bytes a row of these columns takes, judged by the first fragment."""
@@ -209,6 +235,15 @@ class Filled:
         if isinstance(self.values, np.ndarray):
             return Filled(self.values[inverse], mask)
         return Filled([self.values[index] for index in inverse], mask)
+
+    def split(self, counts: Sequence[int]) -> list["Filled"]:
+        """Cut into parts of so many rows."""
+        parts, start = [], 0
+        for count in counts:
+            mask = None if self.mask is None else self.mask[start : start + count]
+            parts.append(Filled(self.values[start : start + count], mask))
+            start += count
+        return parts
 
     def item(self, index: int) -> Any:
         """One value; None where it is missing, and a plain number where it is one."""
@@ -243,6 +278,38 @@ def _ordered(rows: Rows) -> tuple[Rows, Rows | None]:
     if len(rows) < 2 or (np.diff(rows) > 0).all():
         return rows, None
     return np.unique(rows, return_inverse=True)
+
+
+@dataclass(frozen=True)
+class _PageJob:
+    """Rows of one file of the heaviest column."""
+
+    want: Wanted
+    heavy: Field | None
+
+
+def _read_ahead(read: Callable[[Any], list[T]], jobs: Iterator[Any]) -> Iterator[T]:
+    """What jobs read, in order, while the next ones are under way in a few threads."""
+    with ThreadPoolExecutor(_AHEAD, "penstock-read") as pool:
+        waiting: deque[Future[list[T]]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(read, job))
+                if len(waiting) > _AHEAD:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _count(rows: "slice | Rows") -> int:
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def _file_bytes(fragment: Fragment, field: Field) -> int:
+    return sum(file.length for file in fragment.files_of(field.id))
 
 
 def _jobs(groups: Iterator[Rows], job_rows: int) -> Iterator[list[Rows]]:

@@ -51,6 +51,7 @@ from penstock.table._statistics import statistics_of
 from penstock.table._update import update_fragment
 
 _COMPUTE_ROWS = 1024
+_LARGEST_FILL = 64 << 10
 
 
 class Session:
@@ -66,7 +67,7 @@ class Session:
         self.snapshot: Snapshot = version.snapshot
         """The version with the staged changes on top."""
         self.changes = Changes(version.snapshot)
-        self._row_ids = RowIds(store, claims=version.snapshot.claims)
+        self._row_ids = RowIds(store, claims=version.snapshot.claims, single_writer=info.single_writer)
         self._doubtful: Commit | None = None
 
     @property
@@ -198,7 +199,7 @@ class Session:
                 self.version,
                 staged,
                 self.changes,
-                single_writer="single-writer" in self.info.features,
+                single_writer=self.info.single_writer,
                 note=Note(message, author(), new_id()),
                 on_attempt=attempts.append,
             )
@@ -224,7 +225,7 @@ class Session:
 
     def _settle_doubt(self, commit: Commit) -> bool:
         """Find out what became of a commit whose outcome was unknown; publishes it if it never arrived."""
-        landed = publish(self.store, commit, single_writer="single-writer" in self.info.features)
+        landed = publish(self.store, commit, single_writer=self.info.single_writer)
         self._doubtful = None
         if landed:
             self._move_to(Version(commit, read_snapshot(self.store, commit)))
@@ -242,6 +243,8 @@ class Session:
                 f"this is version {self.version.commit.version}, loaded to be read; load the table without a version to"
                 " change it"
             )
+        self.info.features.check_writable(self.store.uri)
+        self.snapshot.features.check_writable(self.store.uri)
 
     def _encoder(self) -> Encoder:
         return Encoder(self.store, self.containers, {}, [])
@@ -271,12 +274,14 @@ class Session:
             column = infer_schema({name: [fill]})[name].kind
         field = make_field(name, column)
         if fill is not None:
-            arrays = self._encoder().column(field, [fill], rows=1, first_row=0)
-            if -field.id in arrays:
-                raise InvalidInputError(f"column {name!r}: the fill value is too large")
+            encoder = self._encoder()
+            arrays = encoder.column(field, [fill], rows=1, first_row=0)
             file, data = encode_file([FileColumn(field)], [arrays[field.id]], row_start=0, page_rows=[1])
             at = file.page_range(0)
+            if at.length > _LARGEST_FILL or encoder.blobs:
+                raise InvalidInputError(f"column {name!r}: a fill value of {at.length} bytes is too large; give values")
             field = replace(field, fill=bytes(data[at.start : at.end]))
+            self._stage(self.snapshot.nodes, self.snapshot.schema, encoder.new_containers)
         elif not field.nullable and self.snapshot.live:
             raise InvalidInputError(
                 f"column {name!r}: the rows that are there need a value: give fill, values or compute, or make it"

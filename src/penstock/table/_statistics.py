@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,11 +20,7 @@ def statistics_of(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> di
 
 def merged_statistics(one: Mapping[int, Statistics], other: Mapping[int, Statistics]) -> dict[int, Statistics]:
     """Bounds of both; a column that only one side knows is kept as it is."""
-    merged = {**one, **other}
-    for id in one.keys() & other.keys():
-        a, b = one[id], other[id]
-        merged[id] = Statistics(id, a.nulls + b.nulls, _pick(min, a.low, b.low), _pick(max, a.high, b.high))
-    return merged
+    return {**one, **{id: bounds.joined(one.get(id)) for id, bounds in other.items()}}
 
 
 def _ordered(kind: Kind) -> bool:
@@ -39,6 +34,10 @@ def _ordered(kind: Kind) -> bool:
 def _bounds(field: Field, array: pa.Array) -> Statistics:
     if array.null_count == len(array):
         return Statistics(field.id, array.null_count, None, None)
+    if pa.types.is_floating(array.type):
+        array = array.cast(pa.float64())
+        if pc.any(pc.is_nan(array)).as_py():  # NaN is neither below nor above anything: no bounds hold
+            return Statistics(field.id, array.null_count, None, None)
     found = pc.min_max(array).as_py()
     low, high = found["min"], found["max"]
     if isinstance(low, str):
@@ -50,9 +49,3 @@ def _bounds(field: Field, array: pa.Array) -> Statistics:
 
 def _dump(value: object) -> str | None:
     return None if value is None else json.dumps(value)
-
-
-def _pick(choose: Callable[..., Any], a: str | None, b: str | None) -> str | None:
-    if a is None or b is None:
-        return None
-    return json.dumps(choose(json.loads(a), json.loads(b)))

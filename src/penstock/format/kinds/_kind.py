@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -55,7 +56,8 @@ class Kind(ABC):
     @classmethod
     def from_json(cls, parameters: Mapping[str, Any]) -> "Kind":
         """Undo `to_json`."""
-        return cls(**parameters)
+        names = [member.name for member in fields(cls)] if is_dataclass(cls) else []
+        return cls(**{name: value for name, value in parameters.items() if name in names})
 
     @property
     def stored_bytes(self) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, UnsupportedFormat
 from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, validity
 
 
@@ -140,5 +140,5 @@ def kind_from_json(described: Mapping[str, Any]) -> Kind:
     parameters = dict(described)
     name = parameters.pop("kind")
     if name not in KINDS:
-        raise InvalidInputError(f"this table has a column of kind {name!r}, which this version does not know; upgrade")
+        raise UnsupportedFormat(f"this table has a column of kind {name!r}, which this version does not know; upgrade")
     return KINDS[name].from_json(parameters)

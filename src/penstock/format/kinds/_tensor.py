@@ -213,7 +213,7 @@ class Embedding(Tensor):
 
     @classmethod
     def from_json(cls, parameters: Mapping[str, Any]) -> Kind:
-        return cls(**parameters)
+        return cls(parameters["length"], parameters["dtype"])
 
 
 @dataclass(frozen=True)

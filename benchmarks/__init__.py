@@ -1,0 +1,1 @@
+"""Timings and counts, each a ratio inside one run: `python -m benchmarks [NAME …]`."""

@@ -1,0 +1,80 @@
+"""What every published number carries: the command, versions, cores and date that made it."""
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def publish(name: str, figures: list[dict[str, Any]], *, note: str = "") -> None:
+    """Print figures as a table and keep them as JSON."""
+    record = {
+        "benchmark": name,
+        "command": f"python -m benchmarks {name}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in ("penstock", "pyarrow", "numpy", "obstore")},
+        "note": note,
+        "figures": figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    table = Table(title=f"{name}: {note}" if note else name, title_justify="left")
+    for column in figures[0]:
+        table.add_column(column)
+    for row in figures:
+        table.add_row(*(f"{value:,.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console(width=min(160, shutil.get_terminal_size((140, 24)).columns)).print(table)
+
+
+def seconds(job: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    job()
+    return time.perf_counter() - start
+
+
+def interleaved(jobs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Run jobs in turn, so that a noisy machine is noisy to all of them; what each returns, round by round."""
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds):
+        for name, job in jobs.items():
+            found[name].append(job())
+            print(f"  round {number + 1}/{rounds} {name}: {found[name][-1]:.3f}", file=sys.stderr)
+    return found
+
+
+def median_ratio(ours: list[float], limit: list[float]) -> float:
+    """The median over rounds of limit / ours, for times: 1 is as fast as the limit."""
+    return statistics.median(b / a for a, b in zip(ours, limit, strict=True))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder on a real disk, removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=os.environ.get("BENCH_DIR", "/var/tmp")))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync() -> None:
+    """Write out what earlier runs left behind, so that nobody pays for somebody else."""
+    os.sync()
