@@ -1,6 +1,7 @@
 """What the bytes of a table mean. Encodes and decodes; does no I/O. FORMAT.md is the specification."""
 
 from penstock.format._blob import BLOB_BLOCK, Blob, BlobEncoder, verify_block
+from penstock.format._checksum import crc32c
 from penstock.format._commit import SINGLE_WRITER, Claim, Commit, Parent, TableInfo, decode_hint, encode_hint
 from penstock.format._datafile import (
     BLOB_REFERENCE,
@@ -10,7 +11,7 @@ from penstock.format._datafile import (
     encode_file,
     row_sizes,
     verify_frame,
-    verify_page,
+    verify_pages,
 )
 from penstock.format._features import Features
 from penstock.format._infer import infer_schema
@@ -85,6 +86,7 @@ __all__ = [
     "as_column",
     "check_name",
     "commit_key",
+    "crc32c",
     "cut",
     "damaged",
     "decode_hint",
@@ -109,5 +111,5 @@ __all__ = [
     "unpack_bitmap",
     "verify_block",
     "verify_frame",
-    "verify_page",
+    "verify_pages",
 ]

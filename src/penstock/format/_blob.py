@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
+from penstock.format._checksum import crc32c
 from penstock.format._layout import blob_key, damaged
 from penstock.types import Buffer, ByteRange
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from crc32c import crc32c
 
 from penstock.codecs import Compression
+from penstock.format._checksum import combined, crc32c
 from penstock.format._layout import damaged, new_id
 from penstock.format._manifest import BlobUse, DataFile
 from penstock.format._schema import Field
@@ -81,11 +81,17 @@ def decode_page(columns: Sequence[FileColumn], page: Buffer) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.py_buffer(page), pa.schema([column.arrow for column in columns]))
 
 
-def verify_page(file: DataFile, page: int, data: Buffer, where: str) -> None:
-    """Refuse a page whose bytes are not those that were written."""
-    if crc32c(data) != int(file.page_crcs[page]):
-        at = file.page_range(page)
-        raise damaged(where, f"the checksum of page {page} (bytes {at.start} to {at.end}) does not match")
+def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: str) -> None:
+    """Refuse pages, one behind the other, whose bytes are not those that were written; one pass over all of them."""
+    offsets, crcs = file.page_offsets[first : end + 1].tolist(), file.page_crcs[first:end].tolist()
+    expected = crcs[0]
+    for page in range(1, end - first):
+        expected = combined(expected, crcs[page], offsets[page + 1] - offsets[page])
+    if crc32c(data) == expected:
+        return
+    for page, (start, stop) in enumerate(pairwise(offsets)):
+        if crc32c(data[start - offsets[0] : stop - offsets[0]]) != crcs[page]:
+            raise damaged(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
 
 
 def verify_frame(file: DataFile, head: Buffer, tail: Buffer, where: str) -> None:

@@ -53,7 +53,7 @@ class Dtype:
         """Undo `to_stored`; no copy."""
         if self.parts == 2:
             return stored.view(self.logical)[..., 0]
-        return stored.view(self.logical)
+        return stored if self.stored == self.logical else stored.view(self.logical)
 
     def cast(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """Convert values to this type where nothing but float precision can be lost; `ValueError` says why not."""

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from crc32c import crc32c
 
+from penstock.format._checksum import crc32c
 from penstock.format._layout import damaged, data_key, manifest_key
 from penstock.format._sealed import known
 from penstock.types import Buffer, ByteRange, RowRange

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from crc32c import crc32c
-
 from penstock.errors import CorruptError
+from penstock.format._checksum import crc32c
 from penstock.types import Buffer
 
 T = TypeVar("T")

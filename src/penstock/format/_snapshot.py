@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from crc32c import crc32c
-
+from penstock.format._checksum import crc32c
 from penstock.format._features import Features
 from penstock.format._layout import damaged, snapshot_key
 from penstock.format._manifest import Node

@@ -1,21 +1,25 @@
 """A store in a folder of a local or network file system."""
 
 import errno
+import mmap
 import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from penstock.storage import _outcomes
 from penstock.storage._inputs import TEMPORARY_PREFIX, byte_view, check_key, object_uri
+from penstock.storage._mounts import is_local
 from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_MIN_MAPPED_BYTES = 128 << 10
 _MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB at once
 _Publish = Callable[[Path, Path, str], None]
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -39,15 +43,32 @@ class FolderStore(Store):
                 raise _outcomes.source_changed(uri, etag)
             wanted = byte_range or ByteRange(0, status.st_size)
             _outcomes.check_bounds(uri, wanted, status.st_size)
-            view = np.empty(wanted.length, np.uint8).data  # not bytearray: it would be zeroed first
-            done = 0
-            while done < wanted.length:
-                part = view[done : done + _MAX_READ_BYTES]
-                count = os.preadv(fd, [part], wanted.start + done)
-                if count == 0:
-                    _outcomes.check_bounds(uri, wanted, wanted.start + done)
-                done += count
+            view = _new_buffer(wanted.length)
+            _read_into(fd, wanted, view, uri)
             return view.toreadonly()
+
+    def get_parts(self, key: str, parts: Sequence[ByteRange]) -> Iterator[memoryview]:
+        """Views of the file itself where that is safe, else copies made part by part.
+
+        Mapping a file saves the copy, which costs more than verifying it does. Files of a store never change, but where
+        one can vanish from under a mapping, as on a network file system, the process would be killed: there, copies.
+        """
+        uri = object_uri(self.uri, key)
+        with self._reading(key) as (fd, status):
+            _outcomes.check_bounds(uri, parts[-1], status.st_size)
+            if self._mappable and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
+                base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+                whole = memoryview(_map(fd, base, parts[-1].end - base))
+                yield from (whole[part.start - base : part.end - base] for part in parts)
+                return
+            for part in parts:
+                view = _new_buffer(part.length)
+                _read_into(fd, part, view, uri)
+                yield view.toreadonly()
+
+    @cached_property
+    def _mappable(self) -> bool:
+        return is_local(self._root)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""
@@ -135,6 +156,25 @@ class FolderStore(Store):
                 with suppress(FileNotFoundError):
                     if entry.is_file():
                         yield _info(key, entry.stat())
+
+
+def _map(fd: int, start: int, length: int) -> mmap.mmap:
+    if hasattr(mmap, "MAP_POPULATE"):  # all pages at once: a fault for each would cost more than a copy
+        return mmap.mmap(fd, length, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ, offset=start)
+    return mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=start)
+
+
+def _new_buffer(size: int) -> memoryview:
+    return np.empty(size, np.uint8).data  # not bytearray: it would be zeroed first
+
+
+def _read_into(fd: int, wanted: ByteRange, view: memoryview, uri: str) -> None:
+    done = 0
+    while done < wanted.length:
+        count = os.preadv(fd, [view[done : done + _MAX_READ_BYTES]], wanted.start + done)
+        if count == 0:
+            _outcomes.check_bounds(uri, wanted, wanted.start + done)
+        done += count
 
 
 def _replace(temporary: Path, target: Path, _uri: str) -> None:

@@ -43,6 +43,12 @@ class Store(ABC):
         With `etag`, an object that has another one is `SourceChanged`.
         """
 
+    def get_parts(self, key: str, parts: Sequence[ByteRange]) -> Iterator[memoryview]:
+        """Read neighbouring parts of an object, in rising order, as one request; each is usable as soon as it comes."""
+        whole = self.get(key, byte_range=ByteRange(parts[0].start, parts[-1].end))
+        for part in parts:
+            yield whole[part.start - parts[0].start : part.end - parts[0].start]
+
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
         """Describe an object."""

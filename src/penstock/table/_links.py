@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from crc32c import crc32c
-
 from penstock.errors import CorruptError, LinkNotAllowed, NotFoundError, SourceChanged
-from penstock.format import new_id
+from penstock.format import crc32c, new_id
 from penstock.format.kinds import BadValue, Link, Place, Values
 from penstock.storage import Store, coalesce, open_store, run_all
 from penstock.types import ByteRange

@@ -1,24 +1,26 @@
 """From rows to the pages that hold them, and back: plan which pages to read, read and verify them, gather the rows."""
 
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import CorruptError
-from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, Fragment, Schema, decode_page, verify_page
+from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, Fragment, Schema, decode_page, verify_pages
 from penstock.format.kinds import Label, Tensor
-from penstock.storage import Store, coalesce, run_all
+from penstock.storage import Store, run_all
 from penstock.types import ByteRange
 
 Rows: TypeAlias = npt.NDArray[np.int64]
-Pages: TypeAlias = dict[tuple[str, int], memoryview]
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
+_VERIFY_BYTES = 1 << 20
 _NUMBER = Tensor("int64")
 
 
@@ -28,6 +30,13 @@ class Wanted:
 
     fragment: Fragment
     rows: Rows
+    _parts: dict[int, list["PageRows"]] = field(default_factory=dict, compare=False, repr=False)
+
+    def parts(self, field_id: int) -> list["PageRows"]:
+        """The pages that hold a field of these rows; worked out once."""
+        if field_id not in self._parts:
+            self._parts[field_id] = list(page_rows(self.fragment, field_id, self.rows))
+        return self._parts[field_id]
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,35 @@ class Cells:
     """Where values are blobs: references, null for the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageRows:
+class PageRows(NamedTuple):
     """Rows of one page, counted in the page; a slice where they follow each other."""
 
     file: DataFile
     page: int
-    rows: "slice | Rows"
+    rows: slice | Rows
+
+
+class Pages:
+    """Verified pages, in runs of those that were read together."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[tuple[int, memoryview]]] = {}
+
+    def add(self, file: DataFile, first: int, data: memoryview) -> None:
+        """Take in the pages from `first` on, as many as `data` has."""
+        insort(self._runs.setdefault(file.id, []), (first, data), key=itemgetter(0))
+
+    def __getitem__(self, at: tuple[DataFile, int]) -> memoryview:
+        """One page."""
+        file, page = at
+        data, start = self.find(file, page)
+        return data[start : start + int(file.page_offsets[page + 1] - file.page_offsets[page])]
+
+    def find(self, file: DataFile, page: int) -> tuple[memoryview, int]:
+        """The run that holds a page, and where in it the page starts."""
+        runs = self._runs[file.id]
+        first, data = runs[bisect_right(runs, page, key=itemgetter(0)) - 1]
+        return data, int(file.page_offsets[page] - file.page_offsets[first])
 
 
 def page_rows(fragment: Fragment, field_id: int, rows: Rows) -> Iterator[PageRows]:
@@ -82,39 +113,60 @@ def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, m
     needed: dict[str, tuple[DataFile, set[int]]] = {}
     for want in wanted:
         for field_id in field_ids:
-            for part in page_rows(want.fragment, field_id, want.rows):
+            for part in want.parts(field_id):
                 needed.setdefault(part.file.id, (part.file, set()))[1].add(part.page)
-    requests = [
-        (file, pages, request)
-        for file, pages in needed.values()
-        for request in coalesce(
-            [file.page_range(page) for page in pages],
-            max_gap_bytes=_MAX_GAP_BYTES,
-            max_request_bytes=_MAX_REQUEST_BYTES,
-        )
-    ]
-    found: Pages = {}
-    for fetched in run_all(lambda request: _fetch(store, *request), requests, max_workers=max_workers):
-        found.update(fetched)
+    requests = [request for file, pages in needed.values() for request in _requests(file, sorted(pages))]
+    found = Pages()
+    for (file, _), runs in zip(
+        requests, run_all(lambda request: _fetch(store, *request), requests, max_workers=max_workers), strict=True
+    ):
+        for first, data in runs:
+            found.add(file, first, data)
     return found
 
 
-def _fetch(store: Store, file: DataFile, pages: set[int], request: ByteRange) -> Pages:
-    data = store.get(file.key, byte_range=request)
-    found: Pages = {}
-    first, last = np.searchsorted(file.page_offsets, (request.start, request.end))
+def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[DataFile, list[int]]]:
+    """Pages of a file that are near enough to each other to be read as one."""
+    offsets = file.page_offsets
+    group: list[int] = []
+    for page in pages:
+        if group and (
+            offsets[page] - offsets[group[-1] + 1] > _MAX_GAP_BYTES
+            or offsets[page + 1] - offsets[group[0]] > _MAX_REQUEST_BYTES
+        ):
+            yield file, group
+            group = []
+        group.append(page)
+    if group:
+        yield file, group
+
+
+def _fetch(store: Store, file: DataFile, pages: Sequence[int]) -> list[tuple[int, memoryview]]:
+    """One request; pages are verified as they come, a few at a time while they are in the processor's cache."""
+    found = []
     where = f"{store.uri}/{file.key}"
-    offsets = file.page_offsets[first : last + 1].tolist()
-    for number, start, end in zip(range(first, last), offsets[:-1], offsets[1:], strict=True):
-        if number in pages:
-            page = data[start - request.start : end - request.start]
-            try:
-                verify_page(file, number, page, where)
-            except CorruptError:  # perhaps it was the way and not the object: ask once more before saying so
-                page = store.get(file.key, byte_range=file.page_range(number))
-                verify_page(file, number, page, where)
-            found[file.id, number] = page
+    offsets = file.page_offsets
+    runs = list(_runs(file, pages))
+    parts = [ByteRange(int(offsets[first]), int(offsets[end])) for first, end in runs]
+    for (first, end), part, data in zip(runs, parts, store.get_parts(file.key, parts), strict=True):
+        try:
+            verify_pages(file, first, end, data, where)
+        except CorruptError:  # perhaps it was the way and not the object: ask once more before saying so
+            data = store.get(file.key, byte_range=part)
+            verify_pages(file, first, end, data, where)
+        found.append((first, data))
     return found
+
+
+def _runs(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pages that follow each other, cut into runs short enough for the cache: first and end of each."""
+    first = last = pages[0]
+    for page in pages[1:]:
+        if page != last + 1 or file.page_offsets[page + 1] - file.page_offsets[first] > _VERIFY_BYTES:
+            yield first, last + 1
+            first = page
+        last = page
+    yield first, last + 1
 
 
 def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages, *, parse: bool = False) -> Cells:
@@ -129,9 +181,9 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
         if not files:
             arrays.append(filled(field, len(want.rows)))
             references.append(pa.nulls(len(want.rows), BLOB_REFERENCE))
-        for part in page_rows(want.fragment, field.id, want.rows):
+        for part in want.parts(field.id):
             columns = [file_column(schema, id) for id in part.file.fields]
-            batch = decode_page(columns, pages[part.file.id, part.page])
+            batch = decode_page(columns, pages[part.file, part.page])
             arrays.append(take(batch.column(part.file.fields.index(field.id)), part.rows))
             if -field.id in part.file.fields:
                 references.append(take(batch.column(part.file.fields.index(-field.id)), part.rows))
@@ -151,14 +203,16 @@ def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[
     element, shape = kind.element, kind.stored_shape
     width = field.stored_bytes // element.stored.itemsize
     pieces: list[npt.NDArray[Any]] = []
-    for part in page_rows(want.fragment, field.id, want.rows):
-        file, page = part.file, part.page
-        start = int(file.value_starts[page, file.fields.index(field.id)])
-        if start < 0:
+    current, starts, counts = None, [0], [0]
+    for file, page, rows in want.parts(field.id):
+        if file is not current:
+            current, counts = file, file.page_rows.tolist()
+            starts = file.value_starts[:, file.fields.index(field.id)].tolist()
+        if starts[page] < 0:
             return None
-        count = int(file.page_rows[page])
-        flat = np.frombuffer(pages[file.id, page], element.stored, count * width, start)
-        pieces.append(element.from_stored(flat.reshape(count, *shape)[part.rows]))
+        data, at = pages.find(file, page)
+        flat = np.frombuffer(data, element.stored, counts[page] * width, at + starts[page])
+        pieces.append(element.from_stored(flat.reshape(counts[page], *shape)[rows]))
     return pieces
 
 

@@ -26,7 +26,6 @@ from penstock.table._pages import (
     fetch,
     gather,
     number_pieces,
-    page_rows,
     references_in,
 )
 
@@ -170,7 +169,7 @@ class Reader:
         return _read_ahead(lambda job: self.columns(names, job, max_workers=2), jobs)
 
     def pages(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, "Filled"]]:
-        """Values of consecutive rows, cut where the pages of the heaviest column end, so that a batch of it is a view."""
+        """Values of consecutive rows, cut where pages of the heaviest column end, so that a batch of it is a view."""
         return _read_ahead(lambda job: self._page_batches(names, job), self._page_jobs(names, start, end))
 
     def _page_jobs(self, names: Sequence[str], start: int, end: int) -> Iterator["_PageJob"]:
@@ -198,7 +197,7 @@ class Reader:
         pieces = None if job.heavy is None else number_pieces(job.heavy, job.want, pages)
         counts = [len(job.want.rows)]
         if job.heavy is not None:
-            counts = [_count(part.rows) for part in page_rows(job.want.fragment, job.heavy.id, job.want.rows)]
+            counts = [_count(part.rows) for part in job.want.parts(job.heavy.id)]
         columns: dict[str, list[Filled]] = {}
         for name in names:
             if name == ROW_ID:

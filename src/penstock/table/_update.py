@@ -74,7 +74,7 @@ def read_file(store: Store, schema: Schema, file: DataFile) -> dict[int, pa.Arra
     everything = Wanted(whole, np.arange(file.row_start, file.row_end))
     pages: Pages = fetch(store, [everything], [abs(file.fields[0])], max_workers=4)
     columns = [file_column(schema, id) for id in file.fields]
-    batches = [decode_page(columns, pages[file.id, page]) for page in range(len(file.page_rows))]
+    batches = [decode_page(columns, pages[file, page]) for page in range(len(file.page_rows))]
     return {id: concat([batch.column(n) for batch in batches]) for n, id in enumerate(file.fields)}
 
 

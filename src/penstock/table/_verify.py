@@ -26,7 +26,7 @@ from penstock.format import (
     decode_snapshot,
     verify_block,
     verify_frame,
-    verify_page,
+    verify_pages,
 )
 from penstock.format.kinds import Linked
 from penstock.storage import Store, run_all
@@ -131,7 +131,7 @@ class Verifier:
         for page in range(len(file.page_rows)):
             at = file.page_range(page)
             try:
-                verify_page(file, page, view[at.start : at.end], where)
+                verify_pages(file, page, page + 1, view[at.start : at.end], where)
             except CorruptError as error:
                 self._say(str(error))
         verify_frame(file, view[: file.page_offsets[0]], view[file.page_offsets[-1] :], where)

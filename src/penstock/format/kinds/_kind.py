@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -56,7 +56,7 @@ class Kind(ABC):
     @classmethod
     def from_json(cls, parameters: Mapping[str, Any]) -> "Kind":
         """Undo `to_json`."""
-        names = [member.name for member in fields(cls)] if is_dataclass(cls) else []
+        names = {member.name for member in fields(cls)}  # type: ignore[arg-type]  # every kind is a dataclass
         return cls(**{name: value for name, value in parameters.items() if name in names})
 
     @property
