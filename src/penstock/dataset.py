@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockWarning
-from penstock.format import TABLE_KEY, ColumnLike, Commit, Schema, SchemaLike, Snapshot, make_schema, new_id
+from penstock.format import LOG_PREFIX, TABLE_KEY, ColumnLike, Commit, Schema, SchemaLike, Snapshot, make_schema, new_id
 from penstock.format.kinds import Values
 from penstock.history import Note, create_table, history, open_table, open_version
 from penstock.storage import Store, open_store, probe
@@ -106,6 +106,8 @@ def verify(
     """Read every byte of every version back and name what is damaged; with `links` given, linked objects too."""
     store = _open(uri, options)
     containers = None if links is None else Containers(links)
+    if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
+        raise NotFoundError(f"{store.uri} is not a table: there is nothing of one in it")
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 
-_KNOWN_FEATURES = {"single-writer"}
 _BLOCK = 1 << 20
 _NODE = ("id", "level", "length", "crc", "fragments", "rows", "live", "bytes", "first_id", "end_id")
 _TEXT, _INT, _SUM = pa.string(), pa.int64(), pa.uint32()
@@ -79,14 +78,15 @@ class IndependentReader:
     def __init__(self, root: Path, containers: Mapping[str, Path]) -> None:
         self._root, self._containers = root, containers
         self.info = unseal(self._get("penstock.json"))
-        check(self.info["penstock"] == 1 and set(self.info["features"]) <= _KNOWN_FEATURES, "a format we do not know")
+        check(self.info["penstock"] == 1 and not self.info["features"]["read"], "a format we do not know")
 
     def newest(self) -> int:
         """Gallop forward from the hint, then halve the gap."""
-        hint = self._root / "log" / self.info["main"] / "HINT"
-        known = unseal(hint.read_bytes())["version"] if hint.exists() else 0
-        known = known if self._commit(known).exists() else 0
-        step = 1
+        try:
+            known = unseal(self._get(f"log/{self.info['main']}/HINT"))["version"]
+        except (OSError, Damaged):
+            known = 0
+        known, step = (known if self._commit(known).exists() else 0), 1
         while self._commit(known + step).exists():
             known, step = known + step, step * 2
         missing = known + step
@@ -101,9 +101,10 @@ class IndependentReader:
         check((commit["branch"], commit["version"]) == (self.info["main"], version), "a commit under another's key")
         ref = commit["snapshot"]
         snapshot = json.loads(self._checked(f"snapshots/{ref['id']}", ref["length"], ref["crc"]))
+        check(not snapshot["features"]["read"], "features that we do not know")
         found = Version(commit, snapshot)
-        for row in snapshot["manifests"]:
-            self._walk(dict(zip(_NODE, row, strict=False)), found)
+        for node in zip(*(snapshot["manifests"][name] for name in _NODE), strict=True):
+            self._walk(dict(zip(_NODE, node, strict=True)), found)
         found.fields = {int(described["id"], 16): described for described in snapshot["schema"]}
         found.columns += [described["name"] for described in snapshot["schema"] if not described.get("dropped")]
         for fragment in found.fragments:
@@ -124,15 +125,14 @@ class IndependentReader:
             found.fragments += below
         mine = found.fragments[before:]
         ids = [run for f in mine for run in f["row_ids"]]
-        sizes = [file["length"] for f in mine for file in f["files"]]
+        sizes = [part["length"] for f in mine for file in f["files"] for part in (file, *file["blobs"])]
         sums = [len(mine), sum(f["rows"] for f in mine), sum(f["live"] for f in mine), sum(sizes)]
         sums += [min(run["start"] for run in ids), max(run["end"] for run in ids)]
         check(sums == [node[name] for name in _NODE[4:]], f"what is said about manifest {node['id']}")
 
     def _rows(self, fragment: Mapping[str, Any], found: Version) -> list[list[Any]]:
-        count = fragment["rows"]
+        count, gone = fragment["rows"], fragment["deleted"]
         ids = [id for run in fragment["row_ids"] for id in range(run["start"], run["end"])]
-        gone = fragment["deleted"]
         live = [row for row in range(count) if gone is None or not gone[row >> 3] >> (row & 7) & 1]
         check(len(ids) == count and len(live) == fragment["live"] and count > 0, "the rows of a fragment")
         columns: dict[int, list[Any]] = {}
@@ -153,8 +153,7 @@ class IndependentReader:
         return [[ids[row], *(columns[id][row] for id in wanted)] for row in live]
 
     def _file(self, file: Mapping[str, Any], found: Version) -> dict[int, list[Any]]:
-        data = self._get(f"data/{file['id']}.arrow")
-        at = file["page_offsets"]
+        data, at = self._get(f"data/{file['id']}.arrow"), file["page_offsets"]
         check(len(data) == file["length"], "the length of a data file")
         check(crc32c(data[: at[0]] + data[at[-1] :]) == file["frame_crc"], "the frame of a data file")
         kinds = [found.fields[id]["type"] if id > 0 else None for id in file["fields"]]
@@ -175,11 +174,14 @@ class IndependentReader:
                     raw = data[start + values_at :][: stored.nbytes]
                     check(stored.buffers()[1].to_pybytes().startswith(raw), f"where the values of page {page} start")
         check(sum(file["page_rows"]) == file["rows"], "the rows of a file")
+        blobs = []
         for id in [id for id in columns if id < 0]:
             for row, reference in enumerate(columns.pop(id)):
                 if reference is not None:
                     check(columns[-id][row] is None, "a row with a value and a blob")
                     columns[-id][row] = self._blob(reference, found)
+                    blobs.append((reference["id"], reference["length"]))
+        check(sorted(blobs) == sorted((b["id"], b["length"]) for b in file["blobs"]), "the blobs of a file")
         return columns
 
     def _fill(self, described: Mapping[str, Any], found: Version) -> Any:
@@ -251,6 +253,7 @@ def arrow_type(kind: Mapping[str, Any]) -> pa.DataType:
     if name == "struct":
         return pa.struct([(inner, arrow_type(of)) for inner, of in kind["fields"]])
     if name not in _TENSORS:
+        check(name in _SIMPLE, f"a kind that we do not know: {name}")
         return _SIMPLE[name]
     family = re.split(r"[_\[]", kind["dtype"])[0]
     number, shape = getattr(pa, _STORED.get(family, family))(), kind.get("shape", [kind.get("length")])

@@ -113,16 +113,15 @@ def _timed_ms(call: Callable[[], object]) -> float:
 
 @contextmanager
 def _left_as_it_was(store: Store) -> Iterator[None]:
-    """Remove the empty folders that a store in a folder leaves behind."""
+    """Remove the folders that had to be made for a store in a folder that is not there yet."""
     if not isinstance(store, FolderStore):
         yield
         return
     root = Path(store.uri)
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
-    before = set(root.glob("probe-*"))
     try:
         yield
     finally:
-        for folder in [*(set(root.glob("probe-*")) - before), *missing]:
+        for folder in missing:
             with suppress(OSError):  # somebody has put something into it
                 folder.rmdir()

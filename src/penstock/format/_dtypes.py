@@ -5,7 +5,9 @@ pairs of floats, under their logical name.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +34,8 @@ class Dtype:
     @staticmethod
     def of(dtype: npt.DTypeLike) -> "Dtype":
         """Find the type that a name, a numpy dtype or a Python type means."""
+        if dtype is None:  # numpy takes it for float64
+            raise InvalidInputError("None is not an element type")
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
         try:
             return _by_name(name)
@@ -60,18 +64,52 @@ class Dtype:
         source, target = values.dtype, self.logical
         if source == target:
             return values
-        if self.name in _SMALL_FLOATS and source.kind in "fiu":
-            return values.astype(target)
+        if target.kind in "Mm" and source.kind in (target.kind, "O"):
+            return self._cast_times(values)
+        if source.name in _SMALL_FLOATS:
+            return self.cast(values.astype(np.float32))
         if target.kind in "iu" and source.kind in "iu":
             info = np.iinfo(self.name)
             if values.size and not (info.min <= int(values.min()) and int(values.max()) <= info.max):
                 raise ValueError(f"a value does not fit {self.name}: found {values.min()} to {values.max()}")
             return values.astype(target)
-        if source.kind in "Mm" and target.kind == source.kind:
-            return values.astype(target)
-        if source.kind not in "biufc" or not np.can_cast(source, target, "same_kind"):
-            raise ValueError(f"{source.name} values cannot be stored as {self.name}; convert them first")
-        return values.astype(target)
+        small = self.name in _SMALL_FLOATS and source.kind in "biuf"
+        if source.kind not in "biufc" or not (small or np.can_cast(source, target, "same_kind")):
+            raise ValueError(f"{_described(values)} cannot be stored as {self.name}; convert them first")
+        with np.errstate(over="ignore"):
+            cast: npt.NDArray[Any] = values.astype(target)
+        if small or not np.can_cast(source, target):
+            numbers: npt.NDArray[Any] = values
+            lost = (np.isfinite(numbers) & ~np.isfinite(cast)) | (np.isinf(numbers) & ~np.isinf(cast))
+            if lost.any():
+                raise ValueError(f"a value does not fit {self.name}: found {numbers[lost][0]}")
+        return cast
+
+    def _cast_times(self, values: npt.NDArray[Any]) -> npt.NDArray[np.generic]:
+        """Times, those of Python's datetime too (with a time zone: in UTC), where not a tick is lost."""
+        if values.dtype == object:
+            if not all(isinstance(value, date if self.logical.kind == "M" else timedelta) for value in values.flat):
+                raise ValueError(f"{_described(values)} cannot be stored as {self.name}; convert them first")
+            values = np.array([_numpy_time(value) for value in values.flat]).reshape(values.shape)
+        cast = values.astype(self.logical)
+        if (cast.astype(values.dtype).astype(np.int64) != values.astype(np.int64)).any():
+            raise ValueError(f"a {values.dtype.name} value cannot be stored as {self.name} without loss")
+        return cast
+
+
+def _numpy_time(value: Any) -> Any:
+    if hasattr(value, "to_numpy"):  # pandas: has nanoseconds
+        return value.to_numpy()
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    return np.timedelta64(value) if isinstance(value, timedelta) else np.datetime64(value)
+
+
+def _described(values: npt.NDArray[np.generic]) -> str:
+    if values.dtype != object:
+        return {"U": "strings", "S": "bytes"}.get(values.dtype.kind, f"{values.dtype.name} values")
+    found = sorted({type(value).__name__ for value in values.flat})
+    return "numbers so large" if found == ["int"] else f"values of type {', '.join(found)}"
 
 
 @cache

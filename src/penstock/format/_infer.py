@@ -1,6 +1,7 @@
 """Guess the columns of a table from its first rows."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
@@ -28,8 +29,12 @@ def _infer_column(name: str, values: Sequence[Any] | pa.Array | pa.ChunkedArray)
         if isinstance(stored, Bytes):
             stored = _infer_bytes({sniff(value) for value in values.slice(0, 16).drop_null().to_pylist()})
         return Column(stored, nullable=values.null_count > 0)
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return Column(Text() if values.dtype.kind == "U" else Tensor(values.dtype.name, values.shape[1:]))
+    if hasattr(values, "__array__") and not isinstance(values, np.ndarray):
+        values = np.asarray(values)
+    if isinstance(values, np.ma.MaskedArray):
+        return Column(_infer_arrays(name, list(values.data)), nullable=bool(np.ma.getmaskarray(values).any()))
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
+        return Column(_tensor(name, values.dtype, values.shape[1:]))
     present = [value for value in values if value is not None]
     kind = _infer_kind(name, present)
     if kind is None:
@@ -57,10 +62,16 @@ def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:
         return _infer_bytes({_extension(str(value)) for value in values})
     if all_are(dict):
         return Json()
-    if all_are(bool, np.bool_, int, float, complex, np.generic):
-        return Tensor(np.result_type(*(np.asarray(value).dtype for value in values)).name)
-    if all_are(np.ndarray):
-        return _infer_arrays(name, values)
+    if all_are(datetime):
+        return Tensor("datetime64[us]")
+    if all_are(date):
+        return Tensor("datetime64[s]")
+    if all_are(timedelta) and not any(isinstance(value, np.generic) for value in values):
+        return Tensor("timedelta64[us]")
+    if all_are(int) and not -(1 << 63) <= min(values) <= max(values) < 1 << 63:  # numpy might make floats of these
+        return Tensor("uint64") if min(values) >= 0 and max(values) < 1 << 64 else None
+    if all_are(bool, np.bool_, int, float, complex, np.generic) or all(hasattr(value, "__array__") for value in values):
+        return _infer_arrays(name, [np.asarray(value) for value in values])
     if all_are(list, tuple):
         items = [item for value in values for item in value if item is not None]
         inner = _infer_kind(name, items)
@@ -76,7 +87,20 @@ def _infer_arrays(name: str, values: Sequence[Any]) -> Kind:
     shape = tuple(
         lengths.pop() if len(lengths) == 1 else None for lengths in map(set, zip(*_shapes(values), strict=True))
     )
-    return Tensor(np.result_type(*(value.dtype for value in values)).name, shape)
+    try:
+        return _tensor(name, np.result_type(*{value.dtype for value in values}), shape)
+    except TypeError:
+        found = sorted({value.dtype.name for value in values})
+        raise InvalidInputError(f"column {name!r}: no dtype fits {' and '.join(found)}; give a schema") from None
+
+
+def _tensor(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Tensor:
+    if dtype.kind in "Mm" and np.datetime_data(dtype)[0] not in ("s", "ms", "us", "ns"):
+        dtype = np.dtype(f"{dtype.kind}8[s]")
+    try:
+        return Tensor(dtype.name, shape)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"column {name!r}: {error}; or give a schema") from None
 
 
 def _shapes(values: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -49,8 +49,11 @@ class Column:
         if self.file_bytes > 1 << 30:
             raise InvalidInputError(f"files of {self.file_bytes} bytes are too large; 1 GiB is the most")
         if self.codec is None or isinstance(self.kind, Image):
-            if isinstance(self.kind, Image) and self.codec is not None:  # an image column's codec is the image's
-                object.__setattr__(self, "kind", replace(self.kind, codec=ImageCodec.parse(self.codec).spec))
+            if isinstance(self.kind, Image) and self.codec not in (
+                None,
+                "none",
+            ):  # an image column's codec is the image's
+                object.__setattr__(self, "kind", replace(self.kind, codec=ImageCodec.parse(str(self.codec)).spec))
             object.__setattr__(self, "codec", "none")
         Compression.parse(self.codec or "none")
 
@@ -125,6 +128,12 @@ class Schema:
         names = [field.name for field in self]
         if twice := {name for name in names if names.count(name) > 1}:
             raise InvalidInputError(f"two columns are called {sorted(twice)[0]!r}")
+        for known in self:
+            if known.nullable and f"{known.name}_mask" in names:
+                raise InvalidInputError(
+                    f"column {known.name!r} is nullable, and batches say in '{known.name}_mask' which of its values are"
+                    " there: no other column can be called so"
+                )
 
     def __iter__(self) -> Iterator[Field]:
         return (field for field in self.fields if not field.dropped)
@@ -224,7 +233,8 @@ def _kind_of_arrow(given: pa.DataType) -> Kind | None:
 
     types = pa.types
     if isinstance(given, pa.FixedShapeTensorType):
-        return Tensor(str(given.value_type.to_pandas_dtype()().dtype), tuple(given.shape))
+        axes = given.permutation or range(len(given.shape))
+        return Tensor(str(given.value_type.to_pandas_dtype()().dtype), tuple(given.shape[axis] for axis in axes))
     if isinstance(given, pa.BaseExtensionType):
         return _kind_of_arrow(given.storage_type)
     if types.is_dictionary(given):
@@ -239,7 +249,9 @@ def _kind_of_arrow(given: pa.DataType) -> Kind | None:
         return Tensor("datetime64[s]")
     if types.is_string(given) or types.is_large_string(given) or types.is_string_view(given):
         return Text()
-    if types.is_binary(given) or types.is_large_binary(given) or types.is_fixed_size_binary(given):
+    if any(is_one(given) for is_one in (types.is_binary, types.is_large_binary, types.is_binary_view)):
+        return Bytes()
+    if types.is_fixed_size_binary(given):
         return Bytes()
     if types.is_fixed_size_list(given):
         inner = _kind_of_arrow(given.value_type)

@@ -11,7 +11,7 @@ from penstock.storage import _outcomes
 from penstock.storage._clouds import Client, make_client
 from penstock.storage._gate import claim_runtime, is_past_end, is_transient, translated
 from penstock.storage._inputs import byte_view, check_key, object_uri
-from penstock.storage._pool import run_all
+from penstock.storage._pool import interruptible, run_all
 from penstock.storage._retry import RetryPolicy, retry
 from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
@@ -219,7 +219,8 @@ class ObjectStore(Store):
         def timed(allowed_s: float) -> T:
             claim_runtime()
             try:
-                return attempt(self._client(allowed_s))
+                client = self._client(allowed_s)
+                return interruptible(lambda: attempt(client))
             except AccessDenied:
                 self._clients.clear()  # so that renewed credentials are read
                 raise

@@ -12,10 +12,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def interruptible(fn: Callable[[], R]) -> R:
+    """Return `fn()`, and let Ctrl-C through at once: a foreign call on the main thread would hold it back."""
+    if threading.current_thread() is not threading.main_thread():
+        return fn()
+    [result] = _run([fn], lambda call: call(), 1)
+    return result
+
+
 def run_all(fn: Callable[[T], R], items: Sequence[T], *, max_workers: int) -> list[R]:
     """Return `[fn(item) for item in items]`; after a failure nothing more starts, and the first failure is raised."""
     if len(items) <= 1 or max_workers <= 1:
         return [fn(item) for item in items]
+    return _run(items, fn, max_workers)
+
+
+def _run(items: Sequence[T], fn: Callable[[T], R], max_workers: int) -> list[R]:
     results: list[Any] = [None] * len(items)
     failures: list[BaseException] = []
     pending = iter(range(len(items)))

@@ -29,11 +29,11 @@ class Capabilities:
 
 def probe(store: Store, *, racers: int = 8, rounds: int = 3) -> Capabilities:
     """Race creators on fresh keys, list, and read a part; the keys are removed afterwards."""
-    folder = f"probe-{secrets.token_hex(8)}"
-    keys = [f"{folder}/{number}" for number in range(rounds)]
+    prefix = f"probe-{secrets.token_hex(8)}"
+    keys = [f"{prefix}-{number}" for number in range(rounds)]
     try:
         faults = [fault for key in keys if (fault := _race(store, key, racers))]
-        listed = [info.key for info in store.list(f"{folder}/")] == keys
+        listed = [info.key for info in store.list(f"{prefix}-")] == keys
         ranged = _reads_range(store, keys[0])
     finally:
         store.delete(keys)

@@ -35,6 +35,8 @@ class BlobReader(io.RawIOBase):
     def __init__(self, store: Store, blob: Blob) -> None:
         super().__init__()
         self._store, self._blob, self._position = store, blob, 0
+        self._block, self._block_data = -1, memoryview(b"")
+        """The MiB that was read last: the next read is likely to want more of it."""
 
     def readable(self) -> bool:
         return True
@@ -43,16 +45,19 @@ class BlobReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
+        self._check_open()
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._blob.length}[whence]
-        if base + offset < 0:
-            raise ValueError(f"cannot seek to {base + offset}")
+        self._check_open()
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._blob.length}.get(whence)
+        if base is None or base + offset < 0:
+            raise ValueError(f"cannot seek to {offset} from {whence}: 0 is the start, 1 here and 2 the end")
         self._position = base + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:
+        self._check_open()
         view = memoryview(buffer).cast("B")
         end = min(self._position + len(view), self._blob.length)
         start = min(self._position, end)
@@ -63,9 +68,14 @@ class BlobReader(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
+        self._check_open()
         data = bytearray(max(0, self._blob.length - self._position))
         self.readinto(data)
         return bytes(data)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("the file is closed")
 
     @property
     def _where(self) -> str:
@@ -79,6 +89,12 @@ class BlobReader(io.RawIOBase):
     def _read(self, wanted: ByteRange, out: memoryview) -> None:
         step = _READ_BLOCKS * BLOB_BLOCK
         first = wanted.start // BLOB_BLOCK * BLOB_BLOCK
+        if first == self._block * BLOB_BLOCK:
+            kept = self._block_data[wanted.start - first : wanted.end - first]
+            out[: len(kept)] = kept
+            if len(kept) == wanted.length:
+                return
+            wanted, out, first = ByteRange(wanted.start + len(kept), wanted.end), out[len(kept) :], first + BLOB_BLOCK
         last = min(-(-wanted.end // BLOB_BLOCK) * BLOB_BLOCK, self._blob.length)
         checksums = self._checksums
 
@@ -88,6 +104,8 @@ class BlobReader(io.RawIOBase):
             for at in range(0, len(data), BLOB_BLOCK):
                 block = (start + at) // BLOB_BLOCK
                 verify_block(self._blob, block, data[at : at + BLOB_BLOCK], checksums, self._where)
+            if end == last:
+                self._block, self._block_data = block, memoryview(bytes(data[at:]))
             inner = ByteRange(max(start, wanted.start), min(end, wanted.end))
             out[inner.start - wanted.start : inner.end - wanted.start] = data[inner.start - start : inner.end - start]
 

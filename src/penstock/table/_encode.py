@@ -1,12 +1,15 @@
 """From values to the Arrow arrays of a table's fields; huge values leave for blobs on the way."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from os import PathLike
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,10 +20,12 @@ from penstock.storage import Store
 from penstock.table._blobs import write_blob
 from penstock.table._input import Column, ColumnBatch
 from penstock.table._links import Containers
-from penstock.table._pages import filled
+from penstock.table._pages import concat, filled, take
 from penstock.types import Buffer
 
 _CHUNK_BYTES = 8 << 20
+_HEAD_BYTES = 4096
+"""So much of a blob shows whether it is of the kind."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +47,49 @@ class Encoder:
                 raise InvalidInputError(f"there is no column {name!r}; the table has {known}. Nothing was kept")
         arrays: dict[int, pa.Array] = {}
         for field in schema:
-            arrays.update(self.column(field, batch.columns.get(field.name), rows=batch.rows, first_row=batch.first_row))
+            arrays.update(
+                self.column(
+                    field,
+                    batch.columns.get(field.name),
+                    rows=batch.rows,
+                    first_row=batch.first_row,
+                    gaps=batch.gaps.get(field.name),
+                )
+            )
         return arrays
 
-    def column(self, field: Field, values: Column | None, *, rows: int, first_row: int) -> dict[int, pa.Array]:
-        """One column; the error for a value that does not fit names the column and the row."""
+    def column(
+        self,
+        field: Field,
+        values: Column | None,
+        *,
+        rows: int,
+        first_row: int,
+        gaps: npt.NDArray[np.bool_] | None = None,
+    ) -> dict[int, pa.Array]:
+        """One column; the error for a value that does not fit names the column and the row.
+
+        Rows that do not mention the column (`gaps`) get what it is filled with.
+        """
         with _blame(field.name, first_row):
             if values is None:
                 if not field.nullable and field.fill is None:
                     raise BadValue(0, "no value was given, and the column is not nullable")
                 return {field.id: filled(field, rows)}
             references: list[dict[str, Any] | None] = [None] * rows
+            bytes_like = isinstance(field.kind, Bytes | Image | Audio)
+            if bytes_like and isinstance(values, pa.Array | pa.ChunkedArray) and values.nbytes > INLINE_BYTES:
+                values = values.to_pylist()
             if isinstance(values, pa.Array | pa.ChunkedArray):
                 array = from_arrow(field.kind, values)
             elif isinstance(field.kind, Linked):
-                places, new = self.containers.resolve(values)
-                self.new_containers.update(new)
-                array = field.kind.to_array(places)
-            elif isinstance(field.kind, Bytes | Image | Audio):
+                array = field.kind.to_array(self.containers.resolve(values, self.new_containers))
+            elif bytes_like:
                 array = field.kind.to_array(self._without_blobs(field.kind, values, references))
             else:
                 array = field.kind.to_array(values)
+            if gaps is not None and field.fill is not None:
+                array = take(concat([array, filled(field, 1)]), np.where(gaps, rows, np.arange(rows)))
             if not field.nullable and array.null_count:
                 for index in np.flatnonzero(np.asarray(array.is_null())):
                     if references[index] is None:
@@ -78,10 +105,12 @@ class Encoder:
         inline = list(values)
         for index, value in enumerate(inline):
             if isinstance(value, PathLike) or hasattr(value, "read"):
-                value = inline[index] = self._read_file(index, value)
+                value = inline[index] = self._read_file(kind, index, value)
+            if isinstance(value, memoryview):
+                value = inline[index] = value.cast("B") if value.c_contiguous else value.tobytes()
             if isinstance(value, bytes | bytearray | memoryview) and len(value) > INLINE_BYTES:
                 with _at(index):
-                    kind.to_array([bytes(value[:4096])])
+                    kind.to_array([bytes(value[:_HEAD_BYTES])])
                 references[index] = self._write(value)
                 inline[index] = None
             elif isinstance(value, _Streamed):
@@ -89,28 +118,26 @@ class Encoder:
                 inline[index] = None
         return inline
 
-    def _read_file(self, index: int, source: Any) -> Any:
+    def _read_file(self, kind: Kind, index: int, source: Any) -> Any:
         """A file's bytes where they are short enough for a page, else a blob made of them as they are read."""
-        try:
-            with open(source, "rb") if isinstance(source, PathLike) else _borrowed(source) as file:
-                head = file.read(INLINE_BYTES + 1)
-                if len(head) <= INLINE_BYTES:
-                    return head
-
-                def chunks() -> Iterator[Buffer]:
-                    yield head
-                    while chunk := file.read(_CHUNK_BYTES):
-                        yield chunk
-
-                return _Streamed(self._write_chunks(chunks()))
-        except OSError as error:
-            raise BadValue(index, f"cannot be read: {error}") from None
+        with _open_source(index, source) as file:
+            chunks = _chunks(index, file)
+            head: list[bytes] = []
+            for chunk in chunks:
+                head.append(chunk)
+                if sum(map(len, head)) > INLINE_BYTES:
+                    break
+            else:
+                return b"".join(head)
+            with _at(index):
+                kind.to_array([b"".join(head)[:_HEAD_BYTES]])
+            return _Streamed(self._write_chunks(chain(head, chunks)))
 
     def _write(self, value: Buffer) -> dict[str, Any]:
         view = memoryview(value).cast("B")
         return self._write_chunks(view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES))
 
-    def _write_chunks(self, chunks: Iterator[Buffer]) -> dict[str, Any]:
+    def _write_chunks(self, chunks: Iterable[Buffer]) -> dict[str, Any]:
         blob = write_blob(self.store, chunks)
         self.blobs.append(blob)
         return {"id": blob.id, "length": blob.length, "crc": blob.crc}
@@ -126,36 +153,91 @@ def from_arrow(kind: Kind, given: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(given, pa.ChunkedArray):
         given = given.combine_chunks()
         given = given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given
-    if given.type == kind.arrow_type and not isinstance(kind, Image | Audio):
-        return given
     if isinstance(given, pa.DictionaryArray):
         given = given.dictionary_decode()
-    if isinstance(kind, Text | Bytes) or (isinstance(kind, Tensor) and kind.shape in ((), (None,))):
-        plain = given.storage if isinstance(given, pa.ExtensionArray) else given
-        if pa.types.is_temporal(plain.type) and isinstance(kind, Tensor):
-            plain = _as_int64(plain, kind.dtype)
-        try:
-            return pc.cast(plain, kind.arrow_type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            pass  # value by value: slower, and it can say which value is wrong
-    if (
-        isinstance(kind, Tensor)
-        and not kind.ragged
-        and pa.types.is_fixed_size_list(given.type)
-        and not given.null_count
-    ):
-        numbers = given.flatten()
-        if numbers.type == pa.from_numpy_dtype(kind.element.stored) and not numbers.null_count:
-            return kind.to_array(kind.element.from_stored(np.asarray(numbers).reshape(len(given), *kind.stored_shape)))
+    if given.type == kind.arrow_type:
+        return _checked(kind, given)
+    if pa.types.is_null(given.type):
+        return pa.nulls(len(given), kind.arrow_type)
+    if isinstance(given, pa.FixedShapeTensorArray):
+        return kind.to_array(_tensors(given))
+    if isinstance(given, pa.ExtensionArray):
+        return from_arrow(kind, given.storage)
+    try:
+        cast = _cast(kind, given)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        cast = None  # value by value: slower, and it can say which value is wrong
+    if cast is not None:
+        return _checked(kind, cast)
+    numbers = _even_numbers(given)
+    if isinstance(kind, Tensor) and not kind.ragged and numbers is not None:
+        if kind.element.parts == 2 and numbers.size == len(given) * prod(kind.stored_shape):
+            numbers = kind.element.from_stored(numbers.astype(kind.element.stored).reshape(-1, *kind.stored_shape))
+        if numbers.size == len(given) * prod(kind.stored_shape[: len(kind.shape)]):
+            return kind.to_array(numbers.reshape(len(given), *kind.stored_shape[: len(kind.shape)]))
     return kind.to_array(given.to_pylist())
 
 
-def _as_int64(array: pa.Array, dtype: str) -> pa.Array:
-    unit = dtype.partition("[")[2].rstrip("]")
-    target = pa.duration(unit) if dtype.startswith("timedelta") else pa.timestamp(unit)
-    if pa.types.is_timestamp(array.type) and array.type.tz is not None:
-        array = array.cast(pa.timestamp(array.type.unit))
-    return array.cast(target).cast(pa.int64())
+def _checked(kind: Kind, array: pa.Array) -> pa.Array:
+    if kind.flaw(array) is not None:
+        for index in range(len(array)):
+            if (flaw := kind.flaw(array.slice(index, 1))) is not None:
+                raise BadValue(index, flaw)
+    return array
+
+
+def _cast(kind: Kind, given: pa.Array) -> pa.Array | None:
+    """A column of the kind by one of Arrow's casts; None where there is none, or where it could change a value."""
+    types, source = pa.types, given.type
+    if isinstance(kind, Text):
+        return pc.cast(given, pa.string()) if types.is_large_string(source) or types.is_string_view(source) else None
+    if isinstance(kind, Bytes):
+        binary = types.is_large_binary(source) or types.is_binary_view(source) or types.is_fixed_size_binary(source)
+        return pc.cast(given, pa.binary()) if binary else None
+    if not isinstance(kind, Tensor) or kind.shape not in ((), (None,)):
+        return None
+    if kind.shape == (None,):
+        if not (types.is_list(source) or types.is_large_list(source) or types.is_fixed_size_list(source)):
+            return None
+        source = source.value_type
+    wrap = pa.list_ if kind.ragged else (lambda inner: inner)
+    element = kind.element
+    if types.is_temporal(source) and element.logical.kind in "Mm":
+        unit = kind.dtype.partition("[")[2].rstrip("]")
+        if types.is_timestamp(source) and source.tz is not None:
+            given = given.cast(wrap(pa.timestamp(source.unit)))
+        time = pa.timestamp(unit) if element.logical.kind == "M" else pa.duration(unit)
+        return given.cast(wrap(time)).cast(wrap(pa.int64()))
+    if types.is_boolean(source) and kind.dtype == "bool":
+        return given.cast(kind.arrow_type)
+    if not (types.is_integer(source) or types.is_floating(source)) or element.stored != element.logical:
+        return None
+    cast = given.cast(kind.arrow_type)
+    before, after = (np.isfinite(_flat_numbers(array)).sum() for array in (given, cast))
+    return cast if before == after else None
+
+
+def _flat_numbers(array: pa.Array) -> npt.NDArray[Any]:
+    flat = array if pa.types.is_primitive(array.type) else array.flatten()
+    return np.asarray(flat.drop_null())
+
+
+def _tensors(given: pa.FixedShapeTensorArray) -> list[Any]:
+    """The rows of Arrow's tensors, whichever way their axes lie."""
+    rows = given.storage.fill_null([0] * given.storage.type.list_size) if given.null_count else given.storage
+    whole = pa.ExtensionArray.from_storage(given.type, rows).to_numpy_ndarray()
+    if rows.flatten().null_count:
+        raise BadValue(0, "a number inside a tensor is missing")
+    return [row if there else None for row, there in zip(whole, given.is_valid().to_pylist(), strict=True)]
+
+
+def _even_numbers(given: pa.Array) -> npt.NDArray[Any] | None:
+    """The numbers in (lists of) lists of one length, flat; None where something is missing or uneven."""
+    while pa.types.is_fixed_size_list(given.type) and not given.null_count:
+        given = given.flatten()
+    if given.null_count or not (pa.types.is_primitive(given.type)):
+        return None
+    return np.asarray(given.to_numpy(zero_copy_only=False))
 
 
 @contextmanager
@@ -175,10 +257,28 @@ def _at(index: int) -> Iterator[None]:
         raise BadValue(index, bad.reason) from None
 
 
-@contextmanager
-def _borrowed(file: BinaryIO) -> Iterator[BinaryIO]:
-    """A file that its owner will close."""
-    yield file
+def _open_source(index: int, source: Any) -> AbstractContextManager[BinaryIO]:
+    """The file at a path, or one that is open already and that its owner will close."""
+    if not isinstance(source, PathLike):
+        return nullcontext(source)
+    try:
+        return open(source, "rb")
+    except OSError as error:
+        raise BadValue(index, f"cannot be read: {error}") from None
+
+
+def _chunks(index: int, file: BinaryIO) -> Iterator[bytes]:
+    """All of a file; a read may bring less than was asked for, and only an empty one is the end."""
+    while True:
+        try:
+            chunk = file.read(_CHUNK_BYTES)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            raise BadValue(index, f"cannot be read: {error}") from None
+        if not isinstance(chunk, bytes | bytearray | memoryview):
+            raise BadValue(index, f"expected a file of bytes, got one of {type(chunk).__name__}")
+        if not chunk:
+            return
+        yield bytes(chunk)
 
 
 def rows_of(arrays: Mapping[int, pa.Array]) -> int:

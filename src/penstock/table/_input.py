@@ -1,45 +1,54 @@
 """What users append, in whatever form, as batches of columns of bounded size."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, TypeAlias
+from os import PathLike
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
+from penstock.format import INLINE_BYTES
 
 Column: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 Appendable: TypeAlias = Mapping[str, Any] | pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[Any]
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 32 << 20
+_OPEN_FILE_BYTES = 1 << 20
+"""What an open file is taken for; nobody knows how long it is."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ColumnBatch:
     """Some rows, column by column."""
 
-    first_row: int
-    """How many rows of the same append came before."""
     columns: Mapping[str, Column]
     rows: int
+    first_row: int = 0
+    """How many rows of the same append came before."""
+    gaps: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """Columns that some of these rows do not mention, and which rows."""
 
 
 def column_batches(data: Appendable) -> Iterator[ColumnBatch]:
     """Cut what was given into batches; what is neither columns nor rows is refused."""
     first = 0
-    for columns, rows in _batches(data):
-        if rows:
-            yield ColumnBatch(first, columns, rows)
-        first += rows
+    for batch in _batches(data):
+        if batch.rows:
+            yield replace(batch, first_row=first)
+        first += batch.rows
 
 
-def _batches(data: Any) -> Iterator[tuple[Mapping[str, Column], int]]:
-    if type(data).__module__.startswith("pandas."):
-        data = pa.Table.from_pandas(data, preserve_index=False)
+def _batches(data: Any) -> Iterator[ColumnBatch]:
+    if _is_pandas(data):
+        data = _from_pandas(lambda: pa.Table.from_pandas(data, preserve_index=False))
     if isinstance(data, Mapping):
         yield from _from_columns(data)
     elif isinstance(data, pa.Table | pa.RecordBatch):
@@ -47,6 +56,8 @@ def _batches(data: Any) -> Iterator[tuple[Mapping[str, Column], int]]:
     elif isinstance(data, pa.RecordBatchReader):
         for batch in data:
             yield from _from_arrow(batch)
+    elif hasattr(data, "__arrow_c_stream__"):
+        yield from _batches(pa.RecordBatchReader.from_stream(data))
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes | np.ndarray):
         yield from _from_rows(iter(data))
     else:
@@ -56,10 +67,11 @@ def _batches(data: Any) -> Iterator[tuple[Mapping[str, Column], int]]:
         )
 
 
-def _from_columns(data: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Column], int]]:
+def _from_columns(data: Mapping[str, Any]) -> Iterator[ColumnBatch]:
     lengths = {}
+    data = {name: _from_series(values) if _is_pandas(values) else values for name, values in data.items()}
     for name, values in data.items():
-        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
             raise InvalidInputError(
                 f"column {name!r}: expected a list or an array with a value per row, got {type(values).__name__}"
             )
@@ -68,28 +80,27 @@ def _from_columns(data: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Column
         raise InvalidInputError(
             "the columns have different numbers of rows: " + ", ".join(f"{k!r} {v}" for k, v in lengths.items())
         )
-    total = next(iter(lengths.values()), 0)
-    step = max(1, min((_rows_per_batch(values) for values in data.values()), default=1))
-    for start in range(0, total, step):
-        end = min(start + step, total)
-        yield {name: _slice(values, start, end) for name, values in data.items()}, end - start
+    start = 0
+    for end in _ends(list(data.values()), next(iter(lengths.values()), 0)):
+        yield ColumnBatch({name: _slice(values, start, end) for name, values in data.items()}, end - start)
+        start = end
 
 
-def _from_arrow(data: pa.Table | pa.RecordBatch) -> Iterator[tuple[Mapping[str, Column], int]]:
+def _from_arrow(data: pa.Table | pa.RecordBatch) -> Iterator[ColumnBatch]:
     table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
     if len(set(table.schema.names)) < len(table.schema.names):
         raise InvalidInputError("the Arrow table has two columns of one name")
     for batch in table.to_batches(max_chunksize=max(1, _BATCH_BYTES // max(1, table.nbytes // max(1, len(table))))):
-        yield dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch)
+        yield ColumnBatch(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
 
 
-def _from_rows(rows: Iterator[Any]) -> Iterator[tuple[Mapping[str, Column], int]]:
+def _from_rows(rows: Iterator[Any]) -> Iterator[ColumnBatch]:
     waiting: list[Mapping[str, Any]] = []
     waiting_bytes, number = 0, 0
     for row in rows:
         if isinstance(row, pa.RecordBatch | pa.Table):
             if waiting:
-                yield _as_columns(waiting), len(waiting)
+                yield _as_columns(waiting)
                 waiting, waiting_bytes = [], 0
             yield from _from_arrow(row)
             number += len(row)
@@ -100,15 +111,34 @@ def _from_rows(rows: Iterator[Any]) -> Iterator[tuple[Mapping[str, Column], int]
         number += 1
         waiting_bytes += sum(_size(value) for value in row.values())
         if len(waiting) == _BATCH_ROWS or waiting_bytes >= _BATCH_BYTES:
-            yield _as_columns(waiting), len(waiting)
+            yield _as_columns(waiting)
             waiting, waiting_bytes = [], 0
     if waiting:
-        yield _as_columns(waiting), len(waiting)
+        yield _as_columns(waiting)
 
 
-def _as_columns(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Column]:
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.partition(".")[0] == "pandas"
+
+
+def _from_pandas(convert: Callable[[], T]) -> T:
+    try:
+        return convert()
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"pandas data of mixed or unknown types: {error}; convert it first") from None
+
+
+def _from_series(values: Any) -> Any:
+    if not hasattr(values, "index"):
+        return values
+    return _from_pandas(lambda: pa.array(values, from_pandas=True))
+
+
+def _as_columns(rows: Sequence[Mapping[str, Any]]) -> ColumnBatch:
     names = dict.fromkeys(chain.from_iterable(rows))
-    return {name: [row.get(name) for row in rows] for name in names}
+    gaps = {name: np.array([name not in row for row in rows]) for name in names}
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return ColumnBatch(columns, len(rows), gaps={name: gap for name, gap in gaps.items() if gap.any()})
 
 
 def _slice(values: Any, start: int, end: int) -> Column:
@@ -120,17 +150,42 @@ def _slice(values: Any, start: int, end: int) -> Column:
     return values[start:end]
 
 
-def _rows_per_batch(values: Any) -> int:
-    """How many rows of a column make a batch of the usual size."""
-    if len(values) == 0:
-        return 1
-    if isinstance(values, pa.Array | pa.ChunkedArray) or (isinstance(values, np.ndarray) and values.dtype.kind != "O"):
-        return int(_BATCH_BYTES // max(1, values.nbytes // len(values)))
-    sample = values[: min(len(values), 64)]
-    return min(_BATCH_ROWS, int(_BATCH_BYTES // max(1, max(_size(value) for value in sample))))
+def _ends(columns: Sequence[Any], total: int) -> Iterator[int]:
+    """Where batches of the usual size end; values of a kind that differ in size are looked at one by one."""
+    even = [values for values in columns if _is_even(values)]
+    uneven = [values for values in columns if not _is_even(values)]
+    width = sum(values.nbytes // max(1, total) for values in even)
+    if not uneven:
+        step = max(1, _BATCH_BYTES // max(1, width))
+        yield from (min(start + step, total) for start in range(0, total, step))
+        return
+    rows, size = 0, 0
+    for end, row in enumerate(zip(*uneven, strict=True), 1):
+        rows, size = rows + 1, size + width + sum(map(_size, row))
+        if rows == _BATCH_ROWS or size >= _BATCH_BYTES or end == total:
+            yield end
+            rows, size = 0, 0
+
+
+def _is_even(values: Any) -> bool:
+    return isinstance(values, pa.Array | pa.ChunkedArray) or (isinstance(values, np.ndarray) and values.dtype != object)
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, np.ndarray):
+    """About how many bytes a value takes when it is read."""
+    if isinstance(value, PathLike):
+        return _file_size(value)
+    if isinstance(value, np.ndarray | memoryview):
         return value.nbytes
-    return len(value) if isinstance(value, bytes | str | list) else 64
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    if isinstance(value, list | tuple):
+        return 8 * len(value)
+    return _OPEN_FILE_BYTES if hasattr(value, "read") else 64
+
+
+def _file_size(path: PathLike[str]) -> int:
+    try:
+        return min(os.stat(path).st_size, INLINE_BYTES)
+    except OSError:  # it is refused, by its row, when it is read
+        return 64

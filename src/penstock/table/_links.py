@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike, fspath
+from os.path import abspath
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
-from penstock.errors import CorruptError, LinkNotAllowed, NotFoundError, SourceChanged
+from penstock.errors import CorruptError, InvalidInputError, LinkNotAllowed, NotFoundError, SourceChanged
 from penstock.format import crc32c, new_id
 from penstock.format.kinds import BadValue, Link, Place, Values
 from penstock.storage import Store, coalesce, open_store, run_all
 from penstock.types import ByteRange
 
-AllowedLinks: TypeAlias = bool | Iterable[str] | Mapping[str, Mapping[str, str] | None]
-"""True for all, containers' URIs, or a mapping from them to the options their stores need."""
+AllowedLinks: TypeAlias = bool | str | Iterable[str | PathLike[str]] | Mapping[str, Mapping[str, str] | None]
+"""True for all, the URIs or folders of containers, or a mapping from them to the options their stores need."""
 
 _WORKERS = 16
 
@@ -22,9 +25,17 @@ class Containers:
     """The stores behind links: opened when first needed, and only where allowed."""
 
     allowed: AllowedLinks = False
+    """Kept as a bool, or as a mapping from the beginnings of URIs to options."""
     declared: dict[str, str] = field(default_factory=dict)
     """Name to URI, as the snapshot has it."""
     _stores: dict[str, Store] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allowed, bool):
+            return
+        given = [self.allowed] if isinstance(self.allowed, str | PathLike) else self.allowed
+        options = given if isinstance(given, Mapping) else {}
+        self.allowed = {_plain_uri(uri): options.get(uri) for uri in given}
 
     def store(self, name: str) -> Store:
         """The store of a container."""
@@ -43,14 +54,15 @@ class Containers:
         """The options of an allowed container; None for one that is not."""
         if isinstance(self.allowed, bool):
             return {} if self.allowed else None
-        for prefix in self.allowed:
-            if uri == prefix.rstrip("/") or uri.startswith(prefix.rstrip("/") + "/"):
-                return (self.allowed[prefix] or {}) if isinstance(self.allowed, Mapping) else {}
+        assert isinstance(self.allowed, Mapping)
+        asked = _plain_uri(uri)
+        for prefix, options in self.allowed.items():
+            if asked == prefix or asked.startswith(prefix.rstrip("/") + "/"):
+                return options or {}
         return None
 
-    def resolve(self, links: Sequence[Any] | Values) -> tuple[list[Place | None], dict[str, str]]:
-        """Places for what a user gave, with etag and length asked of the stores, and the containers that are new."""
-        new: dict[str, str] = {}
+    def resolve(self, links: Sequence[Any] | Values, new: dict[str, str]) -> list[Place | None]:
+        """Places for what a user gave, etag and length asked of the stores; containers not seen before go to `new`."""
         split: list[tuple[str, str] | None] = []
         for index, link in enumerate(links):
             if link is None:
@@ -58,7 +70,10 @@ class Containers:
                 continue
             if not isinstance(link, Link):
                 raise BadValue(index, f"expected a penstock.Link, got {type(link).__name__}")
-            container, path = split_uri(link.uri)
+            try:
+                container, path = split_uri(link.uri)
+            except InvalidInputError as error:
+                raise BadValue(index, str(error)) from None
             name = next((known for known, uri in self.declared.items() if uri == container), None)
             if name is None:
                 name = new_id()[:8]
@@ -76,13 +91,17 @@ class Containers:
                     info = self.store(name).head(path)
                 except NotFoundError:
                     raise BadValue(index, f"{link.uri} does not exist") from None
+                except LinkNotAllowed:
+                    raise
+                except InvalidInputError as error:
+                    raise BadValue(index, f"{link.uri} cannot be linked: {error}") from None
                 etag = etag or info.etag
                 length = info.size - link.offset if length is None else length
                 if length < 0 or link.offset + length > info.size:
                     raise BadValue(index, f"{link.uri} has only {info.size} bytes")
             return Place(name, path, link.offset, length, etag, link.crc32c)
 
-        return run_all(place, range(len(links)), max_workers=_WORKERS), new
+        return run_all(place, range(len(links)), max_workers=_WORKERS)
 
     def read(self, places: Sequence[Place | None] | Values) -> list[bytes | None]:
         """The bytes behind places; parts of one object are read together."""
@@ -121,10 +140,32 @@ def split_uri(uri: str) -> tuple[str, str]:
     """A URI's container (a bucket, or the folder of a file) and the path inside it."""
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
-        file = Path(rest if separator else uri).absolute()
-        return f"file://{file.parent.as_posix()}", file.name
+        file = _path(uri)
+        return _file_uri(file.parent), file.name
     bucket, _, path = rest.partition("/")
     return f"{scheme}://{bucket}", path
+
+
+def _plain_uri(uri: str | PathLike[str]) -> str:
+    """A container's URI in the one way in which two that mean the same are equal."""
+    text = fspath(uri)
+    if text.startswith("file://") or "://" not in text:
+        return _file_uri(_path(text))
+    return text.rstrip("/")
+
+
+def _file_uri(path: Path) -> str:
+    return f"file://{quote(path.as_posix())}"
+
+
+def _path(uri: str) -> Path:
+    """The path that a file URI or a path means, without `..` in it."""
+    _, separator, rest = uri.partition("://")
+    if separator and not rest.startswith("/"):
+        raise InvalidInputError(f"{uri} names a host; write file:///path, or the path alone")
+    if not uri:
+        raise InvalidInputError("an empty path leads nowhere")
+    return Path(abspath(unquote(rest) if separator else uri))
 
 
 def _there(place: Place | None) -> Place:

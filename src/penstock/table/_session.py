@@ -23,7 +23,7 @@ from penstock.format import (
     make_field,
     new_id,
 )
-from penstock.format.kinds import Tensor, Values
+from penstock.format.kinds import Image, Tensor, Values
 from penstock.history import (
     AddField,
     Changes,
@@ -86,6 +86,8 @@ class Session:
             for batch in column_batches(data):
                 if not len(schema):
                     inferred = infer_schema(batch.columns)
+                    if not len(inferred):
+                        raise InvalidInputError("the table has no columns, and neither have the first rows")
                     edits = [AddField(field) for field in inferred]
                     schema = Schema((*schema.fields, *inferred.fields))
                 if writer is None:
@@ -108,7 +110,7 @@ class Session:
         rows = positions(self.reader, where)
         if len(np.unique(rows)) < len(rows):
             raise InvalidInputError("the rows to update are given more than once")
-        if not len(rows):
+        if not len(rows) or not values:
             return 0
         if callable(values):
             values = values(as_batch(self.reader.columns(self.snapshot.schema.names, [rows])[0]))
@@ -275,11 +277,12 @@ class Session:
         field = make_field(name, column)
         if fill is not None:
             encoder = self._encoder()
-            arrays = encoder.column(field, [fill], rows=1, first_row=0)
-            file, data = encode_file([FileColumn(field)], [arrays[field.id]], row_start=0, page_rows=[1])
-            at = file.page_range(0)
-            if at.length > _LARGEST_FILL or encoder.blobs:
-                raise InvalidInputError(f"column {name!r}: a fill value of {at.length} bytes is too large; give values")
+            with _Undo(self.store, encoder):
+                arrays = encoder.column(field, [fill], rows=1, first_row=0)
+                file, data = encode_file([FileColumn(field)], [arrays[field.id]], row_start=0, page_rows=[1])
+                at = file.page_range(0)
+                if at.length > _LARGEST_FILL or encoder.blobs:
+                    raise InvalidInputError(f"column {name!r}: the fill value is too large; give values")
             field = replace(field, fill=bytes(data[at.start : at.end]))
             self._stage(self.snapshot.nodes, self.snapshot.schema, encoder.new_containers)
         elif not field.nullable and self.snapshot.live:
@@ -323,7 +326,7 @@ class Session:
 
 @dataclass
 class _Undo:
-    """Removes the blobs of a call that failed: nothing refers to them."""
+    """Removes the blobs and forgets the containers of a call that failed: nothing refers to them."""
 
     store: Store
     encoder: Encoder
@@ -332,7 +335,11 @@ class _Undo:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if error is not None and self.encoder.blobs:
+        if error is None:
+            return
+        for name in self.encoder.new_containers:
+            self.encoder.containers.declared.pop(name, None)
+        if self.encoder.blobs:
             discard(self.store, [blob.key for blob in self.encoder.blobs])
 
 
@@ -362,7 +369,9 @@ def _source(
 def _per_row(field: Field, value: Any, count: int) -> Any:
     """A column from what an update was given: a list with a value per row, or one value for all."""
     if isinstance(field.kind, Tensor) and not isinstance(value, pa.Array | pa.ChunkedArray):
-        one = value is None or _dimensions(value) == len(field.kind.shape)
+        one = value is None or _is_one(field.kind, value, count)
+    elif isinstance(field.kind, Image) and isinstance(value, np.ndarray) and value.dtype != object:
+        one = value.ndim < 4 and value.shape[1:] != field.kind.shape
     else:
         one = not isinstance(value, list | tuple | np.ndarray | pa.Array | pa.ChunkedArray)
     if one:
@@ -372,13 +381,18 @@ def _per_row(field: Field, value: Any, count: int) -> Any:
     return value
 
 
-def _dimensions(value: Any) -> int | None:
-    """How deeply numbers are nested; None for lists of unequal or missing items, which are values of several rows."""
+def _is_one(kind: Tensor, value: Any, count: int) -> bool:
+    """Whether numbers are one row's; lists of unequal or missing items are values of several rows."""
     try:
         array = np.asarray(value)
     except ValueError:
-        return None
-    return None if array.dtype == object else array.ndim
+        return False
+    if array.dtype == object and array.ndim:
+        return False
+    if array.shape == (0,) and kind.ragged:
+        return True
+    fits = all(n in (None, m) for n, m in zip(kind.shape, array.shape, strict=False))
+    return array.ndim == len(kind.shape) and (fits or len(array) != count)
 
 
 def author() -> str:

@@ -49,6 +49,10 @@ class Kind(ABC):
     def to_values(self, array: pa.Array) -> Values:
         """Make an array of `arrow_type` useful again; nulls become `None` in lists and zeros in arrays."""
 
+    def flaw(self, array: pa.Array) -> str | None:  # noqa: ARG002
+        """What keeps an array of `arrow_type` that somebody else made from being values of this kind, if anything."""
+        return None
+
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The parameters of this kind for a schema, without its name."""

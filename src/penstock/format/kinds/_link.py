@@ -1,5 +1,6 @@
 """Values whose bytes stay where they are, in an object that somebody else owns."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,6 +26,13 @@ class Link:
     """The object's version; asked of the store when the row is appended, if not given."""
     crc32c: int | None = None
     """Checksum of the value's bytes; verified on reading where it is known."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", os.fspath(self.uri))
+        if self.offset < 0 or (self.length is not None and self.length < 0):
+            raise InvalidInputError(f"{self.uri}: an offset and a length are not negative")
+        if self.crc32c is not None and not 0 <= self.crc32c < 1 << 32:
+            raise InvalidInputError(f"{self.uri}: a crc32c is a number of 32 bits, not {self.crc32c}")
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,9 @@ class Linked(Kind):
         names = [field.name for field in _PLACE]
         rows = [None if value is None else {name: getattr(value, name) for name in names} for value in values]
         return pa.array(rows, _PLACE)
+
+    def flaw(self, array: pa.Array) -> str | None:
+        return None if array.null_count == len(array) else "expected a penstock.Link, got its stored form"
 
     def to_values(self, array: pa.Array) -> Values:
         return [None if row is None else Place(**row) for row in array.to_pylist()]

@@ -45,14 +45,18 @@ class Image(Kind):
     def to_values(self, array: pa.Array) -> Values:
         if self.shape is None:
             return [None if data is None else decode_image(data) for data in array.to_pylist()]
-        out = np.zeros((len(array), *self.shape), np.uint8)
-        for row, data in enumerate(array.to_pylist()):
-            if data is not None:
-                picture = decode_image(data)
+        pictures = [None if data is None else decode_image(data) for data in array.to_pylist()]
+        dtype = np.result_type(np.uint8, *{picture.dtype for picture in pictures if picture is not None})
+        out = np.zeros((len(array), *self.shape), dtype)
+        for row, picture in enumerate(pictures):
+            if picture is not None:
                 if picture.shape != self.shape:
                     raise SampleError(f"a picture has shape {picture.shape}, not the column's {self.shape}")
                 out[row] = picture
         return out
+
+    def flaw(self, array: pa.Array) -> str | None:
+        return _refused(self, array)
 
     def to_json(self) -> dict[str, Any]:
         return {"codec": self.codec, "shape": None if self.shape is None else list(self.shape)}
@@ -112,6 +116,9 @@ class Audio(Kind):
     def to_values(self, array: pa.Array) -> Values:
         return list(array.to_pylist())
 
+    def flaw(self, array: pa.Array) -> str | None:
+        return _refused(self, array)
+
     def to_json(self) -> dict[str, Any]:
         return {"codec": self.codec}
 
@@ -131,3 +138,11 @@ class Video(Audio):
     """Encoded video, kept byte for byte; large ones are objects of their own."""
 
     name: ClassVar[str] = "video"
+
+
+def _refused(kind: Kind, array: pa.Array) -> str | None:
+    try:
+        kind.to_array(array.to_pylist())
+    except BadValue as bad:
+        return bad.reason
+    return None

@@ -20,6 +20,9 @@ class List(Kind):
 
     name: ClassVar[str] = "list"
 
+    def __post_init__(self) -> None:
+        _check_inner(self.of)
+
     @property
     def arrow_type(self) -> pa.DataType:
         return pa.list_(self.of.arrow_type)
@@ -45,13 +48,16 @@ class List(Kind):
 
     def to_values(self, array: pa.Array) -> Values:
         offsets = np.asarray(array.offsets)
-        items = self.of.to_values(array.values)
-        there = np.asarray(array.values.is_valid())
-        whole = _with_none(items, there)
+        inside = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        whole = _with_none(self.of.to_values(inside), np.asarray(inside.is_valid()))
+        offsets = offsets - offsets[0]
         return [
             list(whole[a:b]) if valid else None
             for a, b, valid in zip(offsets[:-1], offsets[1:], array.is_valid().to_pylist(), strict=True)
         ]
+
+    def flaw(self, array: pa.Array) -> str | None:
+        return self.of.flaw(array.drop_null().flatten())
 
     def to_json(self) -> dict[str, Any]:
         return {"of": kind_to_json(self.of)}
@@ -77,6 +83,8 @@ class Struct(Kind):
         object.__setattr__(self, "fields", tuple((str(name), kind) for name, kind in pairs))
         if not self.fields or len({name for name, _ in self.fields}) != len(self.fields):
             raise InvalidInputError("a struct needs fields, and their names must differ")
+        for _, kind in self.fields:
+            _check_inner(kind)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -111,6 +119,10 @@ class Struct(Kind):
             for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)
         ]
 
+    def flaw(self, array: pa.Array) -> str | None:
+        present = array.drop_null()
+        return next((flaw for name, kind in self.fields if (flaw := kind.flaw(present.field(name)))), None)
+
     def to_json(self) -> dict[str, Any]:
         return {"fields": [[name, kind_to_json(kind)] for name, kind in self.fields]}
 
@@ -120,6 +132,11 @@ class Struct(Kind):
 
     def __str__(self) -> str:
         return f"struct({', '.join(f'{name}: {kind}' for name, kind in self.fields)})"
+
+
+def _check_inner(kind: Kind) -> None:
+    if kind.name == "linked":
+        raise InvalidInputError("links are a column of their own; they cannot be inside a list or a struct")
 
 
 def _with_none(values: Values, there: Any) -> Sequence[Any]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.format._dtypes import Dtype
@@ -64,10 +65,39 @@ class Tensor(Kind):
         return pa.struct([("data", pa.list_(number)), ("shape", pa.list_(pa.int32(), len(self.shape)))])
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        values = _unmasked(values)
         return self._ragged_array(values) if self.ragged else self._fixed_array(values)
 
     def to_values(self, array: pa.Array) -> Values:
         return self._ragged_values(array) if self.ragged else self.view(array)
+
+    def flaw(self, array: pa.Array) -> str | None:
+        present = (array.storage if isinstance(array, pa.ExtensionArray) else array).drop_null()
+        numbers = present
+        if self.ragged:
+            data = present if len(self.shape) == 1 else present.field("data")
+            lengths = np.diff(np.asarray(data.offsets)) if len(data) else np.zeros(0, np.int32)
+            if len(self.shape) > 1 and not self._shapes_fit(present.field("shape"), lengths):
+                return "its shape does not fit its data"
+            if (lengths % self.element.parts).any():
+                return "a complex number is two numbers"
+            numbers = data.flatten()
+        elif self.stored_shape:
+            numbers = present.flatten()
+        if numbers.null_count:
+            return "a number inside it is missing"
+        if self.dtype == "bool" and len(numbers) and pc.max(numbers).as_py() > 1:
+            return "true and false are stored as 1 and 0"
+        return None
+
+    def _shapes_fit(self, shape: pa.Array, lengths: npt.NDArray[Any]) -> bool:
+        flat = shape.flatten()
+        if flat.null_count or len(flat) != len(lengths) * len(self.shape):
+            return False
+        shapes = np.asarray(flat).reshape(-1, len(self.shape)).astype(np.int64)
+        fixed = [n is None or bool((shapes[:, axis] == n).all()) for axis, n in enumerate(self.shape)]
+        sizes = shapes.prod(axis=1) * self.element.parts
+        return all(fixed) and bool((shapes >= 0).all()) and bool((sizes == lengths).all())
 
     def view(self, array: pa.Array) -> npt.NDArray[Any]:
         """The rows of a tensor that is not ragged, without a copy."""
@@ -114,14 +144,12 @@ class Tensor(Kind):
     def _stack(self, values: Sequence[Any] | npt.NDArray[Any], missing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """One array of all rows, with zeros for those that are missing."""
         shape = (len(values), *(n for n in self.shape if n is not None))
-        if isinstance(values, np.ndarray) and values.dtype != object and values.shape == shape:
-            return self._cast(0, values)
-        if not missing.any() and not isinstance(values, np.ndarray):
-            try:  # one call for a list of equal rows: fast, and exact errors below where it does not work
+        if not missing.any():
+            try:  # one call for rows that are alike: fast, and exact errors below where it does not work
                 whole = np.asarray(values)
                 if whole.shape == shape and whole.dtype != object:
                     return self.element.cast(whole)
-            except ValueError:
+            except (ValueError, TypeError):
                 pass
         whole = np.zeros(shape, self.element.logical)
         for index, value in enumerate(values):
@@ -185,7 +213,8 @@ class Tensor(Kind):
         rows = [self.element.from_stored(row) for row in rows]
         if len(self.shape) > 1:
             shape = array.field("shape")
-            shapes = np.asarray(shape.values)[shape.offset * len(self.shape) :].reshape(-1, len(self.shape))
+            numbers = shape.values.fill_null(0)  # a missing row may lack its shape too
+            shapes = np.asarray(numbers)[shape.offset * len(self.shape) :].reshape(-1, len(self.shape))
             rows = [row.reshape(shape) for row, shape in zip(rows, shapes[: len(rows)], strict=True)]
         return [row if there else None for row, there in zip(rows, present, strict=True)]
 
@@ -195,6 +224,16 @@ def _list_array(offsets: npt.NDArray[np.int64], values: pa.Array, missing: npt.N
         raise InvalidInputError("one batch holds more than 2^31 ragged elements; append it in smaller pieces")
     buffers = [validity(missing), pa.py_buffer(offsets.astype(np.int32))]
     return pa.Array.from_buffers(pa.list_(values.type), len(missing), buffers, children=[values])
+
+
+def _unmasked(values: Sequence[Any] | npt.NDArray[Any]) -> Sequence[Any] | npt.NDArray[Any]:
+    """Rows that numpy has masked become None."""
+    if not isinstance(values, np.ma.MaskedArray) or values.size == 0:
+        return values
+    masked = np.ma.getmaskarray(values).reshape(len(values), -1)
+    if (part := masked.any(axis=1) & ~masked.all(axis=1)).any():
+        raise BadValue(int(part.argmax()), "a part of the value is masked; a value is there or not")
+    return [None if gone else row for row, gone in zip(values.data, masked[:, 0], strict=True)]
 
 
 @dataclass(frozen=True, init=False)
@@ -271,14 +310,23 @@ class Label(Kind):
         return pa.int64()
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
+        values = _unmasked(values)
         if not isinstance(values, np.ndarray) or values.dtype.kind in "OUS":
             values = [self._number(index, value) for index, value in enumerate(values)]
         array = _NUMBER.to_array(values)
-        numbers = np.asarray(array.drop_null())
-        if self.names and numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self.names)):
-            index = next(i for i, v in enumerate(values) if v is not None and not 0 <= v < len(self.names))
-            raise BadValue(index, f"class {values[index]} is not one of the {len(self.names)} classes")
+        outside = self._outside(array)
+        if outside.any():
+            index = int(outside.argmax())
+            raise BadValue(index, f"class {array[index]} is not one of the {len(self.names)} classes")
         return array
+
+    def flaw(self, array: pa.Array) -> str | None:
+        return f"a class is not one of the {len(self.names)} classes" if self._outside(array).any() else None
+
+    def _outside(self, array: pa.Array) -> npt.NDArray[np.bool_]:
+        numbers = _NUMBER.view(array)
+        wrong: npt.NDArray[np.bool_] = (numbers < 0) | (numbers >= len(self.names))
+        return wrong & np.asarray(array.is_valid()) if self.names else np.zeros(len(array), bool)
 
     def to_values(self, array: pa.Array) -> Values:
         return _NUMBER.to_values(array)

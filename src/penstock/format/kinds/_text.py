@@ -76,6 +76,13 @@ class Json(Kind):
     def to_values(self, array: pa.Array) -> Values:
         return [None if text is None else json.loads(text) for text in array.to_pylist()]
 
+    def flaw(self, array: pa.Array) -> str | None:
+        try:
+            self.to_values(array)
+        except (ValueError, RecursionError) as error:
+            return f"not JSON: {error}"
+        return None
+
     def to_json(self) -> dict[str, Any]:
         return {}
 

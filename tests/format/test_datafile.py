@@ -1,0 +1,185 @@
+"""Data files: plain Arrow to others, pages with checksums to us."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import Boxes, Bytes, Column, Field, List, Struct, Tensor, Text
+from penstock.errors import CorruptError
+from penstock.format import (
+    DataFile,
+    FileColumn,
+    cut,
+    decode_page,
+    encode_file,
+    make_field,
+    row_sizes,
+    verify_frame,
+    verify_pages,
+)
+from penstock.format.kinds import Kind
+from tests.format.test_kinds import kinds_of_anything, rows, same
+
+steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+codecs = st.sampled_from(["none", "lz4", "zstd"])
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[list[Field], list[list[Any]], list[int]]:
+    """Columns, their values, and how many rows each page has."""
+    pages = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    codec = draw(codecs)
+    fields, values = [], []
+    for name in "ab"[: draw(st.integers(1, 2))]:
+        kind, strategy = draw(kinds_of_anything())
+        nullable = draw(st.booleans())
+        fields.append(make_field(name, Column(kind, nullable=nullable, codec=codec)))
+        one = st.none() | strategy if nullable else strategy
+        values.append(draw(st.lists(one, min_size=sum(pages), max_size=sum(pages))))
+    return fields, values, pages
+
+
+def encode(fields: list[Field], values: list[list[Any]], pages: list[int]) -> tuple[DataFile, memoryview]:
+    arrays = [field.kind.to_array(column) for field, column in zip(fields, values, strict=True)]
+    return encode_file([FileColumn(field) for field in fields], arrays, row_start=7, page_rows=pages)
+
+
+@steady
+@given(files())
+def test_every_page_can_be_read_alone(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
+    fields, values, pages = drawn
+    file, data = encode(fields, values, pages)
+    assert (file.length, file.rows, file.row_start, file.row_end) == (len(data), sum(pages), 7, 7 + sum(pages))
+    start = 0
+    for number, count in enumerate(pages):
+        at = file.page_range(number)
+        page = data[at.start : at.end]
+        verify_pages(file, number, number + 1, page, "somewhere")
+        batch = decode_page([FileColumn(field) for field in fields], page)
+        for n, field in enumerate(fields):
+            assert same(rows(field.kind, batch.column(n)), values[n][start : start + count])
+        start += count
+    verify_frame(file, data[: file.page_offsets[0]], data[file.page_offsets[-1] :], "somewhere")
+
+
+@steady
+@given(files())
+def test_a_file_opens_in_plain_arrow(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
+    fields, values, pages = drawn
+    _, data = encode(fields, values, pages)
+    reader = pa.ipc.open_file(pa.py_buffer(data))
+    assert reader.num_record_batches == len(pages)
+    table = reader.read_all()
+    for n, field in enumerate(fields):
+        assert same(rows(field.kind, table.column(n).combine_chunks()), values[n])
+
+
+@steady
+@given(files())
+def test_where_the_values_start_no_page_needs_parsing(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
+    fields, values, pages = drawn
+    file, data = encode(fields, values, pages)
+    first = 0
+    for number, count in enumerate(pages):
+        for n, field in enumerate(fields):
+            start = int(file.value_starts[number, n])
+            part = values[n][first : first + count]
+            plain = bool(field.stored_bytes) and not any(value is None for value in part)
+            assert (start >= 0) == plain
+            if plain:
+                page = data[file.page_offsets[number] : file.page_offsets[number + 1]]
+                stored = field.kind.to_array(part)
+                stored = stored.storage.flatten() if isinstance(stored, pa.ExtensionArray) else stored
+                raw = np.frombuffer(page, np.uint8, count * (field.stored_bytes or 0), start)
+                assert raw.tobytes() == np.asarray(stored).tobytes()
+        first += count
+
+
+@steady
+@given(st.data(), files())
+def test_a_flipped_bit_is_found_wherever_it_is(
+    data: st.DataObject, drawn: tuple[list[Field], list[list[Any]], list[int]]
+) -> None:
+    file, good = encode(*drawn)
+    bad = bytearray(good)
+    at = data.draw(st.integers(0, len(bad) - 1))
+    bad[at] ^= 1 << data.draw(st.integers(0, 7))
+    inside, behind = file.page_offsets[0], file.page_offsets[-1]
+    page = int(np.searchsorted(file.page_offsets, at, side="right")) - 1
+    what = f"page {page} " if inside <= at < behind else "its header and footer"
+    where = "s3://b/t/data/x"
+
+    def verify() -> None:
+        verify_frame(file, bad[:inside], bad[behind:], where)
+        verify_pages(file, 0, len(file.page_rows), memoryview(bad)[inside:behind], where)
+
+    with pytest.raises(CorruptError, match=f"{where} is damaged: the checksum of {what}.*does not match. Restore"):
+        verify()
+
+
+@steady
+@given(st.data(), files())
+def test_pages_in_a_row_are_verified_together(
+    data: st.DataObject, drawn: tuple[list[Field], list[list[Any]], list[int]]
+) -> None:
+    file, good = encode(*drawn)
+    first = data.draw(st.integers(0, len(file.page_rows) - 1))
+    end = data.draw(st.integers(first + 1, len(file.page_rows)))
+    verify_pages(file, first, end, good[file.page_offsets[first] : file.page_offsets[end]], "somewhere")
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 2000))
+def test_a_cut_is_of_about_the_size_that_was_asked_for(sizes: list[int], target: int) -> None:
+    runs = cut(np.array(sizes, np.int64), target)
+    assert sum(runs) == len(sizes)
+    assert all(count > 0 for count in runs)
+    ends = list(itertools.accumulate(runs))
+    for start, end in itertools.pairwise([0, *ends]):
+        run = sizes[start:end]
+        assert len(run) == 1 or sum(run[:-1]) <= target  # never a row more than needed
+        assert sum(run) <= target + target / 2 or len(run) == 1 or sum(run) - target <= target - sum(run[:-1])
+        if end < len(sizes):
+            assert sum(run) + sizes[end] > target  # nor many rows less
+
+
+@steady
+@given(st.data(), kinds_of_anything(), st.integers(0, 4), st.integers(0, 4))
+def test_sizes_of_rows_do_not_depend_on_the_rows_around_them(
+    data: st.DataObject, drawn: tuple[Kind, st.SearchStrategy[Any]], start: int, count: int
+) -> None:
+    kind, strategy = drawn
+    array = kind.to_array(data.draw(st.lists(st.none() | strategy, max_size=5)))
+    sizes = row_sizes(array)
+    assert len(sizes) == len(array)
+    assert row_sizes(array.slice(start, count)).tolist() == sizes[start : start + count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "size"),
+    [
+        (Tensor("int16"), 1, 2),
+        (Tensor("complex64"), 1j, 8),
+        (Tensor("float32", (10, 10)), np.zeros((10, 10)), 400),
+        (Tensor("float32", (None,)), np.zeros(100), 404),
+        (Boxes(), np.zeros((5, 4)), 5 * 4 * 4 + 4 + 8),
+        (Text(), "x" * 100, 104),
+        (Bytes(), b"", 4),
+        (List(Text()), ["x" * 10] * 3, 3 * 14 + 4),
+        (Struct({"a": Tensor("int64"), "b": Text()}), {"a": 1, "b": "xx"}, 8 + 6),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_row_is_what_it_takes_in_a_page(kind: Kind, value: Any, size: int) -> None:
+    assert row_sizes(kind.to_array([value, value])).tolist() == [size, size]
+
+
+def test_an_empty_file_of_no_pages_is_a_file() -> None:
+    field = make_field("a", Text())
+    file, data = encode_file([FileColumn(field)], [Text().to_array([])], row_start=0, page_rows=[])
+    assert file.rows == 0
+    assert pa.ipc.open_file(pa.py_buffer(data)).read_all().num_rows == 0

@@ -1,0 +1,263 @@
+"""Schemas: what users may write for a column, what is found from data, and what is stored."""
+
+import json
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock import (
+    Audio,
+    Boxes,
+    Bytes,
+    Column,
+    Field,
+    Image,
+    Json,
+    Label,
+    Link,
+    Linked,
+    List,
+    Struct,
+    Tensor,
+    Text,
+    Video,
+)
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.format import Schema, infer_schema, make_field, make_schema
+from tests.format.test_kinds import TensorOfAnotherLibrary, kinds_of_anything
+
+steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> Field:
+    kind, _ = draw(kinds_of_anything())
+    page_bytes = draw(st.integers(1, 1 << 20))
+    column = Column(
+        kind,
+        nullable=draw(st.booleans()),
+        codec=draw(st.sampled_from([None, "none", "lz4", "zstd", "zstd:7"])),
+        page_bytes=page_bytes,
+        file_bytes=draw(st.integers(page_bytes, 1 << 30)),
+    )
+    return make_field(draw(st.sampled_from(["a", "ä b", "x.y/z", "数"])), column, fill=draw(st.none() | st.binary()))
+
+
+@steady
+@given(fields())
+def test_a_field_is_the_same_after_json(field: Field) -> None:
+    text = json.dumps(field.to_json())
+    assert Field.from_json(json.loads(text)) == field
+    assert Field.from_json({**json.loads(text), "later": [1]}) == field
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (int, Tensor("int64")),
+        (float, Tensor("float64")),
+        (bool, Tensor("bool")),
+        (complex, Tensor("complex128")),
+        (str, Text()),
+        (bytes, Bytes()),
+        (dict, Json()),
+        ("float32", Tensor("float32")),
+        ("bfloat16", Tensor("bfloat16")),
+        ("datetime64[ms]", Tensor("datetime64[ms]")),
+        ("text", Text()),
+        (np.uint8, Tensor("uint8")),
+        (np.dtype("float16"), Tensor("float16")),
+        (np.dtype(">i4"), Tensor("int32")),
+        (Image(), Image()),
+        (pa.int8(), Tensor("int8")),
+        (pa.bool_(), Tensor("bool")),
+        (pa.large_string(), Text()),
+        (pa.string_view(), Text()),
+        (pa.binary_view(), Bytes()),
+        (pa.binary(16), Bytes()),
+        (pa.timestamp("ms", "UTC"), Tensor("datetime64[ms]")),
+        (pa.duration("ns"), Tensor("timedelta64[ns]")),
+        (pa.date32(), Tensor("datetime64[s]")),
+        (pa.dictionary(pa.int8(), pa.string()), Text()),
+        (pa.list_(pa.float32()), Tensor("float32", (None,))),
+        (pa.list_(pa.float32(), 3), Tensor("float32", (3,))),
+        (pa.list_(pa.list_(pa.float32(), 3), 2), Tensor("float32", (2, 3))),
+        (pa.list_(pa.list_(pa.int8())), List(Tensor("int8", (None,)))),
+        (pa.list_(pa.string(), 2), List(Text())),
+        (pa.struct({"a": pa.int8(), "b": pa.string()}), Struct({"a": Tensor("int8"), "b": Text()})),
+        (pa.fixed_shape_tensor(pa.float16(), (2, 3)), Tensor("float16", (2, 3))),
+        (pa.fixed_shape_tensor(pa.int8(), (2, 3), permutation=[1, 0]), Tensor("int8", (3, 2))),
+    ],
+    ids=str,
+)
+def test_a_column_can_be_written_in_many_ways(given: Any, kind: penstock.format.kinds.Kind) -> None:
+    schema = make_schema({"x": given})
+    assert schema["x"].kind == kind
+    assert not schema["x"].nullable
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        list,
+        "quaternion",
+        None,
+        5,
+        np.longdouble,
+        pa.decimal128(5),
+        pa.time32("s"),
+        pa.map_(pa.string(), pa.int8()),
+        pa.null(),
+    ],
+    ids=str,
+)
+def test_what_is_no_column_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(InvalidInputError, match="column 'x': "):
+        make_schema({"x": given})
+
+
+def test_an_arrow_schema_says_which_columns_are_nullable() -> None:
+    schema = make_schema(pa.schema([pa.field("a", pa.int8()), pa.field("b", pa.string(), nullable=False)]))
+    assert [(field.name, field.nullable) for field in schema] == [("a", True), ("b", False)]
+
+
+@pytest.mark.parametrize("name", ["", "_row_id", "_", "a\nb", "x" * 256, "\x00", 5, None])
+def test_names_that_could_not_be_written_everywhere_are_refused(name: Any) -> None:
+    with pytest.raises(InvalidInputError, match="name"):
+        make_schema({name: int})
+
+
+def test_two_columns_cannot_have_one_name() -> None:
+    one, other = make_field("a", int), make_field("a", str)
+    with pytest.raises(InvalidInputError, match="two columns are called 'a'"):
+        Schema((one, other))
+
+
+def test_no_column_can_take_the_name_of_a_mask() -> None:
+    with pytest.raises(InvalidInputError, match="'x_mask'"):
+        make_schema({"x": Column(Tensor("int64"), nullable=True), "x_mask": str})
+    assert make_schema({"x": int, "x_mask": str}).names == ["x", "x_mask"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"page_bytes": 0}, "page"),
+        ({"page_bytes": 100, "file_bytes": 99}, "smaller than a file"),
+        ({"file_bytes": (1 << 30) + 1}, "1 GiB"),
+        ({"codec": "rar"}, "rar"),
+        ({"codec": "jpeg"}, "jpeg"),
+    ],
+)
+def test_columns_that_cannot_be_stored_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        Column(Tensor("int8"), **options)
+
+
+def test_the_codec_of_an_image_column_is_the_image_s() -> None:
+    assert Column(Image(), codec="jpeg:70") == Column(Image("jpeg:70"), codec="none")
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(NotFoundError, match="no column 'c'; the table has a, b"):
+        make_schema({"a": int, "b": int})["c"]
+
+
+png = Image().to_array([np.zeros((2, 2, 3), np.uint8)])[0].as_py()
+wav = b"RIFF\x24\0\0\0WAVEfmt " + bytes(20)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2], Tensor("int64")),
+        ([1, 2**63], Tensor("uint64")),
+        ([1, 2.5], Tensor("float64")),
+        ([True, False], Tensor("bool")),
+        ([1j], Tensor("complex128")),
+        ([np.int8(1), np.int16(2)], Tensor("int16")),
+        ([np.float32(1)], Tensor("float32")),
+        (["a"], Text()),
+        ([b"a", bytearray(b"b"), memoryview(b"c")], Bytes()),
+        ([png], Image("png")),
+        ([png, b"x"], Bytes()),
+        ([wav], Audio("wav")),
+        ([PIL.Image.new("RGB", (2, 2))], Image()),
+        ([{"a": 1}], Json()),
+        ([[1, 2], [3]], Tensor("int64", (None,))),
+        ([(1.5,)], Tensor("float64", (None,))),
+        ([["a"], []], List(Text())),
+        ([[{"a": 1}]], List(Json())),
+        ([np.zeros((2, 3)), np.zeros((4, 3))], Tensor("float64", (None, 3))),
+        ([np.zeros(2, np.int8), np.zeros(2, np.int16)], Tensor("int16", (2,))),
+        ([datetime(2020, 1, 1)], Tensor("datetime64[us]")),
+        ([date(2020, 1, 1)], Tensor("datetime64[s]")),
+        ([timedelta(1)], Tensor("timedelta64[us]")),
+        ([np.datetime64("2020-01-01")], Tensor("datetime64[s]")),
+        ([np.timedelta64(5, "ms")], Tensor("timedelta64[ms]")),
+        ([TensorOfAnotherLibrary([1, 2]), TensorOfAnotherLibrary([3, 4])], Tensor("int64", (2,))),
+        ([Link("s3://b/a.jpg"), Link("s3://b/b.JPEG")], Linked(Image("jpeg"))),
+        ([Link("s3://b/a.jpg"), Link("s3://b/b.txt")], Linked(Bytes())),
+        ([Path("a.mp4")], Video("mp4")),
+        ([Path("a")], Bytes()),
+        (np.zeros((3, 4), np.float32), Tensor("float32", (4,))),
+        (np.zeros(3, ">f4"), Tensor("float32")),
+        (np.array(["a"]), Text()),
+        (np.array([b"a"]), Bytes()),
+        (np.array(["2020-01-01"], "M8[D]"), Tensor("datetime64[s]")),
+        (TensorOfAnotherLibrary(np.zeros((2, 3), np.int8)), Tensor("int8", (3,))),
+        (range(3), Tensor("int64")),
+        (pa.array([[1.0]], pa.list_(pa.float32())), Tensor("float32", (None,))),
+        (pa.array([png]), Image("png")),
+        (pa.chunked_array([[b"x"], [b"y"]]), Bytes()),
+    ],
+    ids=str,
+)
+def test_a_kind_is_found_from_first_values(values: Any, kind: penstock.format.kinds.Kind) -> None:
+    field = infer_schema({"x": values})["x"]
+    assert (field.kind, field.nullable) == (kind, False)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, None], np.array(["a", None], object), pa.array([1, None]), np.ma.masked_array([1, 2], [False, True])],
+    ids=["list", "objects", "arrow", "masked"],
+)
+def test_a_missing_value_makes_a_column_nullable(values: Any) -> None:
+    assert infer_schema({"x": values})["x"].nullable
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [None],
+        [[]],
+        [1, "a"],
+        [{1, 2}],
+        [2**64],
+        [-1, 2**63],
+        [1, np.datetime64("2020", "s")],
+        [np.zeros(2), np.zeros((2, 2))],
+        np.zeros(2, np.longdouble),
+        pa.array([None]),
+        pa.array([1], pa.time32("s")),
+    ],
+    ids=str,
+)
+def test_where_no_kind_fits_a_schema_is_asked_for(values: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"column 'x': .*(give a schema|cast it first)"):
+        infer_schema({"x": values})
+
+
+def test_a_schema_prints_a_column_a_line() -> None:
+    schema = make_schema({"a": Column(Boxes(), nullable=True, codec="lz4"), "b": Label(("x", "y"))})
+    assert str(schema) == "a: boxes(float32[?, 4])? [lz4]\nb: label(2 classes)"
