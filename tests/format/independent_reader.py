@@ -168,8 +168,7 @@ class IndependentReader:
             for number, id in enumerate(file["fields"]):
                 array, kind = batch.column(number), kinds[number]
                 columns[id] += array.to_pylist() if kind is None else self._values(kind, array, found)
-                values_at = file["value_starts"][page * len(kinds) + number]
-                if values_at >= 0:
+                if (values_at := file["value_starts"][page * len(kinds) + number]) >= 0:
                     stored = array.storage.values if isinstance(array, pa.ExtensionArray) else array
                     raw = data[start + values_at :][: stored.nbytes]
                     check(stored.buffers()[1].to_pybytes().startswith(raw), f"where the values of page {page} start")
@@ -202,7 +201,7 @@ class IndependentReader:
     def _values(self, kind: Mapping[str, Any], array: pa.Array, found: Version) -> list[Any]:
         """Python values of an array of a kind; None for nulls."""
         name, valid = kind["kind"], array.is_valid().to_pylist()
-        values: list[Any] = []
+        values: list[Any] = array.to_pylist() if name in _SIMPLE else []
         if name in _TENSORS:
             values = _tensors(kind, array)
         elif name == "struct":
@@ -212,11 +211,9 @@ class IndependentReader:
             items = self._values(kind["of"], array.values, found)
             values = [items[start:end] for start, end in pairwise(array.offsets.to_pylist())]
         elif name == "json":
-            values = [json.loads(text or "null") for text in array.to_pylist()]
+            values = [json.loads(text or "null") for text in values]
         elif name == "linked":
-            values = [place and self._linked(place, found) for place in array.to_pylist()]
-        else:
-            values = array.to_pylist()
+            values = [place and self._linked(place, found) for place in values]
         return [value if there else None for value, there in zip(values, valid, strict=True)]
 
     def _linked(self, place: Mapping[str, Any], found: Version) -> bytes:

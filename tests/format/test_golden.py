@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.errors import UnsupportedFormat
 from penstock.format.kinds import KINDS, Image
 from tests.data.make_golden import EXPECTED, GOLDEN, LINKED, LINKS_URI, linked_objects, make, plain
 from tests.format.independent_reader import Damaged, IndependentReader, Version, crc32c, unseal
@@ -50,7 +52,7 @@ def test_example_of_the_specification_is_real() -> None:
     ]
     sealed = [unseal(f"{text}\n".encode()) for text in objects if '"crc32c"' in text]
     (snapshot,) = (text.encode() for text in objects if '"crc32c"' not in text)
-    assert len(sealed) == 3
+    assert len(sealed) == 2
     (ref,) = (document["snapshot"] for document in sealed if "snapshot" in document)
     assert (len(snapshot), crc32c(snapshot)) == (ref["length"], ref["crc"])
 
@@ -70,7 +72,7 @@ def test_fresh_table_is_as_expected(fresh: tuple[Path, dict[str, Any]], version:
     assert _penstock(place, version) == expected[str(version)]
 
 
-@pytest.mark.parametrize("hint", ["right", "missing", "old", "too high"])
+@pytest.mark.parametrize("hint", ["right", "missing", "old", "too high", "damaged"])
 def test_newest_is_found_whatever_the_hint(fresh: tuple[Path, dict[str, Any]], hint: str) -> None:
     place, _ = fresh
     reader = IndependentReader(place, CONTAINERS)
@@ -80,6 +82,8 @@ def test_newest_is_found_whatever_the_hint(fresh: tuple[Path, dict[str, Any]], h
     try:
         if hint == "missing":
             file.unlink()
+        elif hint == "damaged":
+            file.write_bytes(right.replace(b"version", b"varsion"))
         elif other is not None:
             body = f'{{"version":{other}'.encode()
             file.write_bytes(body + b',"crc32c":"%08x"}\n' % crc32c(body))
@@ -101,7 +105,12 @@ def test_golden_has_what_it_is_meant_to_have() -> None:
     assert any(file["changed"] for file in files)
     assert any(id < 0 for file in files for id in file["fields"])
     assert {start % 8 for file in files for start in file["value_starts"] if start >= 0} == {0}
-    assert any(key.startswith("blobs/") for key in read.files)
+    assert any(file["blobs"] for file in files)
+    assert any(
+        bound["low"] is None and bound["nulls"] < fragment["rows"]  # because of a NaN
+        for fragment in read.fragments
+        for bound in fragment["statistics"]
+    )
     assert any(field.get("dropped") for field in read.snapshot["schema"])
     assert any("fill" in field for field in read.snapshot["schema"])
     assert {field["type"]["kind"] for field in read.snapshot["schema"]} == set(KINDS)
@@ -115,6 +124,21 @@ def test_every_data_file_is_plain_arrow() -> None:
             assert pa.ipc.open_file(source).read_all().num_rows > 0
 
 
+def test_what_readers_do_not_know_is_passed_over_or_refused(fresh: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    newest = max(map(int, VERSIONS))
+    later = _later_table(fresh[0], tmp_path / "later", {"read": [], "write": ["unheard-of"]})
+    assert _independent(later, newest) == VERSIONS[str(newest)]
+    assert _penstock(later, newest) == VERSIONS[str(newest)]
+    with pytest.raises(UnsupportedFormat, match="unheard-of"):
+        penstock.load(later).delete([0])
+
+    unreadable = _later_table(fresh[0], tmp_path / "unreadable", {"read": ["unheard-of"], "write": []})
+    with pytest.raises(Damaged, match="features"):
+        _independent(unreadable, newest)
+    with pytest.raises(UnsupportedFormat, match="unheard-of"):
+        _penstock(unreadable, newest)
+
+
 @pytest.mark.parametrize("folder", ["log", "snapshots", "manifests", "data", "blobs"])
 def test_independent_reader_notices_a_changed_bit(fresh: tuple[Path, dict[str, Any]], folder: str) -> None:
     place, _ = fresh
@@ -122,7 +146,7 @@ def test_independent_reader_notices_a_changed_bit(fresh: tuple[Path, dict[str, A
     keys = {
         "log": f"log/{newest.commit['branch']}/{newest.commit['version']:020}.json",
         "snapshots": f"snapshots/{newest.commit['snapshot']['id']}",
-        "manifests": f"manifests/{newest.snapshot['manifests'][0][0]}.arrow",
+        "manifests": f"manifests/{newest.snapshot['manifests']['id'][0]}.arrow",
         "data": min(key for key in newest.files if key.startswith("data/")),
         "blobs": min(key for key in newest.files if key.startswith("blobs/")),
     }
@@ -136,6 +160,29 @@ def test_independent_reader_notices_a_changed_bit(fresh: tuple[Path, dict[str, A
             IndependentReader(place, CONTAINERS).read(newest.commit["version"])
     finally:
         file.write_bytes(right)
+
+
+def _later_table(place: Path, copy: Path, features: dict[str, list[str]]) -> Path:
+    """A copy of a table whose last version says more than today's writers do: new members, and features."""
+    shutil.copytree(place, copy)
+    (log,) = (copy / "log").iterdir()
+    last = max(log.glob("*.json"))
+    commit = unseal(last.read_bytes())
+    file = copy / "snapshots" / commit["snapshot"]["id"]
+    snapshot = json.loads(file.read_bytes())
+    snapshot |= {"features": features, "mood": "calm"}
+    snapshot["manifests"]["colour"] = ["blue"] * len(snapshot["manifests"]["id"])
+    for described in snapshot["schema"]:
+        described["unit"] = "m"
+        described["type"]["hint"] = 1
+    body = json.dumps(snapshot, ensure_ascii=False).encode()
+    file.write_bytes(body)
+    commit["snapshot"] |= {"length": len(body), "crc": crc32c(body), "mood": "calm"}
+    commit["parent"]["mood"] = commit["mood"] = "calm"
+    del commit["crc32c"]
+    sealed = json.dumps(commit).encode()[:-1]
+    last.write_bytes(sealed + b',"crc32c":"%08x"}\n' % crc32c(sealed))
+    return copy
 
 
 def _independent(place: Path, version: int) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from penstock.format._schema import (
     make_field,
     make_schema,
 )
+from penstock.format._sealed import known, seal, unseal
 from penstock.format._snapshot import Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
 
 __all__ = [
@@ -101,6 +102,7 @@ __all__ = [
     "hint_key",
     "ids_key",
     "infer_schema",
+    "known",
     "linked_kind",
     "make_field",
     "make_schema",
@@ -108,7 +110,9 @@ __all__ = [
     "new_number",
     "pack_bitmap",
     "row_sizes",
+    "seal",
     "unpack_bitmap",
+    "unseal",
     "verify_block",
     "verify_frame",
     "verify_pages",

@@ -69,10 +69,18 @@ class Commit:
     """Rows of the table at this version."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """How many rows were added, updated and deleted."""
+    merged: Parent | None = None
+    """The version of another branch that this one took in."""
+    ancestors: Mapping[str, int] = field(default_factory=dict)
+    """Of other branches, by id: the newest version that this one contains."""
 
     @property
     def time(self) -> datetime:
         return datetime.fromtimestamp(self.time_us / 1e6, UTC)
+
+    def contains(self, branch: str) -> int:
+        """The newest version of a branch that this one is or descends from; -1 for none."""
+        return self.version if branch == self.branch else self.ancestors.get(branch, -1)
 
     def encode(self) -> bytes:
         return seal(asdict(self))
@@ -83,6 +91,8 @@ class Commit:
         parent, snapshot = document["parent"], document["snapshot"]
         document["parent"] = None if parent is None else known(Parent, parent)
         document["snapshot"] = known(SnapshotRef, snapshot)
+        merged = document.get("merged")
+        document["merged"] = None if merged is None else known(Parent, merged)
         return known(Commit, document)
 
 

@@ -83,7 +83,7 @@ def decode_page(columns: Sequence[FileColumn], page: Buffer) -> pa.RecordBatch:
 
 def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: str) -> None:
     """Refuse pages, one behind the other, whose bytes are not those that were written; one pass over all of them."""
-    offsets, crcs = file.page_offsets[first : end + 1].tolist(), file.page_crcs[first:end].tolist()
+    offsets, crcs = file.offsets[first : end + 1], file.page_crcs[first:end].tolist()
     expected = crcs[0]
     for page in range(1, end - first):
         expected = combined(expected, crcs[page], offsets[page + 1] - offsets[page])

@@ -74,8 +74,14 @@ class DataFile:
         """Row, counted in the file, behind each page."""
         return np.cumsum(self.page_rows, dtype=np.int64)
 
+    @cached_property
+    def offsets(self) -> list[int]:
+        """`page_offsets` as plain numbers, for the loops over pages."""
+        offsets: list[int] = self.page_offsets.tolist()
+        return offsets
+
     def page_range(self, page: int) -> ByteRange:
-        return ByteRange(int(self.page_offsets[page]), int(self.page_offsets[page + 1]))
+        return ByteRange(self.offsets[page], self.offsets[page + 1])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DataFile) and (self.id, self.row_start) == (other.id, other.row_start)

@@ -20,7 +20,7 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
-_VERIFY_BYTES = 1 << 20
+_VERIFY_BYTES = 4 << 20
 _NUMBER = Tensor("int64")
 
 
@@ -70,14 +70,14 @@ class Pages:
     def __getitem__(self, at: tuple[DataFile, int]) -> memoryview:
         """One page."""
         file, page = at
-        data, start = self.find(file, page)
-        return data[start : start + int(file.page_offsets[page + 1] - file.page_offsets[page])]
+        data, start = self.run(file, page)
+        return data[file.offsets[page] - start : file.offsets[page + 1] - start]
 
-    def find(self, file: DataFile, page: int) -> tuple[memoryview, int]:
-        """The run that holds a page, and where in it the page starts."""
+    def run(self, file: DataFile, page: int) -> tuple[memoryview, int]:
+        """The run that holds a page, and where in the file it starts."""
         runs = self._runs[file.id]
         first, data = runs[bisect_right(runs, page, key=itemgetter(0)) - 1]
-        return data, int(file.page_offsets[page] - file.page_offsets[first])
+        return data, file.offsets[first]
 
 
 def page_rows(fragment: Fragment, field_id: int, rows: Rows) -> Iterator[PageRows]:
@@ -127,7 +127,7 @@ def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, m
 
 def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[DataFile, list[int]]]:
     """Pages of a file that are near enough to each other to be read as one."""
-    offsets = file.page_offsets
+    offsets = file.offsets
     group: list[int] = []
     for page in pages:
         if group and (
@@ -145,9 +145,9 @@ def _fetch(store: Store, file: DataFile, pages: Sequence[int]) -> list[tuple[int
     """One request; pages are verified as they come, a few at a time while they are in the processor's cache."""
     found = []
     where = f"{store.uri}/{file.key}"
-    offsets = file.page_offsets
+    offsets = file.offsets
     runs = list(_runs(file, pages))
-    parts = [ByteRange(int(offsets[first]), int(offsets[end])) for first, end in runs]
+    parts = [ByteRange(offsets[first], offsets[end]) for first, end in runs]
     for (first, end), part, data in zip(runs, parts, store.get_parts(file.key, parts), strict=True):
         try:
             verify_pages(file, first, end, data, where)
@@ -160,9 +160,10 @@ def _fetch(store: Store, file: DataFile, pages: Sequence[int]) -> list[tuple[int
 
 def _runs(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Pages that follow each other, cut into runs short enough for the cache: first and end of each."""
+    offsets = file.offsets
     first = last = pages[0]
     for page in pages[1:]:
-        if page != last + 1 or file.page_offsets[page + 1] - file.page_offsets[first] > _VERIFY_BYTES:
+        if page != last + 1 or offsets[page + 1] - offsets[first] > _VERIFY_BYTES:
             yield first, last + 1
             first = page
         last = page
@@ -203,16 +204,20 @@ def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[
     element, shape = kind.element, kind.stored_shape
     width = field.stored_bytes // element.stored.itemsize
     pieces: list[npt.NDArray[Any]] = []
-    current, starts, counts = None, [0], [0]
+    current, starts, counts, offsets = None, [0], [0], [0]
+    run, run_start, run_end = memoryview(b""), 0, 0
     for file, page, rows in want.parts(field.id):
         if file is not current:
-            current, counts = file, file.page_rows.tolist()
+            current, counts, offsets, run_end = file, file.page_rows.tolist(), file.offsets, 0
             starts = file.value_starts[:, file.fields.index(field.id)].tolist()
         if starts[page] < 0:
             return None
-        data, at = pages.find(file, page)
-        flat = np.frombuffer(data, element.stored, counts[page] * width, at + starts[page])
-        pieces.append(element.from_stored(flat.reshape(counts[page], *shape)[rows]))
+        if offsets[page] >= run_end:
+            run, run_start = pages.run(file, page)
+            run_end = run_start + len(run)
+        at = offsets[page] - run_start + starts[page]
+        values = np.frombuffer(run, element.stored, counts[page] * width, at).reshape(counts[page], *shape)
+        pieces.append(element.from_stored(values[rows]))
     return pieces
 
 

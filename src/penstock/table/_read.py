@@ -220,7 +220,7 @@ class Reader:
         return sum(file.length for file in files) // max(1, first.rows)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Filled:
     """A column's values, and where the column is nullable and an array, which of them are there."""
 

@@ -1,0 +1,73 @@
+"""Find versions: by what a user calls them, by time, and where two branches parted."""
+
+from datetime import UTC, datetime
+
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.format import Commit, Parent
+from penstock.history._log import newest_commit, read_commit
+from penstock.history._refs import Refs
+from penstock.storage import Store
+
+
+def find_version(store: Store, refs: Refs, spec: int | str, *, branch_id: str) -> Commit:
+    """The commit that a user means: a number on this branch, `branch@number`, a tag, or a branch for its newest."""
+    text = str(spec)
+    name, at, number = text.rpartition("@")
+    if text.isdigit() or (at and number.isdigit()):
+        home = refs.branch(name) if at else branch_id
+        try:
+            return read_commit(store, home, int(number if at else text))
+        except NotFoundError:
+            raise NotFoundError(f"{store.uri} has no version {text}; `penstock log` lists those there are") from None
+    try:
+        target = refs.tag(text)
+    except NotFoundError:
+        try:
+            return newest_commit(store, refs.branch(text))
+        except NotFoundError:
+            raise NotFoundError(
+                f"{store.uri} has no version, tag or branch {text!r}; a version is written as main@7"
+            ) from None
+    return read_commit(store, target.branch, target.version)
+
+
+def find_time(store: Store, head: Commit, when: datetime | str) -> Commit:
+    """The last commit at or before a time, on a branch and those it came from; times rise along a history."""
+    moment = _as_utc(when)
+    bound = int(moment.timestamp() * 1e6)
+    newest = head
+    while True:
+        first = read_commit(store, newest.branch, 0)
+        if first.time_us <= bound:
+            break
+        if first.parent is None:
+            raise NotFoundError(f"{store.uri} was made at {first.time:%Y-%m-%d %H:%M:%S} UTC, after {moment}")
+        newest = read_commit(store, first.parent.branch, first.parent.version)
+    low, high = first, newest.version + 1
+    if newest.time_us <= bound:
+        return newest
+    while high - low.version > 1:
+        middle = read_commit(store, newest.branch, (low.version + high) // 2)
+        if middle.time_us <= bound:
+            low = middle
+        else:
+            high = middle.version
+    return low
+
+
+def merge_base(store: Store, ours: Commit, theirs: Commit) -> Commit:
+    """The newest version that both contain."""
+    branches = {ours.branch, theirs.branch, *ours.ancestors, *theirs.ancestors}
+    shared = [Parent(id, min(ours.contains(id), theirs.contains(id))) for id in branches]
+    commits = [read_commit(store, at.branch, at.version) for at in shared if at.version >= 0]
+    if not commits:
+        raise InvalidInputError("these two versions have no history in common")
+    return max(commits, key=lambda commit: commit.time_us)
+
+
+def _as_utc(when: datetime | str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    except ValueError:
+        raise InvalidInputError(f"{when!r} is not a time; write 2026-01-31 or 2026-01-31T12:00:00+00:00") from None
+    return moment.astimezone(UTC)
