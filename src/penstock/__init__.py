@@ -1,8 +1,8 @@
 """Penstock: a data lake for training. Tensors in chunks on object storage, streamed to GPUs."""
 
 from penstock import errors
-from penstock.dataset import ColumnView, Dataset, Summary, View, create, delete, exists, load, verify
-from penstock.format import Column, Field, Schema
+from penstock.dataset import ColumnView, Dataset, Summary, TableDiff, View, create, delete, exists, load, verify
+from penstock.format import Column, Commit, Field, Schema
 from penstock.format.kinds import (
     Audio,
     Boxes,
@@ -21,6 +21,7 @@ from penstock.format.kinds import (
     Text,
     Video,
 )
+from penstock.table import Conflict
 
 __all__ = [
     "Audio",
@@ -28,6 +29,8 @@ __all__ = [
     "Bytes",
     "Column",
     "ColumnView",
+    "Commit",
+    "Conflict",
     "Dataset",
     "Embedding",
     "Field",
@@ -42,6 +45,7 @@ __all__ = [
     "Schema",
     "Struct",
     "Summary",
+    "TableDiff",
     "Tensor",
     "Text",
     "Video",

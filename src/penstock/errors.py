@@ -2,8 +2,10 @@
 
 PenstockError
 ├── NotFoundError             ask for something else          (also a KeyError)
+│   └── SnapshotExpired       … a newer version: vacuum has removed this one
 ├── AlreadyExistsError        choose another name, or load what is there
 ├── ConflictError             reload, look at what changed, and try again
+│   └── MergeConflict         … or say how conflicts are to be settled
 ├── CommitStateUnknown        commit again: a commit that landed is recognised, never doubled
 ├── StorageError              wait and retry
 │   ├── StorageTimeout        … or allow more time
@@ -24,10 +26,12 @@ __all__ = [
     "CorruptError",
     "InvalidInputError",
     "LinkNotAllowed",
+    "MergeConflict",
     "NotFoundError",
     "PenstockError",
     "PenstockWarning",
     "SampleError",
+    "SnapshotExpired",
     "SourceChanged",
     "StorageError",
     "StorageTimeout",
@@ -46,12 +50,24 @@ class NotFoundError(PenstockError, KeyError):
     """The store answered that the object, version, column or row is not there."""
 
 
+class SnapshotExpired(NotFoundError):
+    """A version is no longer kept, and what it needs has been removed."""
+
+
 class AlreadyExistsError(PenstockError):
     """A create-only name is taken."""
 
 
 class ConflictError(PenstockError):
     """Somebody else's commit touches what this one touches."""
+
+
+class MergeConflict(ConflictError):
+    """Two branches changed the same values differently; `conflicts` says which."""
+
+    def __init__(self, message: str, conflicts: tuple[object, ...] = ()) -> None:
+        super().__init__(message, conflicts)
+        self.conflicts = conflicts
 
 
 class CommitStateUnknown(PenstockError):

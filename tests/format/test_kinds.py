@@ -272,6 +272,7 @@ REFUSED: dict[str, tuple[Kind, Any, int, str]] = {
     "nan in json": (Json(), [{}, {"a": float("nan")}], 1, "cannot be written as JSON"),
     "infinity in json": (Json(), [[float("inf")]], 0, "cannot be written as JSON"),
     "object in json": (Json(), [{}, {"a": {1, 2}}], 1, "set is not JSON serializable"),
+    "numbers as keys in json": (Json(), [{}, [{"1": 2, 1: 3}]], 1, "the key 1 is not a string"),
     "surrogate in json": (Json(), ["\udcff"], 0, "cannot be written as JSON"),
     "text for a list": (List(Text()), [["a"], "abc"], 1, "expected a list, got str"),
     "number for a list": (List(Text()), [5], 0, "expected a list, got int"),
@@ -450,6 +451,8 @@ def test_arrays_that_others_made_are_looked_through(case: str) -> None:
         (lambda: Tensor("float32", (-1,)), "negative"),
         (lambda: Boxes(layout="zyx"), "xyxy"),
         (lambda: Label(("a", "a")), "differ"),
+        (lambda: Label("cat"), "list of strings"),  # type: ignore[arg-type]
+        (lambda: Label((1, 2)), "list of strings"),  # type: ignore[arg-type]
         (lambda: Struct({}), "needs fields"),
         (lambda: Struct([("a", Text()), ("a", Text())]), "differ"),
         (lambda: Struct({"a": Linked(Bytes())}), "links are a column of their own"),

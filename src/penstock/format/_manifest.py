@@ -28,7 +28,7 @@ class Changed:
     base: str
     """Id of the file that was there before."""
     rows: bytes
-    """Bitmap over the file's rows, least significant bit first."""
+    """Bitmap over the file's rows, least significant bit first; empty where none differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,9 @@ def pack_bitmap(rows: npt.NDArray[np.bool_]) -> bytes:
 
 
 def unpack_bitmap(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """Undo `pack_bitmap`."""
+    """Undo `pack_bitmap`; nothing stands for no bits set."""
+    if not bits:
+        return np.zeros(count, bool)
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(bool)
 
 

@@ -1,11 +1,12 @@
 """Metadata only: commits and their log, the tree of manifests, row ids, and what conflicts with what."""
 
-from penstock.history._changes import AddField, Changes, DropField, RenameField
+from penstock.history._changes import AddField, Changes, DropField, Edit, LoosenField, RenameField
 from penstock.history._difference import Difference, difference
 from penstock.history._find import find_time, find_version, merge_base
 from penstock.history._ids import RowIds
-from penstock.history._log import discard, history, newest_commit, publish, read_commit
-from penstock.history._refs import MAIN, Refs, check_ref_name
+from penstock.history._leases import Noticeboard, lease
+from penstock.history._log import discard, expired, history, newest_commit, publish, read_commit
+from penstock.history._refs import MAIN, Family, Refs, check_ref_name
 from penstock.history._table import (
     Note,
     Version,
@@ -18,6 +19,7 @@ from penstock.history._table import (
     read_snapshot,
 )
 from penstock.history._tree import Tree
+from penstock.history._vacuum import Vacuum, Vacuumed, check_not_condemned, condemned, holding
 
 __all__ = [
     "MAIN",
@@ -25,22 +27,33 @@ __all__ = [
     "Changes",
     "Difference",
     "DropField",
+    "Edit",
+    "Family",
+    "LoosenField",
     "Note",
+    "Noticeboard",
     "Refs",
     "RenameField",
     "RowIds",
     "Tree",
+    "Vacuum",
+    "Vacuumed",
     "Version",
+    "check_not_condemned",
     "check_ref_name",
     "commit_changes",
     "commit_reset",
+    "condemned",
     "create_branch",
     "create_table",
     "difference",
     "discard",
+    "expired",
     "find_time",
     "find_version",
     "history",
+    "holding",
+    "lease",
     "merge_base",
     "newest_commit",
     "open_table",

@@ -58,7 +58,17 @@ class RenameField:
         return schema.replaced(replace(renamed, name=self.new))
 
 
-Edit = AddField | DropField | RenameField
+@dataclass(frozen=True)
+class LoosenField:
+    """A column that rows may lack from now on."""
+
+    id: int
+
+    def apply(self, schema: Schema) -> Schema:
+        return schema.replaced(replace(schema.by_id(self.id), nullable=True))
+
+
+Edit = AddField | DropField | RenameField | LoosenField
 
 
 @dataclass
@@ -69,6 +79,8 @@ class Changes:
     appended: list[Fragment] = field(default_factory=list)
     replaced: dict[int, tuple[Fragment, Fragment]] = field(default_factory=dict)
     """By fragment id: the fragment in the base, and as it is now."""
+    moved: list[tuple[tuple[Fragment, ...], tuple[Fragment, ...]]] = field(default_factory=list)
+    """Fragments, one behind the other, and those that hold their rows now."""
     edits: list[Edit] = field(default_factory=list)
     containers: dict[str, str] = field(default_factory=dict)
     operations: list[str] = field(default_factory=list)
@@ -77,7 +89,7 @@ class Changes:
     """Rows added, updated and deleted, for the log."""
 
     def __bool__(self) -> bool:
-        return bool(self.appended or self.replaced or self.edits or self.containers)
+        return bool(self.appended or self.replaced or self.moved or self.edits or self.containers)
 
     def note(self, operation: str, **counts: int) -> None:
         if operation not in self.operations:
@@ -102,6 +114,7 @@ class Changes:
         self._check_columns(head)
         merged = self._merge(tree, head)
         nodes = tree.replace(head.nodes, merged) if merged else head.nodes
+        nodes = tree.splice(nodes, self._still_there(tree, head)) if self.moved else nodes
         return replace(
             head,
             schema=schema,
@@ -140,6 +153,11 @@ class Changes:
             ):
                 raise ConflictError("values changed while a column was computed from them; reload, add it again")
         return merged
+
+    def _still_there(self, tree: Tree, head: Snapshot) -> list[tuple[tuple[Fragment, ...], tuple[Fragment, ...]]]:
+        """What was moved and nobody has changed since: the rest stays as it is in the head."""
+        now = {fragment.id: fragment for fragment in tree.fragments(head.nodes)}
+        return [(old, new) for old, new in self.moved if all(now.get(part.id) == part for part in old)]
 
     def _names(self, ids: Sequence[int]) -> str:
         return ", ".join(sorted(repr(known.name) for known in self.base.schema.fields if known.id in ids))

@@ -20,6 +20,7 @@ from penstock.errors import (
     CommitStateUnknown,
     CorruptError,
     NotFoundError,
+    SnapshotExpired,
     StorageError,
 )
 from penstock.format import LOG_PREFIX, Commit, commit_key, decode_hint, encode_hint, hint_key
@@ -106,6 +107,14 @@ def discard(store: Store, keys: Sequence[str]) -> None:
     """Remove objects that nothing refers to: the one way anything of a living table is deleted."""
     assert not any(key.startswith(LOG_PREFIX) for key in keys), "commits are never deleted"
     store.delete(keys)
+
+
+def expired(store: Store, commit: Commit) -> SnapshotExpired:
+    """The error for a version that vacuum has removed."""
+    return SnapshotExpired(
+        f"version {commit.version} of {store.uri} has been removed by vacuum; tag a version, or hold a lease on it,"
+        " to keep it for longer"
+    )
 
 
 def create_object(store: Store, key: str, body: bytes, *, single_writer: bool) -> None:

@@ -50,6 +50,18 @@ class Refs:
         found = sorted(self._all("tags").items())
         return {name: Parent(ref.branch, ref.version) for name, ref in found if ref.branch and ref.version is not None}
 
+    def given_up(self) -> dict[str, float]:
+        """Ids of branches whose names were given up, and when by the store's clock."""
+        times: dict[str, float] = {}
+        last: dict[str, str | None] = {}
+        for item in self._store.list("refs/branches/"):
+            folder = item.key.rpartition("/")[0]
+            ref = self._get(item.key)
+            if ref.branch is None and (before := last.get(folder)) is not None:
+                times[before] = item.modified_s
+            last[folder] = ref.branch
+        return times
+
     def branch(self, name: str) -> str:
         """The id of a branch."""
         if name == MAIN:

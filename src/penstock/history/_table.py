@@ -20,7 +20,7 @@ from penstock.format import (
     new_id,
 )
 from penstock.history._changes import Changes
-from penstock.history._log import newest_commit, publish, read_commit
+from penstock.history._log import expired, newest_commit, publish, read_commit
 from penstock.history._tree import Tree
 from penstock.storage import Store
 
@@ -84,7 +84,11 @@ def open_version(store: Store, branch_id: str, version: int | None = None) -> Ve
 def read_snapshot(store: Store, commit: Commit) -> Snapshot:
     """The snapshot a commit made."""
     key = commit.snapshot.key
-    return decode_snapshot(commit.snapshot, store.get(key), f"{store.uri}/{key}")
+    try:
+        data = store.get(key)
+    except NotFoundError:
+        raise expired(store, commit) from None
+    return decode_snapshot(commit.snapshot, data, f"{store.uri}/{key}")
 
 
 def commit_changes(

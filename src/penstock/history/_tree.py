@@ -118,6 +118,38 @@ class Tree:
             lambda node: _any_between(firsts, node.first_id, node.end_id),
         )
 
+    def splice(
+        self, top: Sequence[Node], groups: Sequence[tuple[Sequence[Fragment], Sequence[Fragment]]]
+    ) -> tuple[Node, ...]:
+        """Put fragments in the place of others that follow each other; leaves that become small are joined."""
+        firsts = {old[0].id: new for old, new in groups}
+        gone = {fragment.id for old, _ in groups for fragment in old}
+        kept: list[Node | list[Fragment]] = []
+        for leaf in self._leaves(top):
+            manifest = self.load(leaf)
+            if not any(fragment.id in gone for fragment in manifest.fragments):
+                kept.append(leaf)
+                continue
+            fragments: list[Fragment] = []
+            for fragment in manifest.fragments:
+                if fragment.id in firsts:
+                    fragments.extend(firsts[fragment.id])
+                elif fragment.id not in gone:
+                    fragments.append(fragment)
+            last = kept[-1] if kept else None
+            if isinstance(last, list) and len(last) + len(fragments) <= LEAF_FRAGMENTS:
+                last.extend(fragments)
+            elif fragments:
+                kept.append(fragments)
+        return self._settle([self.hold(Manifest(0, tuple(p))) if isinstance(p, list) else p for p in kept])
+
+    def _leaves(self, top: Sequence[Node]) -> Iterator[Node]:
+        for node in top:
+            if node.level:
+                yield from self._leaves(self.load(node).nodes)
+            else:
+                yield node
+
     def _map(
         self, top: Sequence[Node], change: Callable[[Fragment], Fragment], wanted: Callable[[Node], bool]
     ) -> tuple[Node, ...]:

@@ -1,10 +1,15 @@
 """Rows and columns: read, append, update, delete, add and drop columns, and verify."""
 
 from penstock.table._blobs import BlobReader
+from penstock.table._columns import add_column, drop_column, rename_column
+from penstock.table._compact import compact
+from penstock.table._diff import Diff, diff
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, Containers
+from penstock.table._merge import Conflict, OnConflict, merge
 from penstock.table._pages import Rows
 from penstock.table._read import ROW_ID, Filled, Reader, as_batch
+from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import Where, positions, resolve
 from penstock.table._session import Session, author
 from penstock.table._verify import Report, Verifier
@@ -14,16 +19,28 @@ __all__ = [
     "AllowedLinks",
     "Appendable",
     "BlobReader",
+    "Conflict",
     "Containers",
+    "Diff",
     "Filled",
+    "OnConflict",
     "Reader",
     "Report",
     "Rows",
     "Session",
     "Verifier",
     "Where",
+    "add_column",
+    "append_rows",
     "as_batch",
     "author",
+    "compact",
+    "delete_rows",
+    "diff",
+    "drop_column",
+    "merge",
     "positions",
+    "rename_column",
     "resolve",
+    "update_rows",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,16 +21,23 @@ from penstock.format import (
     new_number,
     row_sizes,
 )
-from penstock.history import RowIds, discard
+from penstock.history import discard
 from penstock.storage import Store
 from penstock.table._encode import rows_of
 from penstock.table._pages import concat
 from penstock.table._statistics import merged_statistics, statistics_of
+from penstock.types import RowRange
 
 FRAGMENT_ROWS = 1 << 20
 FRAGMENT_BYTES = 1 << 30
 _HEAVY_ROW_BYTES = 256
 _FILES_IN_FLIGHT = 6
+
+
+class IdSource(Protocol):
+    """Where the ids of new fragments' rows come from."""
+
+    def take(self, count: int) -> tuple[RowRange, ...]: ...
 
 
 @dataclass
@@ -88,7 +96,7 @@ class FileWriter:
 class FragmentWriter:
     """Takes batches of rows and makes fragments of them."""
 
-    def __init__(self, files: FileWriter, fields: Sequence[Field], row_ids: RowIds) -> None:
+    def __init__(self, files: FileWriter, fields: Sequence[Field], row_ids: IdSource) -> None:
         self._files, self._fields, self._row_ids = files, fields, row_ids
         self._groups: list[_Group] = []
         self._pending: list[Future[DataFile]] = []

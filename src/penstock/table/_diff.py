@@ -137,7 +137,7 @@ def _candidates(id: int, fragment: Fragment, rows: Rows, homes: _Homes) -> tuple
 def _changed_since(file: DataFile, base: str) -> "np.ndarray[tuple[int], np.dtype[np.bool_]] | None":
     for change in file.changed:
         if change.base == base:
-            return unpack_bitmap(change.rows, file.rows) if change.rows else np.zeros(file.rows, bool)
+            return unpack_bitmap(change.rows, file.rows)
     return None
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, TypeVar
@@ -11,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import SampleError
-from penstock.format import Field, Fragment, Snapshot, linked_kind
+from penstock.errors import NotFoundError, SampleError
+from penstock.format import Commit, Field, Fragment, Snapshot, damaged, linked_kind
 from penstock.format.kinds import Bytes, Kind, Linked, Tensor, Values
-from penstock.history import Tree
+from penstock.history import Tree, expired
 from penstock.storage import Store
 from penstock.table._blobs import BlobReader, as_blob, read_blob
 from penstock.table._links import Containers
@@ -47,6 +48,8 @@ class Reader:
     tree: Tree
     containers: Containers
     snapshot: Snapshot
+    commit: Commit
+    """The version that this is, or is based on."""
 
     def cells(
         self,
@@ -57,9 +60,10 @@ class Reader:
         max_workers: int = _RANDOM_READERS,
     ) -> list[dict[str, Cells]]:
         """Columns of several groups of rows, each in rising order; a page that two groups need is read once."""
-        groups = [by_fragment(self.tree.at(self.snapshot.nodes, rows)) for rows in positions]
         ids = [field.id for field in fields]
-        pages = fetch(self.store, [want for group in groups for want in group], ids, max_workers=max_workers)
+        with self._explained():
+            groups = [by_fragment(self.tree.at(self.snapshot.nodes, rows)) for rows in positions]
+            pages = fetch(self.store, [want for group in groups for want in group], ids, max_workers=max_workers)
         return [
             {field.name: gather(self.snapshot.schema, field, group, pages, parse=parse) for field in fields}
             for group in groups
@@ -148,7 +152,8 @@ class Reader:
 
     def row_ids(self, positions: Rows) -> Rows:
         """Ids of rows in rising order of position."""
-        groups = by_fragment(self.tree.at(self.snapshot.nodes, positions))
+        with self._explained():
+            groups = by_fragment(self.tree.at(self.snapshot.nodes, positions))
         parts = [want.fragment.all_row_ids[want.rows] for want in groups]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -193,7 +198,8 @@ class Reader:
 
     def _page_batches(self, names: Sequence[str], job: "_PageJob") -> list[dict[str, "Filled"]]:
         fields = {name: self.snapshot.schema[name] for name in names if name != ROW_ID}
-        pages = fetch(self.store, [job.want], [field.id for field in fields.values()], max_workers=1)
+        with self._explained():
+            pages = fetch(self.store, [job.want], [field.id for field in fields.values()], max_workers=1)
         pieces = None if job.heavy is None else number_pieces(job.heavy, job.want, pages)
         counts = [len(job.want.rows)]
         if job.heavy is not None:
@@ -210,6 +216,18 @@ class Reader:
                 cells = gather(self.snapshot.schema, fields[name], [job.want], pages)
                 columns[name] = self.values(fields[name], cells).split(counts)
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say why something of this version is missing: vacuum has removed it, or somebody else has."""
+        try:
+            yield
+        except NotFoundError as error:
+            try:
+                self.store.head(self.commit.snapshot.key)
+            except NotFoundError:
+                raise expired(self.store, self.commit) from error
+            raise damaged(str(error).partition(" ")[0], "it is missing, though this version needs it") from error
 
     def _row_bytes(self, fields: Sequence[Field]) -> int:
         """About how many bytes a row of these columns takes, judged by the first fragment."""

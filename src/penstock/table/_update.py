@@ -23,7 +23,7 @@ from penstock.table._append import FileWriter, write_columns
 from penstock.table._pages import Pages, Rows, Wanted, concat, fetch, file_column, filled, take
 from penstock.table._statistics import merged_statistics, statistics_of
 
-_REMEMBERED = 8
+_REMEMBERED = 64
 """How many earlier files a file knows its difference from."""
 
 

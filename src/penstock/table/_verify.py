@@ -24,11 +24,13 @@ from penstock.format import (
     decode_manifest,
     decode_page,
     decode_snapshot,
+    unseal,
     verify_block,
     verify_frame,
     verify_pages,
 )
 from penstock.format.kinds import Linked
+from penstock.history import condemned
 from penstock.storage import Store, run_all
 from penstock.table._blobs import as_blob
 from penstock.table._links import Containers
@@ -68,7 +70,10 @@ class Verifier:
         commits = self._check_all([key for key in keys if not key.endswith("/HINT")], Commit.decode)
         if info is not None:
             self._check_no_gaps(info, keys)
-        self._check_files(*self._check_snapshots([commit.snapshot for commit in commits]))
+        self._check_all([item.key for prefix in ("refs/", "vacuums/") for item in self._store.list(prefix)], unseal)
+        gone = condemned(self._store) - {item.key.rpartition("/")[2] for item in self._store.list("snapshots/")}
+        refs = {commit.snapshot.id: commit.snapshot for commit in commits if commit.snapshot.id not in gone}
+        self._check_files(*self._check_snapshots(list(refs.values())))
         return self._report
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, dict[str, Node]]:

@@ -78,6 +78,13 @@ def validity(missing: npt.NDArray[np.bool_]) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
 
 
+def present_rows(array: pa.Array) -> pa.Array:
+    """An array without its nulls."""
+    if array.null_count == len(array):  # Arrow cannot make an empty array of some nested types, but can cut one
+        return array.slice(0, 0)
+    return array.drop_null() if array.null_count else array
+
+
 def missing_rows(values: Sequence[Any] | npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which values are None."""
     if isinstance(values, np.ndarray) and values.dtype != object:

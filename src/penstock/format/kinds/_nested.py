@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError, UnsupportedFormat
-from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, validity
+from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, present_rows, validity
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class List(Kind):
         ]
 
     def flaw(self, array: pa.Array) -> str | None:
-        return self.of.flaw(array.drop_null().flatten())
+        return self.of.flaw(present_rows(array).flatten())
 
     def to_json(self) -> dict[str, Any]:
         return {"of": kind_to_json(self.of)}
@@ -120,7 +120,7 @@ class Struct(Kind):
         ]
 
     def flaw(self, array: pa.Array) -> str | None:
-        present = array.drop_null()
+        present = present_rows(array)
         return next((flaw for name, kind in self.fields if (flaw := kind.flaw(present.field(name)))), None)
 
     def to_json(self) -> dict[str, Any]:

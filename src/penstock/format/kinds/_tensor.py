@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.format._dtypes import Dtype
-from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, validity
+from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, present_rows, validity
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Tensor(Kind):
         return self._ragged_values(array) if self.ragged else self.view(array)
 
     def flaw(self, array: pa.Array) -> str | None:
-        present = (array.storage if isinstance(array, pa.ExtensionArray) else array).drop_null()
+        present = present_rows(array.storage if isinstance(array, pa.ExtensionArray) else array)
         numbers = present
         if self.ragged:
             data = present if len(self.shape) == 1 else present.field("data")
@@ -297,6 +297,8 @@ class Label(Kind):
     name: ClassVar[str] = "label"
 
     def __post_init__(self) -> None:
+        if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
+            raise InvalidInputError(f"a label's names are a list of strings, not {self.names!r}")
         object.__setattr__(self, "names", tuple(self.names))
         if len(set(self.names)) != len(self.names):
             raise InvalidInputError("a label's names must differ from each other")

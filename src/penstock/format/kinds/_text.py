@@ -90,11 +90,24 @@ class Json(Kind):
         if value is None:
             return None
         try:
+            _check_keys(value)
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
             text.encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise BadValue(index, f"cannot be written as JSON: {error}") from None
         return text
+
+
+def _check_keys(value: Any) -> None:
+    """Refuse keys that JSON would make strings of: 1 and "1" would become one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not a string")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)
 
 
 def _is_unicode(text: str) -> bool:

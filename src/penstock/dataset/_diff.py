@@ -1,0 +1,92 @@
+"""The difference of two versions, as a user looks at it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.dataset._view import View
+from penstock.table import Diff, Reader, Rows
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """What changed from one version to another; print it, or read the rows it names."""
+
+    old_version: str
+    new_version: str
+    _diff: Diff
+
+    @property
+    def added(self) -> View:
+        """Rows that only the new version has."""
+        return _view(self._diff.after, self._diff.added)
+
+    @property
+    def deleted(self) -> View:
+        """Rows that only the old version has."""
+        return _view(self._diff.before, self._diff.deleted)
+
+    @property
+    def updated(self) -> Mapping[str, Rows]:
+        """By column, as the new version calls it: the ids of rows whose value differs."""
+        schema = self._diff.after.snapshot.schema
+        return {schema.by_id(id).name: ids for id, ids in self._diff.updated.items()}
+
+    @property
+    def updated_rows(self) -> Rows:
+        """Ids of the rows with a value that differs."""
+        return self._diff.updated_rows
+
+    def before(self, ids: Sequence[int] | Rows) -> View:
+        """Rows by their ids, as they were."""
+        return _view(self._diff.before, np.asarray(ids, np.int64))
+
+    def after(self, ids: Sequence[int] | Rows) -> View:
+        """Rows by their ids, as they are."""
+        return _view(self._diff.after, np.asarray(ids, np.int64))
+
+    @property
+    def columns_added(self) -> list[str]:
+        return [known.name for known in self._diff.columns_added]
+
+    @property
+    def columns_dropped(self) -> list[str]:
+        return [known.name for known in self._diff.columns_dropped]
+
+    @property
+    def columns_renamed(self) -> list[tuple[str, str]]:
+        return list(self._diff.columns_renamed)
+
+    def __bool__(self) -> bool:
+        return bool(self._diff)
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and names, without values."""
+        return {
+            "old": self.old_version,
+            "new": self.new_version,
+            "rows_added": len(self._diff.added),
+            "rows_deleted": len(self._diff.deleted),
+            "rows_updated": len(self.updated_rows),
+            "updated": {name: len(ids) for name, ids in self.updated.items()},
+            "columns_added": self.columns_added,
+            "columns_dropped": self.columns_dropped,
+            "columns_renamed": [list(pair) for pair in self.columns_renamed],
+        }
+
+    def __str__(self) -> str:
+        rows = (
+            f"{len(self._diff.added):,} added, {len(self._diff.deleted):,} deleted, {len(self.updated_rows):,} updated"
+        )
+        lines = [f"{self.old_version} -> {self.new_version}: rows {rows}"]
+        lines += [f"  {name}: {len(ids):,} values changed" for name, ids in self.updated.items()]
+        lines += [f"  + column {name}" for name in self.columns_added]
+        lines += [f"  - column {name}" for name in self.columns_dropped]
+        lines += [f"  column {old} is now {new}" for old, new in self.columns_renamed]
+        return "\n".join(lines)
+
+
+def _view(reader: Reader, ids: Rows) -> View:
+    return View(reader, reader.snapshot.schema.names, range(reader.snapshot.live)).rows(ids)

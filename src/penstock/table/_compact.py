@@ -1,0 +1,122 @@
+"""Join small fragments and leave deleted rows out; row ids and their order stay, and readers are not disturbed."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.format import Changed, Fragment
+from penstock.table._append import FRAGMENT_BYTES, FRAGMENT_ROWS, FileWriter, FragmentWriter
+from penstock.table._pages import Wanted, fetch, gather
+from penstock.table._stage import Stage
+from penstock.types import RowRange
+
+_MOST_DELETED = 0.1
+_AHEAD = 8
+
+
+def compact(stage: Stage) -> int:
+    """Stage the fragments as they should be; says how many of the old ones go."""
+    groups = list(plan_compaction(stage.tree.fragments(stage.snapshot.nodes)))
+    stage.notice.at_work(0.0)
+    with FileWriter(stage.store) as files:
+        moved = [(group, _rewritten(stage, files, group)) for group in groups]
+    stage.changes.moved += moved
+    stage.put(stage.tree.splice(stage.snapshot.nodes, moved), stage.snapshot.schema, {})
+    if moved:
+        stage.changes.note("compact")
+    return sum(len(group) for group, _ in moved)
+
+
+def plan_compaction(fragments: Iterable[Fragment]) -> Iterator[tuple[Fragment, ...]]:
+    """Neighbours that are better off as one, or alone but without their deleted rows; pure."""
+    group: list[Fragment] = []
+    for fragment in fragments:
+        small = fragment.live < FRAGMENT_ROWS // 2 and fragment.bytes < FRAGMENT_BYTES // 2
+        holey = fragment.live < fragment.rows * (1 - _MOST_DELETED)
+        full = sum(f.live for f in group) + fragment.live > FRAGMENT_ROWS or (
+            sum(f.bytes for f in group) + fragment.bytes > FRAGMENT_BYTES
+        )
+        if group and (full or not (small or holey)):
+            yield from _worthwhile(group)
+            group = []
+        if small or holey:
+            group.append(fragment)
+    yield from _worthwhile(group)
+
+
+def _worthwhile(group: Sequence[Fragment]) -> Iterator[tuple[Fragment, ...]]:
+    if len(group) > 1 or any(fragment.live < fragment.rows for fragment in group):
+        yield tuple(group)
+
+
+class KnownIds:
+    """Gives out ids that rows have already."""
+
+    def __init__(self, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        self._ids, self._next = ids, 0
+
+    def take(self, count: int) -> tuple[RowRange, ...]:
+        part = self._ids[self._next : self._next + count]
+        self._next += count
+        return as_ranges(part)
+
+
+def as_ranges(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[RowRange, ...]:
+    """Ids in order as the fewest ranges."""
+    if not len(ids):
+        return ()
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(ids) != 1) + 1])
+    ends = np.concatenate([starts[1:], [len(ids)]])
+    return tuple(RowRange(int(ids[a]), int(ids[b - 1]) + 1) for a, b in zip(starts, ends, strict=True))
+
+
+def _rewritten(stage: Stage, files: FileWriter, group: Sequence[Fragment]) -> tuple[Fragment, ...]:
+    """The live rows of fragments as new ones, whose files know which files they stand for."""
+    fields = list(stage.snapshot.schema)
+    alive = [fragment for fragment in group if fragment.live]
+    if not alive:
+        return ()
+    ids = np.concatenate([fragment.all_row_ids[fragment.live_rows] for fragment in alive])
+    writer = FragmentWriter(files, fields, KnownIds(ids))
+    for arrays in _columns_of(stage, alive):
+        writer.write(arrays)
+    writer.close_fragment()
+    return tuple(_noted(fragment, group) for fragment in writer.fragments)
+
+
+def _columns_of(stage: Stage, fragments: Sequence[Fragment]) -> Iterator[dict[int, pa.Array]]:
+    """The live rows of fragments, in order, a few read ahead."""
+    with ThreadPoolExecutor(_AHEAD, "penstock-compact") as pool:
+        waiting: deque[Future[dict[int, pa.Array]]] = deque()
+        for fragment in fragments:
+            waiting.append(pool.submit(columns_of, stage, Wanted(fragment, fragment.live_rows)))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def columns_of(stage: Stage, want: Wanted) -> dict[int, pa.Array]:
+    """Every column of some rows as stored, by field id; references to blobs by minus the field id."""
+    schema = stage.snapshot.schema
+    pages = fetch(stage.store, [want], [known.id for known in schema], max_workers=2)
+    arrays: dict[int, pa.Array] = {}
+    for known in schema:
+        cells = gather(schema, known, [want], pages, parse=True)
+        arrays[known.id] = cells.array
+        if cells.references is not None:
+            arrays[-known.id] = cells.references
+    return arrays
+
+
+def _noted(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
+    """A fragment whose files say that they hold the same values as the files they were made of."""
+    files = []
+    for file in fragment.files:
+        bases = {old.id for source in sources for old in source.files if set(old.fields) & set(file.fields)}
+        files.append(replace(file, changed=tuple(Changed(base, b"") for base in sorted(bases))))
+    return replace(fragment, files=tuple(files))

@@ -1,0 +1,286 @@
+"""Columns come, go and change their names; rows and versions that were there before are as they were."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock import Boxes, Bytes, Column, Dataset, Image, Json, Label, List, Struct, Tensor, Text
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.format.kinds import Kind
+from penstock.storage import open_store
+from penstock.testing import CountingStore, assert_same
+from tests.format.test_kinds import kinds_of_anything, same
+
+
+def holey(store: Any = "memory://") -> Dataset:
+    """Rows 0 to 29 in five fragments, of which those that 3 divides are deleted; one fragment has no row left."""
+    ds = penstock.create(store, {"n": int, "t": str})
+    for numbers in ([0, 1, 2, 3, 4], [5], [6], range(7, 20), range(20, 30)):
+        ds.append({"n": list(numbers), "t": [str(number) for number in numbers]})
+    ds.commit()
+    ds.delete([number for number in range(30) if number % 3 == 0])
+    ds.commit()
+    return ds
+
+
+NUMBERS = [number for number in range(30) if number % 3]
+
+
+def column(ds: penstock.View, name: str) -> list[Any]:
+    return [row[name] for row in ds]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"column": int, "fill": 7}, [7] * 20),
+        ({"fill": 7}, [7] * 20),
+        ({"fill": "x"}, ["x"] * 20),
+        ({"fill": [1.5, 2.5]}, [[1.5, 2.5]] * 20),
+        ({"fill": False}, [False] * 20),
+        ({"column": Column(Tensor("int8"), nullable=True)}, [None] * 20),
+        ({"column": Column(Boxes(), nullable=True)}, [None] * 20),
+        ({"column": int, "values": NUMBERS}, NUMBERS),
+        ({"values": np.array(NUMBERS, np.int16)}, NUMBERS),
+        ({"values": pa.array(NUMBERS)}, NUMBERS),
+        ({"values": [str(number) for number in NUMBERS]}, [str(number) for number in NUMBERS]),
+        ({"column": Column(Text(), nullable=True), "values": [None, "a"] * 10}, [None, "a"] * 10),
+        ({"compute": lambda batch: batch["n"] * 2, "inputs": ["n"]}, [2 * number for number in NUMBERS]),
+        ({"column": "float32", "compute": lambda batch: batch["n"]}, NUMBERS),
+        ({"compute": lambda batch: [text + "!" for text in batch["t"]]}, [f"{number}!" for number in NUMBERS]),
+    ],
+    ids=lambda item: str(item)[:60],
+)
+def test_a_column_is_added_to_rows_with_holes_between_them(options: Any, expected: list[Any], committed: bool) -> None:
+    ds = holey()
+    ds.add_column("x", **options)
+    if committed:
+        ds.commit()
+        ds = penstock.load(ds._session.store)
+    assert ds.columns == ["n", "t", "x"]
+    assert_same(column(ds, "x"), expected)
+    assert_same(column(ds[[19, 0, 7]].select("x"), "x"), [expected[19], expected[0], expected[7]])
+    assert column(ds, "n") == NUMBERS
+    ds.append([{"n": 99, "t": "z", "x": expected[0]}])
+    ds.delete([0, 1])
+    assert_same(column(ds, "x"), [*expected[2:], expected[0]])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), kinds_of_anything())
+def test_a_fill_of_any_kind_is_every_row_s_value(data: st.DataObject, drawn: tuple[Kind, Any]) -> None:
+    kind, strategy = drawn
+    value = data.draw(strategy)
+    ds = penstock.create("memory://", {"n": int})
+    ds.append({"n": range(3)})
+    ds.add_column("x", kind, fill=value)
+    ds.append([{"n": 3}, {"n": 4, "x": value}])
+    ds.commit()
+    assert same(column(ds, "x"), [value] * 5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Tensor("float32", (2,)),
+        Tensor("bfloat16"),
+        Tensor("complex64", (None,)),
+        Tensor("int8", (0,)),
+        Boxes(),
+        Text(),
+        Bytes(),
+        Json(),
+        Label(("a",)),
+        Image(),
+        Image(shape=(2, 2, 3)),
+        List(Boxes()),
+        Struct({"a": Boxes(), "b": Tensor("bool", (2,))}),
+    ],
+    ids=str,
+)
+def test_an_empty_column_of_any_kind_is_none_in_every_row(kind: Kind) -> None:
+    ds = holey()
+    ds.add_column("x", Column(kind, nullable=True))
+    assert column(ds, "x") == [None] * 20
+    assert ds[3]["x"] is None
+    assert ds["x"][4] is None
+    assert ds[::-1].to_arrow()["x"].to_pylist() == [None] * 20
+    ds.append([{"n": 99, "t": "z"}])
+    ds.commit()
+    assert column(ds, "x") == [None] * 21
+
+
+def test_a_fill_costs_no_data() -> None:
+    store = open_store("memory://")
+    holey(store)
+    counting = CountingStore(store)
+    ds = penstock.load(counting)
+    counting.reset()
+    ds.add_column("x", fill=5)
+    assert counting.requests.total() == 0
+    ds.commit()
+    assert counting.bytes["put"] + counting.bytes["create"] < 10_000
+    counting.reset()
+    assert column(ds.select("x"), "x") == [5] * 20
+    assert not [key for key in counting.requests if key != "get"]
+
+
+def test_adding_a_column_rewrites_nothing() -> None:
+    store = open_store("memory://")
+    ds = holey(store)
+    before = {item.key: item.etag for item in store.list("data/")}
+    ds.add_column("x", values=NUMBERS)
+    ds.commit()
+    after = {item.key: item.etag for item in store.list("data/")}
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 4  # one for each fragment that has a row
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("n", {"fill": 1}, "there is a column 'n' already"),
+        ("_x", {"fill": 1}, "names that begin with _"),
+        ("", {"fill": 1}, "printable"),
+        ("x", {}, "give its kind"),
+        ("x", {"column": int}, "need a value"),
+        ("x", {"fill": 1, "values": [1]}, "only one of"),
+        ("x", {"values": [1, 2]}, "one value for each of the 20 rows, got 2"),
+        ("x", {"values": 5}, "one value for each of the 20 rows, got int"),
+        ("x", {"column": int, "values": [*range(19), "a"]}, "column 'x', row 19: strings cannot"),
+        ("x", {"column": int, "values": [*range(19), None]}, "column 'x', row 19: the value is missing"),
+        ("x", {"column": int, "fill": 1.5}, "column 'x', row 0: float64"),
+        ("x", {"fill": object()}, "no kind fits"),
+        ("x", {"column": int, "compute": lambda _: [1]}, "column 'x': .*but 1 values"),
+        ("x", {"column": "quaternion", "fill": 1}, "quaternion"),
+        ("x", {"fill": "y" * 100_000}, "too large"),
+    ],
+)
+def test_a_column_that_cannot_be_added_is_refused_and_leaves_nothing(name: str, options: Any, reason: str) -> None:
+    ds = holey()
+    before = [item.key for item in ds._session.store.list()]
+    with pytest.raises(InvalidInputError, match=reason):
+        ds.add_column(name, **options)
+    assert [item.key for item in ds._session.store.list()] == before
+    assert (ds.columns, ds.has_changes) == (["n", "t"], False)
+
+
+def test_a_function_that_fails_half_way_leaves_nothing() -> None:
+    ds = holey()
+    before = [item.key for item in ds._session.store.list()]
+    calls = []
+
+    def compute(batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) == 3:
+            raise RuntimeError("out of ideas")
+        return batch["n"]
+
+    with pytest.raises(RuntimeError, match="out of ideas"):
+        ds.add_column("x", compute=compute)
+    assert [item.key for item in ds._session.store.list()] == before
+    assert not ds.has_changes
+
+
+def test_inputs_that_are_not_there_are_named() -> None:
+    with pytest.raises(NotFoundError, match="no column 'z'"):
+        holey().add_column("x", compute=lambda batch: batch["z"], inputs=["z"])
+
+
+def test_a_column_of_a_table_without_rows_needs_no_values() -> None:
+    ds = penstock.create("memory://", {"n": int})
+    ds.add_column("x", str)
+    ds.add_column("y", str, compute=lambda batch: batch["n"])
+    ds.append({"n": [1], "x": ["a"], "y": ["b"]})
+    with pytest.raises(InvalidInputError, match="column 'x', row 0: no value was given"):
+        ds.append({"n": [1], "y": ["b"]})
+    assert_same(list(ds), [{"n": 1, "x": "a", "y": "b"}])
+
+
+@pytest.mark.parametrize(
+    "between", [lambda _: None, lambda ds: ds.commit(), lambda ds: ds.append({"n": [9], "t": ["9"]})]
+)
+def test_a_column_that_was_dropped_never_shows_through_its_successor(between: Any) -> None:
+    ds = penstock.create("memory://", {"n": int, "t": str, "x": Column(Tensor("int64"), nullable=True)})
+    ds.append({"n": [1, 2], "t": ["a", "b"], "x": [5, 6]})
+    ds.commit()
+    ds.drop_column("x")
+    between(ds)
+    rows = len(ds)
+    ds.add_column("x", Column(Tensor("int64"), nullable=True))
+    assert column(ds, "x") == [None] * rows
+    ds.drop_column("x")
+    ds.add_column("x", Column(Tensor("int64"), nullable=True), fill=8)
+    ds.update([0], {"x": 9})
+    ds.commit()
+    assert column(penstock.load(ds._session.store), "x") == [9] + [8] * (rows - 1)
+    assert column(penstock.load(ds._session.store, version=1), "x") == [5, 6]
+
+
+def test_names_can_be_passed_around() -> None:
+    ds = penstock.create("memory://", {"a": int, "b": str, "c": float})
+    ds.append({"a": [1], "b": ["b"], "c": [1.5]})
+    ds.commit()
+    for old, new in (("a", "x"), ("b", "a"), ("c", "b"), ("x", "c"), ("c", "d"), ("d", "c")):
+        ds.rename_column(old, new)
+    assert list(ds) == [{"c": 1, "a": "b", "b": 1.5}]
+    ds.append({"a": ["B"], "b": [2.5], "c": [2]})
+    ds.commit()
+    assert list(penstock.load(ds._session.store)) == [{"c": 1, "a": "b", "b": 1.5}, {"c": 2, "a": "B", "b": 2.5}]
+    assert list(penstock.load(ds._session.store, version=1)) == [{"a": 1, "b": "b", "c": 1.5}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "reason"),
+    [
+        ("n", "t", InvalidInputError, "there is a column 't' already"),
+        ("n", "n", InvalidInputError, "already"),
+        ("z", "y", NotFoundError, "no column 'z'"),
+        ("n", "_n", InvalidInputError, "begin with _"),
+        ("n", "", InvalidInputError, "printable"),
+    ],
+)
+def test_a_name_that_cannot_be_given_is_refused(old: str, new: str, error: type[Exception], reason: str) -> None:
+    ds = holey()
+    with pytest.raises(error, match=reason):
+        ds.rename_column(old, new)
+    assert (ds.columns, ds.has_changes) == (["n", "t"], False)
+
+
+def test_no_column_is_renamed_to_the_mask_of_another() -> None:
+    ds = penstock.create("memory://", {"x": Column(Tensor("int64"), nullable=True), "y": str})
+    ds.append({"x": [1, None], "y": ["a", "b"]})
+    with pytest.raises(InvalidInputError, match="x_mask"):
+        ds.rename_column("y", "x_mask")
+    with pytest.raises(InvalidInputError, match="x_mask"):
+        ds.add_column("x_mask", fill=1)
+    assert ds.columns == ["x", "y"]
+    assert ds.to_numpy()["x_mask"].tolist() == [True, False]  # type: ignore[union-attr]
+
+
+def test_a_column_that_is_not_there_cannot_be_dropped() -> None:
+    with pytest.raises(NotFoundError, match="no column 'z'; the table has n, t"):
+        holey().drop_column("z")
+
+
+def test_a_version_that_is_open_keeps_its_names() -> None:
+    store = open_store("memory://")
+    ds = holey(store)
+    old, view = penstock.load(store), penstock.load(store)[:2]
+    ds.rename_column("n", "m")
+    ds.drop_column("t")
+    ds.add_column("t", fill=0)
+    ds.commit()
+    assert (old.columns, column(old[:2], "t")) == (["n", "t"], ["1", "2"])
+    assert list(view) == [{"n": 1, "t": "1"}, {"n": 2, "t": "2"}]
+    assert column(penstock.load(store, version=2), "n") == NUMBERS
+    old.refresh()
+    assert list(old[:1]) == [{"m": 1, "t": 0}]
+    with pytest.raises(InvalidInputError, match="to be read"):
+        penstock.load(store, version=2).drop_column("n")
