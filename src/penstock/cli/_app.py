@@ -9,24 +9,31 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli._checkout import checkout
+from penstock.cli._compact import compact
 from penstock.cli._create import create
+from penstock.cli._diff import diff
 from penstock.cli._doctor import doctor
 from penstock.cli._head import head
 from penstock.cli._info import info
 from penstock.cli._log import log
+from penstock.cli._merge import merge
+from penstock.cli._refs import branch, tag
+from penstock.cli._reset import reset
+from penstock.cli._vacuum import vacuum
 from penstock.cli._verb import say, verb
 from penstock.cli._verify import verify
 
 _HELP = """
-A data lake for training: make tables, and look at them.
+A data lake for training: make tables, look at them, and move in their history.
 
 A URI is a folder, s3://bucket/path, gs://bucket/path or az://container/path. Settings and credentials of the store are
-found where its own tools find them, or are given with --option.
+found where its own tools find them, or are given with --option. A VERSION is 7, main@7, a tag or a branch.
 
 \b
 Exit codes:
   0    all is well
-  1    a problem was found: damage, no table there, a store that does not answer
+  1    a problem was found: damage, a conflict, no such table or version, a store that does not answer
   2    the command is wrong
   130  interrupted
 
@@ -41,7 +48,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"max_content_width": 100},
 )
-for function in (create, info, head, log, verify, doctor):
+_LOOK = (info, head, log, diff, checkout)
+_CHANGE = (branch, tag, merge, reset)
+_CARE = (compact, vacuum, verify, doctor)
+for function in (create, *_LOOK, *_CHANGE, *_CARE):
     app.command(function.__name__)(verb(function))
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, which new versions of typer carry inside

@@ -3,19 +3,23 @@
 from rich.text import Text
 
 import penstock
-from penstock.cli._show import amount, local_time, table
-from penstock.cli._verb import Answer, Run, Uri, Version, printable
+from penstock.cli._show import amount, count, local_time, table
+from penstock.cli._verb import Answer, Run, Uri, printable
+from penstock.cli._versions import AsOf, Branch, Called, Tag, Version, load_at, newest
 from penstock.format.kinds import kind_to_json
 
 
-def info(run: Run, uri: Uri, version: Version = None) -> Answer:
+def info(
+    run: Run, uri: Uri, version: Version = None, tag: Tag = None, branch: Branch = None, as_of: AsOf = None
+) -> Answer:
     """Show what a table is: rows, bytes, version and columns."""
-    return describe(penstock.load(uri, version=version, options=run.options))
+    return describe(load_at(run, uri, version=version, tag=tag, branch=branch, as_of=as_of))
 
 
 def describe(dataset: penstock.Dataset, title: str = "") -> Answer:
     """A table in short."""
-    summary, commit = dataset.summary(), next(iter(dataset.log()))
+    summary, commit = dataset.summary(), newest(dataset)
+    version = Called(dataset)(commit)
     columns = [
         {
             "name": field.name,
@@ -30,15 +34,15 @@ def describe(dataset: penstock.Dataset, title: str = "") -> Answer:
     ]
     document = {
         "uri": summary.uri,
-        "version": summary.version,
+        "version": version,
         "time": commit.time.isoformat(),
         "rows": summary.rows,
         "bytes": summary.bytes,
         "fragments": summary.fragments,
         "columns": columns,
     }
-    facts = f"{summary.version} of {local_time(commit.time)}: {summary.rows:,} rows, {amount(summary.bytes)}, "
-    facts += f"{summary.fragments:,} fragment{'' if summary.fragments == 1 else 's'}"
+    facts = f"{version} of {local_time(commit.time)}: {count(summary.rows, 'row')}, {amount(summary.bytes)}, "
+    facts += count(summary.fragments, "fragment")
     rows = [
         (field.name, str(field.kind), "yes" if field.nullable else "", "" if field.codec == "none" else field.codec)
         for field in dataset.schema

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-import penstock
 from penstock.cli._show import local_time, table
-from penstock.cli._verb import Answer, Run, Uri, printable
+from penstock.cli._verb import Answer, Run, Uri
+from penstock.cli._versions import AsOf, Branch, Called, Tag, Version, load_at
 
 _HEADS = ("version", "time", "author", "operation", "rows", "changes", "message")
 _SIGNS = {"added": "+", "updated": "~", "deleted": "-"}
@@ -17,35 +17,26 @@ def log(
     run: Run,
     uri: Uri,
     n: Annotated[int, typer.Option("-n", min=1, metavar="COMMITS", help="How many at most.")] = 20,
+    version: Version = None,
+    tag: Tag = None,
+    branch: Branch = None,
+    as_of: AsOf = None,
 ) -> Answer:
-    """Show the commits of a table, newest first."""
-    dataset = penstock.load(uri, options=run.options)
+    """Show the commits that led to a version, newest first; a branch's go on with those it came from."""
+    dataset = load_at(run, uri, version=version, tag=tag, branch=branch, as_of=as_of)
+    called = Called(dataset)
     commits = list(islice(dataset.log(), n))
-    document = {
-        "uri": dataset.uri,
-        "commits": [
-            {
-                "version": f"main@{commit.version}",
-                "time": commit.time.isoformat(),
-                "author": commit.author,
-                "operation": commit.operation,
-                "rows": commit.rows,
-                "changes": dict(commit.changes),
-                "message": commit.message,
-            }
-            for commit in commits
-        ],
-    }
     rows = [
         (
-            f"main@{commit.version}",
+            called(commit),
             local_time(commit.time),
             commit.author,
-            commit.operation,
+            called.operation(commit),
             f"{commit.rows:,}",
-            " ".join(f"{_SIGNS.get(what, what + ' ')}{count:,}" for what, count in commit.changes.items()),
-            printable(commit.message),
+            " ".join(f"{_SIGNS.get(what, what + ' ')}{count:,}" for what, count in commit.changes.items() if count),
+            commit.message,
         )
         for commit in commits
     ]
+    document = {"uri": dataset.uri, "commits": [called.document(commit) for commit in commits]}
     return Answer(document, [table(_HEADS, rows, fold="message", right="rows")])

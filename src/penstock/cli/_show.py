@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.console import JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli._verb import printable
 from penstock.format.kinds import Json, Kind, Label, Linked, List, Struct
@@ -41,15 +42,40 @@ def local_time(time: datetime) -> str:
     return time.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, fold: str, right: str = "") -> Table:
-    """A table in which, on a narrow terminal, one column folds and the others are cut."""
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, fold: str = "", right: str = "", shrink: Sequence[str] = ()
+) -> Table:
+    """A table in which, on a narrow terminal, one column folds, or some shrink, before the others are cut."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
     for head in heads:
         side: JustifyMethod = "right" if head == right else "left"
-        made.add_column(head, justify=side, no_wrap=head != fold, overflow="fold" if head == fold else "ellipsis")
+        whole = head != fold and head not in shrink
+        made.add_column(head, justify=side, no_wrap=whole, overflow="fold" if head == fold else "ellipsis")
     for row in rows:
-        made.add_row(*map(printable, row))
+        cells = zip(heads, map(printable, row), strict=True)
+        made.add_row(*(shrinking(text) if head in shrink else text for head, text in cells))
     return made
+
+
+def shrinking(text: str) -> Text:
+    """A text that is cut at the width its column is given, where the column itself may wrap and so gives way first."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def facts(pairs: Iterable[tuple[str, str]], *, indent: int = 0) -> Table:
+    """Names and what is said of them, a line each."""
+    lines = [(" " * indent + name, printable(said)) for name, said in pairs]
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True, min_width=min(max((len(name) for name, _ in lines), default=0), 32))
+    made.add_column(no_wrap=True, overflow="ellipsis")
+    for line in lines:
+        made.add_row(*line)
+    return made
+
+
+def count(number: int, noun: str) -> str:
+    """How many of something, in words."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def preview(kind: Kind, value: Any) -> Preview:

@@ -22,7 +22,6 @@ from rich.spinner import Spinner
 from penstock.errors import InvalidInputError, LinkNotAllowed, PenstockError, PenstockWarning, UnsupportedFormat
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="A folder, or s3://, gs:// or az:// with a path.")]
-Version = Annotated[str | None, typer.Option("--version", metavar="N", help="An older version: 7 or main@7.")]
 
 _WIDE = 10_000
 """Columns of output that no terminal shows: nothing is wrapped in it."""
@@ -49,6 +48,8 @@ class Run:
     """Settings of the store."""
     doing: Callable[[], str] = lambda: "waiting for the store"
     """What to show on a terminal while it lasts; a verb may say it better."""
+    abandon: Callable[[], None] = lambda: None
+    """What to clear away when interrupted, because a verb's thread is not waited for then."""
 
     def hide(self, text: str) -> str:
         """Take the secrets among the options out of a text."""
@@ -67,6 +68,7 @@ def verb(function: Callable[..., Answer]) -> Callable[..., int]:
             run.options = _options(option)
             answer = _work(run, partial(function, run, **given))
         except KeyboardInterrupt:
+            run.abandon()
             print("Interrupted.", file=sys.stderr)
             return 130
         except Exception as error:
