@@ -56,4 +56,6 @@ def main() -> None:
                     "read MB/s": data.nbytes / 1e6 / read,
                 }
             )
-    publish("codecs", figures, note="size as a share of the raw bytes; speeds of raw bytes per second of processor time")
+    publish(
+        "codecs", figures, note="size as a share of the raw bytes; speeds of raw bytes per second of processor time"
+    )

@@ -23,7 +23,9 @@ def main() -> None:
         session = ds._session
         [real] = session.tree.fragments(session.snapshot.nodes)
         copies = [  # the same rows again and again: only the manifests matter here
-            Fragment(new_number(), real.rows, (RowRange(n * 100, n * 100 + 100),), real.files, statistics=real.statistics)
+            Fragment(
+                new_number(), real.rows, (RowRange(n * 100, n * 100 + 100),), real.files, statistics=real.statistics
+            )
             for n in range(1, FRAGMENTS)
         ]
         session.changes.appended += copies
@@ -50,4 +52,6 @@ def main() -> None:
                 "seconds": row,
             },
         ]
-    publish("opening", figures, note=f"{FRAGMENTS:,} fragments on local disk (the commit that made them took {made:.1f} s)")
+    publish(
+        "opening", figures, note=f"{FRAGMENTS:,} fragments on local disk (the commit that made them took {made:.1f} s)"
+    )

@@ -57,4 +57,6 @@ def main() -> None:
         for name, taken in times.items()
     ]
     ratio = median_ratio(times["ours"], times["read()"])
-    publish("read", figures, note=f"{gigabytes:.1f} GB, warm, verified, {THREADS} threads; ours is {ratio:.0%} of read()")
+    publish(
+        "read", figures, note=f"{gigabytes:.1f} GB, warm, verified, {THREADS} threads; ours is {ratio:.0%} of read()"
+    )

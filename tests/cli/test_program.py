@@ -21,6 +21,7 @@ from penstock.errors import PenstockWarning
 from penstock.table import Report
 from tests.cli.conftest import Run
 
+_HISTORY = ("branch", "tag", "checkout", "diff", "merge", "compact", "vacuum", "reset")
 _PROGRAM = [sys.executable, "-m", "penstock.cli"]
 
 
@@ -109,6 +110,8 @@ def test_help_documents_exit_codes_and_types(run: Run) -> None:
     top = run()
     assert top.code == 0
     assert all(word in top.out for word in ("create", "info", "head", "log", "verify", "doctor", "Exit codes", "130"))
+    assert all(run(verb, "--help").code == 0 and f"  {verb} " in top.out for verb in _HISTORY)
+    assert "no working copy" in run("checkout", "--help").out
     assert all(word in run("create", "--help").out for word in ("image:jpeg:90", "label=cat,dog", "uint8[?,4]"))
 
 
@@ -142,6 +145,18 @@ def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert "RuntimeError: two lines with ***" in err
     assert len(err.splitlines()) == 1
     assert json.loads(out)["error"]["type"] == "RuntimeError"
+
+
+def test_an_interrupted_verb_clears_away_what_it_began(capsys: pytest.CaptureFixture[str]) -> None:
+    cleared = []
+
+    def lasting(run: VerbRun) -> Answer:
+        run.abandon = lambda: cleared.append("part")
+        raise KeyboardInterrupt
+
+    assert verb(lasting)(json=True, debug=False, option=[]) == 130
+    assert cleared == ["part"]
+    assert capsys.readouterr() == ("", "Interrupted.\n")
 
 
 def test_warnings_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:

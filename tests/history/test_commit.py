@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -244,9 +245,9 @@ CONFLICTS = {
 @pytest.mark.parametrize("second", ACTS)
 def test_two_writers(first: str, second: str) -> None:
     store = open_store("memory://")
-    small = {"file_bytes": 64, "page_bytes": 64}  # eight rows to a file: rows 0 and 60 are in different ones
-    kind = penstock.Tensor("int64")
-    ds = penstock.create(store, {"x": penstock.Column(kind, **small), "y": penstock.Column(kind, codec="lz4", **small)})
+    # eight rows to a file: rows 0 and 60 are in different ones
+    x = penstock.Column(penstock.Tensor("int64"), file_bytes=64, page_bytes=64)
+    ds = penstock.create(store, {"x": x, "y": replace(x, codec="lz4")})
     ds.append({"x": list(range(64)), "y": list(range(64))})
     ds.commit()
     one, two = penstock.load(store), penstock.load(store)
@@ -287,7 +288,7 @@ def test_versions_count_up_and_times_never_run_backwards(monkeypatch: pytest.Mon
         ds.commit()
     log = list(ds.log())
     assert [commit.version for commit in log] == [3, 2, 1, 0]
-    assert all(new.time_us > old.time_us for new, old in zip(log, log[1:], strict=False))
+    assert all(new.time_us > old.time_us for new, old in pairwise(log))
 
 
 def test_a_table_that_cannot_be_reached_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -356,18 +356,7 @@ class WaitsForAll(FaultyStore):
 
 
 @pytest.mark.parametrize("failing", [0, 3])
-@pytest.mark.parametrize(
-    "together",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="FileWriter.submit forgets the files that ended together with a failed one"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("together", [False, True])
 def test_a_store_that_fails_leaves_nothing_behind_and_can_be_tried_again(failing: int, together: bool) -> None:
     store = open_store("memory://")
     penstock.create(store, {"n": Column(Tensor("int64"), file_bytes=8192, page_bytes=8192)})

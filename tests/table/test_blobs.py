@@ -270,7 +270,6 @@ def test_an_update_that_is_refused_takes_its_blobs_away() -> None:
     assert ds["x"][:] == [b"a", b"b"]
 
 
-@pytest.mark.xfail(strict=True, reason="Reader._arrow_column gives large_binary only where a group has a blob")
 def test_arrow_holds_blobs_far_behind_short_values() -> None:
     ds = penstock.create("memory://", {"x": Bytes()})
     ds.append({"x": [b"short"] * 20_000})

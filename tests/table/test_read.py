@@ -257,7 +257,6 @@ def test_a_table_without_columns_can_be_read() -> None:
     assert ds.to_arrow().num_rows == 0
 
 
-@pytest.mark.xfail(strict=True, reason="View.__iter__ and to_arrow count rows by their first column")
 def test_rows_that_have_lost_all_columns_are_still_rows() -> None:
     ds = penstock.create("memory://", {"x": int})
     ds.append({"x": [1, 2, 3]})
@@ -266,7 +265,6 @@ def test_rows_that_have_lost_all_columns_are_still_rows() -> None:
     assert list(ds) == [{}, {}, {}]
 
 
-@pytest.mark.xfail(strict=True, reason="View._at makes an array of all positions")
 def test_a_row_of_a_huge_table_costs_no_list_of_all_rows() -> None:
     ds = penstock.create("memory://", {"x": int})
     ds.append({"x": [1, 2, 3]})
@@ -280,7 +278,6 @@ def test_a_row_of_a_huge_table_costs_no_list_of_all_rows() -> None:
     assert peak < 1 << 20
 
 
-@pytest.mark.xfail(strict=True, reason="Reader.open takes any column for bytes")
 @pytest.mark.parametrize(("kind", "value"), [(Text(), "abc"), (Tensor("int64"), 5), (Json(), {})])
 def test_only_bytes_open_as_files(kind: Any, value: Any) -> None:
     ds = penstock.create("memory://", {"x": kind})
@@ -289,7 +286,6 @@ def test_only_bytes_open_as_files(kind: Any, value: Any) -> None:
         ds["x"].open(0)
 
 
-@pytest.mark.xfail(strict=True, reason="ColumnView.__repr__ looks _row_id up in the schema")
 def test_the_column_of_row_ids_prints(table: Any) -> None:
     assert "_row_id" in repr(table[0]["_row_id"])
 

@@ -1,6 +1,6 @@
 """Versions: how commands ask for them, and how answers name them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -80,7 +80,7 @@ def newest(dataset: penstock.Dataset) -> Commit:
 
 def commit_facts(commit: Commit, called: Called) -> list[tuple[str, str]]:
     """A commit for people, fact by fact."""
-    return [
+    pairs = [
         ("version", called(commit)),
         ("time", local_time(commit.time)),
         ("author", commit.author),
@@ -88,9 +88,10 @@ def commit_facts(commit: Commit, called: Called) -> list[tuple[str, str]]:
         ("message", commit.message),
         ("rows", f"{commit.rows:,}"),
     ]
+    return [(name, said) for name, said in pairs if said]
 
 
-def runs(versions: Iterable[Parent], called: Called) -> list[str]:
+def runs(versions: Iterable[Parent], called: Callable[[Parent], str]) -> list[str]:
     """Versions as people count them: `main@0 to 41`; pure."""
     found: list[str] = []
     first = last = None

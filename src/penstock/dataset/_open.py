@@ -103,8 +103,10 @@ def verify(
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
 
 
-_OWN_PREFIXES = ("log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "leases/", "vacuums/",
-                 "intents/")  # fmt: skip
+_OWN_PREFIXES = (
+    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "leases/", "intents/",
+    "vacuums/",
+)  # fmt: skip
 
 
 def _open(place: Place, options: Mapping[str, str] | None) -> Store:

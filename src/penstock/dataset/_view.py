@@ -51,8 +51,11 @@ class View:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Rows, one by one, read ahead."""
+        if not self._columns:
+            yield from ({} for _ in self._rows)
+            return
         for columns in self._reader.batches(self._columns, self._groups(256)):
-            for index in range(len(next(iter(columns.values())).values) if columns else 0):
+            for index in range(len(next(iter(columns.values())).values)):
                 yield {name: column.item(index) for name, column in columns.items()}
 
     def select(self, columns: str | Sequence[str]) -> "View":
@@ -106,7 +109,10 @@ class View:
         if isinstance(key, slice) and isinstance(self._rows, range):
             chosen = self._rows[key]
             return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
-        return np.asarray(self._rows, np.int64)[resolve(key, len(self))]
+        places = resolve(key, len(self))
+        if isinstance(self._rows, range):
+            return self._rows.start + self._rows.step * places
+        return self._rows[places]
 
     def _groups(self, size: int) -> Iterator[Rows]:
         for start in range(0, len(self), size):
@@ -140,4 +146,5 @@ class ColumnView:
         return self._view._reader.open(field, int(self._view._at(row)[0]))
 
     def __repr__(self) -> str:
-        return f"ColumnView({self._view.schema[self.name]}, {len(self):,} rows)"
+        what = self.name if self.name == ROW_ID else str(self._view.schema[self.name])
+        return f"ColumnView({what}, {len(self):,} rows)"

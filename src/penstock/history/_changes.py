@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConflictError
+from penstock.errors import ConflictError, InvalidInputError
 from penstock.format import DataFile, Field, Fragment, Schema, Snapshot, unpack_bitmap
 from penstock.history._tree import Tree
 
@@ -110,7 +110,10 @@ class Changes:
         """The head with these changes on top, or `ConflictError`."""
         schema = head.schema
         for edit in self.edits:
-            schema = edit.apply(schema)
+            try:
+                schema = edit.apply(schema)
+            except InvalidInputError as error:  # names that clash only now, with what somebody else added
+                raise ConflictError(f"somebody else changed the columns: {error}; reload") from None
         self._check_columns(head)
         merged = self._merge(tree, head)
         nodes = tree.replace(head.nodes, merged) if merged else head.nodes

@@ -58,7 +58,7 @@ class FileWriter:
         self._store = store
         self._pool = ThreadPoolExecutor(_FILES_IN_FLIGHT, "penstock-write")
         self._running: set[Future[DataFile]] = set()
-        self.written: list[DataFile] = []
+        self._all: list[Future[DataFile]] = []
 
     def __enter__(self) -> "FileWriter":
         return self
@@ -68,16 +68,17 @@ class FileWriter:
         wait(self._running)
         self._pool.shutdown()
         if error is not None:
-            done = [*self.written, *(f.result() for f in self._running if f.exception() is None)]
-            discard(self._store, [file.key for file in done])
+            discard(self._store, [future.result().key for future in self._all if future.exception() is None])
 
     def submit(self, fields: Sequence[Field], arrays: Mapping[int, pa.Array], row_start: int) -> Future[DataFile]:
         """Store one file; waits while too many are under way."""
         if len(self._running) >= _FILES_IN_FLIGHT:
             done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-            self.written += [future.result() for future in done]
+            for finished in done:
+                finished.result()  # a failure is told now, and not when everything has been sent
         future = self._pool.submit(self._write, fields, arrays, row_start)
         self._running.add(future)
+        self._all.append(future)
         return future
 
     def _write(self, fields: Sequence[Field], arrays: Mapping[int, pa.Array], row_start: int) -> DataFile:

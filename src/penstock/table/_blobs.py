@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.format import BLOB_BLOCK, Blob, BlobEncoder, new_id, verify_block
+from penstock.format.kinds import Place
 from penstock.storage import Store, run_all
 from penstock.types import Buffer, ByteRange
 
@@ -29,14 +30,15 @@ def read_blob(store: Store, blob: Blob) -> bytes:
     return BlobReader(store, blob).readall()
 
 
-class BlobReader(io.RawIOBase):
-    """A blob as a file: seek anywhere, and only what is read is fetched and verified."""
+class RangeFile(io.RawIOBase):
+    """Bytes in a store as a file: seek anywhere, and only what is read is fetched."""
 
-    def __init__(self, store: Store, blob: Blob) -> None:
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self._store, self._blob, self._position = store, blob, 0
-        self._block, self._block_data = -1, memoryview(b"")
-        """The MiB that was read last: the next read is likely to want more of it."""
+        self._length, self._position = length, 0
+
+    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+        raise NotImplementedError
 
     def readable(self) -> bool:
         return True
@@ -50,7 +52,7 @@ class BlobReader(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._check_open()
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._blob.length}.get(whence)
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}.get(whence)
         if base is None or base + offset < 0:
             raise ValueError(f"cannot seek to {offset} from {whence}: 0 is the start, 1 here and 2 the end")
         self._position = base + offset
@@ -59,7 +61,7 @@ class BlobReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         self._check_open()
         view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._blob.length)
+        end = min(self._position + len(view), self._length)
         start = min(self._position, end)
         count = end - start
         if count:
@@ -69,13 +71,35 @@ class BlobReader(io.RawIOBase):
 
     def readall(self) -> bytes:
         self._check_open()
-        data = bytearray(max(0, self._blob.length - self._position))
+        data = bytearray(max(0, self._length - self._position))
         self.readinto(data)
         return bytes(data)
 
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError("the file is closed")
+
+
+class LinkReader(RangeFile):
+    """A linked value as a file."""
+
+    def __init__(self, store: Store, place: Place) -> None:
+        super().__init__(place.length)
+        self._store, self._place = store, place
+
+    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+        at = ByteRange(self._place.offset + wanted.start, self._place.offset + wanted.end)
+        out[: wanted.length] = self._store.get(self._place.path, byte_range=at, etag=self._place.etag)
+
+
+class BlobReader(RangeFile):
+    """A blob as a file; every MiB is verified before any of it is given out."""
+
+    def __init__(self, store: Store, blob: Blob) -> None:
+        super().__init__(blob.length)
+        self._store, self._blob = store, blob
+        self._block, self._block_data = -1, memoryview(b"")
+        """The MiB that was read last: the next read is likely to want more of it."""
 
     @property
     def _where(self) -> str:

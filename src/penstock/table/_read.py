@@ -1,23 +1,24 @@
 """Read rows of a snapshot: any rows in any order, or many in sequence with read-ahead."""
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, RawIOBase
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import NotFoundError, SampleError
-from penstock.format import Commit, Field, Fragment, Snapshot, damaged, linked_kind
-from penstock.format.kinds import Bytes, Kind, Linked, Tensor, Values
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError
+from penstock.format import Commit, Field, Fragment, Snapshot, linked_kind
+from penstock.format.kinds import Kind, Linked, Place, Tensor, Values
 from penstock.history import Tree, expired
 from penstock.storage import Store
-from penstock.table._blobs import BlobReader, as_blob, read_blob
+from penstock.table._blobs import BlobReader, LinkReader, as_blob, read_blob
 from penstock.table._links import Containers
 from penstock.table._pages import (
     Cells,
@@ -102,18 +103,23 @@ class Reader:
         return Filled(values, np.asarray(array.is_valid()) if nullable else None)
 
     def _decode(self, field: Field, kind: Kind, array: pa.Array, cells: Cells) -> Values:
+        try:
+            return kind.to_values(self._resolved(field, array, cells))
+        except (pa.ArrowInvalid, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise SampleError(f"the bytes are no {kind}: {error}") from error
+
+    def _resolved(self, field: Field, array: pa.Array, cells: Cells) -> pa.Array:
+        """An array with the bytes that links and references stand for in their places."""
         if isinstance(field.kind, Linked):
-            places = field.kind.to_values(array)
-            array = pa.array(self.containers.read(places), pa.large_binary())
-            array = array if kind.arrow_type == pa.binary() else array.cast(pa.large_string())
-            return kind.to_values(array)
+            found = pa.array(self.containers.read(field.kind.to_values(array)), pa.large_binary())
+            return found if field.kind.to.arrow_type == pa.binary() else found.cast(pa.large_string())
         blobs = references_in(cells)
         if not blobs:
-            return kind.to_values(array)
+            return array
         values = array.to_pylist()
         for row, reference in blobs.items():
             values[row] = read_blob(self.store, as_blob(reference))
-        return kind.to_values(pa.array(values, pa.large_binary()))
+        return pa.array(values, pa.large_binary())
 
     def arrow(self, names: Sequence[str], positions: Rows) -> pa.Table:
         """Rows in any order as an Arrow table; media stay encoded, blobs and links become the bytes they stand for."""
@@ -130,25 +136,23 @@ class Reader:
         return table if inverse is None else table.take(pa.array(inverse))
 
     def _arrow_column(self, field: Field, cells: Cells) -> pa.Array:
-        array = cells.array
-        assert array is not None
-        if isinstance(field.kind, Linked):
-            return pa.array(self.containers.read(field.kind.to_values(array)), pa.large_binary())
-        blobs = references_in(cells)
-        if not blobs:
-            return plain(field, array)
-        values = array.to_pylist()
-        for row, reference in blobs.items():
-            values[row] = read_blob(self.store, as_blob(reference))
-        return pa.array(values, pa.large_binary())
+        array = plain(field, self._resolved(field, cells.array, cells))
+        return array.cast(pa.large_binary()) if array.type == pa.binary() else array  # a group may hold blobs, or not
 
-    def open(self, field: Field, position: int) -> Any:
+    def open(self, field: Field, position: int) -> RawIOBase | BytesIO:
         """One value of bytes as a file that fetches only what is read."""
+        if linked_kind(field.kind).arrow_type != pa.binary():
+            raise InvalidInputError(
+                f"column {field.name!r} holds {field.kind} and not bytes: it cannot be opened as a file"
+            )
         cells = self.cells([field], [np.array([position])], parse=True)[0][field.name]
+        assert cells.array is not None
         for reference in references_in(cells).values():
             return BlobReader(self.store, as_blob(reference))
-        plain = Bytes()
-        return BytesIO(self._decode(field, plain, cells.array, cells)[0] or b"")
+        [value] = field.kind.to_values(cells.array) if isinstance(field.kind, Linked) else cells.array.to_pylist()
+        if value is None:
+            raise NotFoundError(f"column {field.name!r} has no value in row {position}")
+        return LinkReader(self.containers.store(value.container), value) if isinstance(value, Place) else BytesIO(value)
 
     def row_ids(self, positions: Rows) -> Rows:
         """Ids of rows in rising order of position."""
@@ -227,7 +231,7 @@ class Reader:
                 self.store.head(self.commit.snapshot.key)
             except NotFoundError:
                 raise expired(self.store, self.commit) from error
-            raise damaged(str(error).partition(" ")[0], "it is missing, though this version needs it") from error
+            raise CorruptError(f"an object that this version needs is missing: {error}") from error
 
     def _row_bytes(self, fields: Sequence[Field]) -> int:
         """About how many bytes a row of these columns takes, judged by the first fragment."""
