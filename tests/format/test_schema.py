@@ -219,7 +219,7 @@ wav = b"RIFF\x24\0\0\0WAVEfmt " + bytes(20)
         (pa.array([png]), Image("png")),
         (pa.chunked_array([[b"x"], [b"y"]]), Bytes()),
     ],
-    ids=lambda value: type(value).__name__ if "object at" in str(value) else str(value),
+    ids=lambda value: str(value) if isinstance(value, penstock.format.kinds.Kind) else type(value).__name__,
 )
 def test_a_kind_is_found_from_first_values(values: Any, kind: penstock.format.kinds.Kind) -> None:
     field = infer_schema({"x": values})["x"]

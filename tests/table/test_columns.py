@@ -55,7 +55,6 @@ def column(ds: penstock.View, name: str) -> list[Any]:
         ({"column": "float32", "compute": lambda batch: batch["n"]}, NUMBERS),
         ({"compute": lambda batch: [text + "!" for text in batch["t"]]}, [f"{number}!" for number in NUMBERS]),
     ],
-    ids=lambda item: str(item)[:60],
 )
 def test_a_column_is_added_to_rows_with_holes_between_them(options: Any, expected: list[Any], committed: bool) -> None:
     ds = holey()

@@ -20,7 +20,6 @@ _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 1 << 16
 _LINKED_ROWS = 64
 """Rows of a batch where nobody knows how large the objects are that they link to."""
-_WIDE = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}
 FORMATS = (".arrow", ".parquet")
 
 
@@ -43,12 +42,12 @@ def part_of(to: Path) -> Path:
 
 def export(dataset: penstock.Dataset, to: Path, part: Path, progress: Callable[[int], None]) -> None:
     """Write all rows; `progress` is told how many are written."""
-    schema = pa.schema([field.with_type(_WIDE.get(field.type, field.type)) for field in dataset[0:0].to_arrow().schema])
+    schema = dataset[0:0].to_arrow().schema
     size = batch_rows(dataset)
     try:
         with _writer(part, schema, parquet=to.suffix == ".parquet") as write:
             for start in range(0, len(dataset), size):
-                write(dataset[start : start + size].to_arrow().cast(schema))
+                write(dataset[start : start + size].to_arrow())
                 progress(min(start + size, len(dataset)))
         part.replace(to)
     except OSError as error:
