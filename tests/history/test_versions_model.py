@@ -133,6 +133,15 @@ class HistoryMachine(RuleBasedStateMachine):
         writer.steps.append(step)
         writer.only_appends &= append
 
+    def attempt(self, writer: Writer, change: Callable[[], object]) -> bool:
+        """Change something; what a vacuum has removed since may be needed for it, and then that is said."""
+        try:
+            change()
+        except SnapshotExpired:
+            assert self.is_lost(writer.base)
+            return False
+        return True
+
     def spots(self, writer: Writer, rows: list[int]) -> list[int]:
         order = {row: spot for spot, row in enumerate(writer.state.rows)}
         return [order[row] for row in rows]
@@ -142,7 +151,9 @@ class HistoryMachine(RuleBasedStateMachine):
         writer = self.pick(data)
         values = {id: data.draw(st.lists(small, min_size=count, max_size=count)) for id in writer.state.columns}
         before = len(writer.ds)
-        writer.ds.append({writer.state.columns[id]: column for id, column in values.items()})
+        columns = {writer.state.columns[id]: column for id, column in values.items()}
+        if not self.attempt(writer, lambda: writer.ds.append(columns)):
+            return
         new = np.asarray(writer.ds[before:].select(["_row_id"]).to_numpy()["_row_id"]).tolist()
         rows = {row: {id: values[id][n] for id in values} for n, row in enumerate(new)}
         fills = dict(writer.state.fills)
@@ -159,22 +170,23 @@ class HistoryMachine(RuleBasedStateMachine):
         rows = self.rows(data, writer)
         id = data.draw(st.sampled_from(sorted(writer.state.columns)))
         value = 0 if value is None and id > 2 else value  # others may not be nullable
-        writer.ds.update(self.spots(writer, rows), {writer.state.columns[id]: [value] * len(rows)})
+        values = {writer.state.columns[id]: [value] * len(rows)}
+        done = self.attempt(writer, lambda: writer.ds.update(self.spots(writer, rows), values))
 
         def step(state: State) -> None:
             for row in rows:
                 if row in state.rows and id in state.columns:
                     state.rows[row][id] = value
 
-        if rows:
+        if rows and done:
             self.act(writer, step)
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         writer = self.pick(data)
         rows = self.rows(data, writer)
-        writer.ds.delete(self.spots(writer, rows))
-        if rows:
+        done = self.attempt(writer, lambda: writer.ds.delete(self.spots(writer, rows)))
+        if rows and done:
 
             def step(state: State) -> None:
                 for row in rows:
@@ -192,7 +204,8 @@ class HistoryMachine(RuleBasedStateMachine):
         computed = computed and bool(writer.state.rows)
         if computed:
             values = {row: n % 4 for n, row in enumerate(writer.state.rows)}
-            writer.ds.add_column(name, "int64", values=list(values.values()))
+            if not self.attempt(writer, lambda: writer.ds.add_column(name, "int64", values=list(values.values()))):
+                return
         else:
             values = {}
             writer.ds.add_column(name, "int64", fill=fill)

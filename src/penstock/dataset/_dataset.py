@@ -1,6 +1,7 @@
 """The table itself: a view that can be changed, and that has a history."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,11 @@ class Dataset(View, Versions):
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def _writable(self) -> Session:
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
         self._session.check_writable()
-        return self._session
+        with self._reader.explained():
+            yield self._session
 
     @property
     def _reader(self) -> Reader:  # type: ignore[override]
@@ -84,7 +87,8 @@ class Dataset(View, Versions):
         A value that does not fit is refused with its column and row, and nothing of the call is kept. A `pathlib.Path`
         or an open binary file stands for the bytes in it.
         """
-        return append_rows(self._writable(), data)
+        with self._writing() as session:
+            return append_rows(session, data)
 
     def update(self, where: Where, values: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]]) -> int:
         """Give rows other values, and say how many: positions, a slice, a mask or a `pyarrow.compute` expression.
@@ -92,11 +96,13 @@ class Dataset(View, Versions):
         `values` maps columns to one value for all those rows or to a list with one for each; or it is a function from
         the batch of those rows to such a mapping.
         """
-        return update_rows(self._writable(), where, values)
+        with self._writing() as session:
+            return update_rows(session, where, values)
 
     def delete(self, where: Where) -> int:
         """Remove rows, and say how many: positions, a slice, a mask or a `pyarrow.compute` expression."""
-        return delete_rows(self._writable(), where)
+        with self._writing() as session:
+            return delete_rows(session, where)
 
     def add_column(
         self,
@@ -113,15 +119,18 @@ class Dataset(View, Versions):
         `fill` is one value for every row and costs no data; `values` has one for each row; `compute` makes them from
         batches of the columns named in `inputs` (all by default). Without any, a nullable column is empty.
         """
-        add_column(self._writable(), name, column, fill=fill, values=values, compute=compute, inputs=inputs)
+        with self._writing() as session:
+            add_column(session, name, column, fill=fill, values=values, compute=compute, inputs=inputs)
 
     def drop_column(self, name: str) -> None:
         """Remove a column; older versions keep it."""
-        drop_column(self._writable(), name)
+        with self._writing() as session:
+            drop_column(session, name)
 
     def rename_column(self, old: str, new: str) -> None:
         """Give a column another name."""
-        rename_column(self._writable(), old, new)
+        with self._writing() as session:
+            rename_column(session, old, new)
 
     def commit(self, message: str = "") -> str:
         """Make the changes a version that everybody sees, and say which; commits of others in between are kept.

@@ -15,7 +15,6 @@ from penstock.history import (
     Vacuum,
     Vacuumed,
     Version,
-    check_ref_name,
     create_branch,
     find_time,
     find_version,
@@ -23,6 +22,7 @@ from penstock.history import (
     holding,
     merge_base,
     newest_commit,
+    read_commit,
     read_snapshot,
 )
 from penstock.table import OnConflict, Reader, Session, compact, diff, merge
@@ -70,8 +70,8 @@ class Versions:
 
     def branch(self, name: str, at: int | str | None = None) -> Self:
         """Begin a branch at this version, or at another, and return the table on it."""
-        check_ref_name(name)
         session = self._session
+        session.refs.check_free(name)
         start = self._find(at)
         with holding(session.store, start):
             first = create_branch(
@@ -84,7 +84,7 @@ class Versions:
 
     def tag(self, name: str, at: int | str | None = None) -> None:
         """Give this version, or another, a name that keeps it from vacuum."""
-        check_ref_name(name)
+        self._session.refs.check_free(name)
         commit = self._find(at)
         with holding(self._session.store, commit):
             self._session.refs.create("tags", name, commit.branch, commit.version)
@@ -132,7 +132,8 @@ class Versions:
         """Join small fragments and drop deleted rows from storage, as a new commit; rows, order and ids stay."""
         self._session.check_writable()
         self._session.check_no_changes()
-        compact(self._session)
+        with self._session.reader.explained():
+            compact(self._session)
         self._session.commit(message or "compact")
         return self._here
 
@@ -178,7 +179,8 @@ class Versions:
 
     def _reader_at(self, commit: Commit) -> Reader:
         session = self._session
-        return Reader(session.store, session.tree, session.containers, read_snapshot(session.store, commit), commit)
+        snapshot = read_snapshot(session.store, commit)
+        return Reader(session.store, session.tree, session.containers.at(snapshot.containers), snapshot, commit)
 
 
 def find(
@@ -195,11 +197,13 @@ def find(
     store, refs = session.store, session.refs
     name = branch if branch is not None else session.branch
     if tag is not None:
-        commit = find_version(store, refs, tag, branch_id=session.version.commit.branch)
+        target = refs.tag(tag)
+        commit = read_commit(store, target.branch, target.version)
         return commit, _home(refs, commit), True
     branch_id = refs.branch(name) if branch is not None else session.version.commit.branch
     if as_of is not None:
-        return find_time(store, newest_commit(store, branch_id), as_of), name, True
+        commit = find_time(store, newest_commit(store, branch_id), as_of)
+        return commit, name if commit.branch == branch_id else _home(refs, commit), True
     if version is None:
         return newest_commit(store, branch_id), name, False
     if str(version) in refs.branches():

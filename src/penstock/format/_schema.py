@@ -1,7 +1,7 @@
 """Columns as a user declares them, and fields as a table stores them."""
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -155,7 +155,18 @@ class Schema:
         return [field.name for field in self]
 
     def by_id(self, id: int) -> Field:
-        return next(field for field in self.fields if field.id == id)
+        """A field by its id, dropped ones included."""
+        for known in self.fields:
+            if known.id == id:
+                return known
+        raise NotFoundError(
+            f"there is no column with id {id:016x}; the table has {', '.join(self.names) or 'no columns'}"
+        )
+
+    def knowing(self, fields: Iterable[Field]) -> "Schema":
+        """This schema with the types of fields that files may hold though the table has not got them."""
+        mine = {known.id for known in self.fields}
+        return Schema((*self.fields, *(replace(known, dropped=True) for known in fields if known.id not in mine)))
 
     def replaced(self, changed: Field) -> "Schema":
         return Schema(tuple(changed if field.id == changed.id else field for field in self.fields))

@@ -6,7 +6,7 @@ from penstock.history._find import find_time, find_version, merge_base
 from penstock.history._ids import RowIds
 from penstock.history._leases import Noticeboard, lease
 from penstock.history._log import discard, expired, history, newest_commit, publish, read_commit
-from penstock.history._refs import MAIN, Family, Refs, check_ref_name
+from penstock.history._refs import MAIN, Family, Refs
 from penstock.history._table import (
     Note,
     Version,
@@ -40,7 +40,6 @@ __all__ = [
     "Vacuumed",
     "Version",
     "check_not_condemned",
-    "check_ref_name",
     "commit_changes",
     "commit_reset",
     "condemned",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConflictError, InvalidInputError
+from penstock.errors import ConflictError, InvalidInputError, NotFoundError
 from penstock.format import DataFile, Field, Fragment, Schema, Snapshot, unpack_bitmap
 from penstock.history._tree import Tree
 
@@ -112,7 +112,7 @@ class Changes:
         for edit in self.edits:
             try:
                 schema = edit.apply(schema)
-            except InvalidInputError as error:  # names that clash only now, with what somebody else added
+            except (InvalidInputError, NotFoundError) as error:  # what fitted the base, and does not fit the head
                 raise ConflictError(f"somebody else changed the columns: {error}; reload") from None
         self._check_columns(head)
         merged = self._merge(tree, head)
@@ -120,7 +120,7 @@ class Changes:
         nodes = tree.splice(nodes, self._still_there(tree, head)) if self.moved else nodes
         return replace(
             head,
-            schema=schema,
+            schema=schema.knowing(self.base.schema.fields),
             nodes=tree.append(nodes, self.appended) if self.appended else nodes,
             containers={**head.containers, **self.containers},
             claims=max(head.claims, self.base.claims),

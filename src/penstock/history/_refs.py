@@ -78,13 +78,19 @@ class Refs:
             raise NotFoundError(f"{self._store.uri} has no tag {name!r}; it has {', '.join(self.tags()) or 'none'}")
         return Parent(ref.branch, ref.version)
 
+    def check_free(self, name: str) -> None:
+        """Refuse a name that cannot be one, or that a branch or a tag has: a name means one thing."""
+        _check_name(name)
+        families: tuple[Family, ...] = ("branches", "tags")
+        for family in families:
+            ref = self._read(family, name)[1]
+            if name == MAIN or (ref is not None and ref.branch is not None):
+                raise AlreadyExistsError(f"there is a {_WORDS[family]} {name!r} already; delete or rename it first")
+
     def create(self, family: Family, name: str, branch: str, version: int | None) -> None:
         """Give a free name a meaning."""
-        check_ref_name(name)
-        last, ref = self._read(family, name)
-        if name == MAIN or (ref is not None and ref.branch is not None):
-            raise AlreadyExistsError(f"there is a {_WORDS[family]} {name!r} already; delete or rename it first")
-        self._write(family, name, last + 1, branch, version)
+        self.check_free(name)
+        self._write(family, name, self._read(family, name)[0] + 1, branch, version)
 
     def delete(self, family: Family, name: str) -> None:
         """Give a name up; it can be used again."""
@@ -142,11 +148,12 @@ class Refs:
 _WORDS = {"branches": "branch", "tags": "tag"}
 
 
-def check_ref_name(name: str) -> None:
-    """Refuse names that could be mistaken for something else."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name or "//" in name:
+def _check_name(name: str) -> None:
+    """Refuse names that could be mistaken for something else, such as the number of a version."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name or "//" in name or name.isdigit():
         raise InvalidInputError(
-            f"{name!r} cannot be a branch or a tag: use letters, digits, and . _ / - inside, 128 characters at most"
+            f"{name!r} cannot be a branch or a tag: use letters, digits, and . _ / - inside, 128 characters at most,"
+            " and not digits alone"
         )
 
 

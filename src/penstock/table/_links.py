@@ -37,6 +37,10 @@ class Containers:
         options = given if isinstance(given, Mapping) else {}
         self.allowed = {_plain_uri(uri): options.get(uri) for uri in given}
 
+    def at(self, declared: Mapping[str, str]) -> "Containers":
+        """The same permissions and stores for another version, which has containers of its own."""
+        return Containers(self.allowed, dict(declared), self._stores)
+
     def store(self, name: str) -> Store:
         """The store of a container."""
         if name not in self._stores:
@@ -76,7 +80,7 @@ class Containers:
                 raise BadValue(index, str(error)) from None
             name = next((known for known, uri in self.declared.items() if uri == container), None)
             if name is None:
-                name = new_id()[:8]
+                name = new_id()[:16]
                 self.declared[name] = new[name] = container
             split.append((name, path))
 

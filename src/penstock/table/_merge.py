@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInputError, MergeConflict
 from penstock.format import Field, Fragment
+from penstock.format.kinds import Linked
 from penstock.history import AddField, DropField, LoosenField, RenameField
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._compact import KnownIds
@@ -89,8 +90,9 @@ class _Merge:
                 if answers.get(known.id):
                     self._answer(known, answers[known.id])
             self._append(files, np.union1d(self.there.added, revived))
-        stage.changes.operations[:] = ["merge"]
-        stage.changes.note("merge", added=len(self.there.added), deleted=len(deletes))
+        updated = np.unique(np.concatenate([_NONE, *updates.values(), *map(_ids, answers.values())]))
+        counts = {"added": len(self.there.added) + len(revived), "updated": len(updated), "deleted": len(deletes)}
+        stage.changes.operations, stage.changes.counts = ["merge"], counts
         return len(self.conflicts)
 
     def _merge_schema(self) -> list[Field]:
@@ -125,6 +127,9 @@ class _Merge:
                 words = (f"renamed {have[id].name!r}", f"renamed {theirs.name!r}")
                 if have[id].name == known.name or self._decide_column(known.name, *words) == "theirs":
                     self._rename(id, have[id].name, theirs.name)
+        self.stage.snapshot = replace(
+            self.stage.snapshot, schema=self.stage.snapshot.schema.knowing(self.theirs.snapshot.schema.fields)
+        )
         here = {known.id for known in self.stage.snapshot.schema}
         return [known for known in self.theirs.snapshot.schema if known.id in here]
 
@@ -214,7 +219,7 @@ class _Merge:
 
     def _answer(self, known: Field, decided: dict[int, Any]) -> None:
         name = self.stage.snapshot.schema.by_id(known.id).name
-        spots = self.stage.reader.positions_of(np.array(list(decided), np.int64))
+        spots = self.stage.reader.positions_of(_ids(decided))
         update_rows(self.stage, spots, {name: list(decided.values())})
 
     def _append(self, files: FileWriter, ids: Rows) -> None:
@@ -263,7 +268,14 @@ def _stored(reader: Reader, fields: Sequence[Field], ids: Rows) -> dict[int, pa.
     return arrays
 
 
+def _ids(decided: dict[int, Any]) -> Rows:
+    return np.array(list(decided), np.int64)
+
+
 def _values(reader: Reader, known: Field, ids: Rows) -> list[Any]:
+    """What a conflict shows; of links the places, for which nobody needs to be allowed to follow them."""
+    if isinstance(known.kind, Linked):
+        return list(known.kind.to_values(_stored(reader, [known], ids)[known.id]))
     column = reader.columns([known.name], [reader.positions_of(ids)])[0][known.name]
     return [column.item(index) for index in range(len(ids))]
 

@@ -62,7 +62,7 @@ class Reader:
     ) -> list[dict[str, Cells]]:
         """Columns of several groups of rows, each in rising order; a page that two groups need is read once."""
         ids = [field.id for field in fields]
-        with self._explained():
+        with self.explained():
             groups = [by_fragment(self.tree.at(self.snapshot.nodes, rows)) for rows in positions]
             pages = fetch(self.store, [want for group in groups for want in group], ids, max_workers=max_workers)
         return [
@@ -156,7 +156,7 @@ class Reader:
 
     def row_ids(self, positions: Rows) -> Rows:
         """Ids of rows in rising order of position."""
-        with self._explained():
+        with self.explained():
             groups = by_fragment(self.tree.at(self.snapshot.nodes, positions))
         parts = [want.fragment.all_row_ids[want.rows] for want in groups]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -202,7 +202,7 @@ class Reader:
 
     def _page_batches(self, names: Sequence[str], job: "_PageJob") -> list[dict[str, "Filled"]]:
         fields = {name: self.snapshot.schema[name] for name in names if name != ROW_ID}
-        with self._explained():
+        with self.explained():
             pages = fetch(self.store, [job.want], [field.id for field in fields.values()], max_workers=1)
         pieces = None if job.heavy is None else number_pieces(job.heavy, job.want, pages)
         counts = [len(job.want.rows)]
@@ -222,7 +222,7 @@ class Reader:
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
         """Say why something of this version is missing: vacuum has removed it, or somebody else has."""
         try:
             yield
