@@ -1,0 +1,17 @@
+"""The code on the pages of `docs/` runs as it stands."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_runs(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    names: dict[str, Any] = {"place": str(tmp_path / "table")}
+    exec(compile(code, str(page), "exec"), names)
+    assert capsys.readouterr().out

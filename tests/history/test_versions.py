@@ -1,0 +1,509 @@
+"""Branches, tags, time travel, diff, merge, compaction, vacuum and leases: one promise each."""
+
+import warnings
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Column, Conflict, Tensor
+from penstock.errors import (
+    AccessDenied,
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    MergeConflict,
+    NotFoundError,
+    PenstockWarning,
+    SnapshotExpired,
+)
+from penstock.storage import Store, open_store
+from penstock.testing import CountingStore, Fault, FaultyStore
+from tests.servers import Place
+
+
+def table(place: Any = "memory://", rows: int = 10, **options: Any) -> penstock.Dataset:
+    ds = penstock.create(place, {"x": "int64", "t": str}, **options)
+    ds.append({"x": list(range(rows)), "t": [f"row {n}" for n in range(rows)]})
+    ds.commit("first")
+    return ds
+
+
+def xs(ds: penstock.View) -> list[int]:
+    return [int(x) for x in ds["x"][:]]
+
+
+def test_the_whole_of_it_on_every_store(store_uri: Place) -> None:
+    place: dict[str, Any] = {"options": store_uri.options}
+    ds = table(store_uri.uri, **place)
+    fix = ds.branch("fix")
+    fix.update([1], {"x": 100})
+    fix.append({"x": [50], "t": ["new"]})
+    fix.commit("better labels")
+    ds.delete([0])
+    ds.commit("less")
+    ds.tag("before-merge")
+    assert ds.diff("before-merge", "fix").to_json()["rows_added"] == 2
+    ds.merge("fix")
+    assert xs(ds) == [100, 2, 3, 4, 5, 6, 7, 8, 9, 50]
+    ds.compact()
+    ds.vacuum(timedelta(0))
+    assert xs(penstock.load(store_uri.uri, **place)) == [100, 2, 3, 4, 5, 6, 7, 8, 9, 50]
+    assert xs(penstock.load(store_uri.uri, tag="before-merge", **place)) == list(range(1, 10))
+    assert xs(penstock.load(store_uri.uri, branch="fix", **place)) == [0, 100, *range(2, 10), 50]
+    with pytest.raises(SnapshotExpired):
+        penstock.load(store_uri.uri, version=1, **place)
+    ds.branches.delete("fix")
+    with pytest.raises(NotFoundError, match="fix"):
+        penstock.load(store_uri.uri, branch="fix", **place)
+    assert penstock.verify(store_uri.uri, **place).damaged == []
+
+
+# Time travel and names.
+
+
+def test_versions_are_found_by_number_name_tag_branch_and_time() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    between = datetime.now(UTC)
+    ds.append({"x": [10], "t": ["ten"]})
+    ds.commit()
+    ds.tag("ten")
+    ds.branch("side", at=1)
+    assert [len(penstock.load(store, version=spec)) for spec in (0, 1, "main@1", "main@2", "ten", "side")] == [
+        0, 10, 10, 11, 11, 10,
+    ]  # fmt: skip
+    assert len(penstock.load(store, as_of=between)) == 10
+    assert penstock.load(store, as_of=between.isoformat()).version == "main@1"
+    assert penstock.load(store, tag="ten").version == "main@2"
+    assert penstock.load(store, branch="side", as_of=between).version == "main@1"
+    with pytest.raises(NotFoundError, match="was made at"):
+        penstock.load(store, as_of="2001-01-01")
+    for wrong in ({"version": 7}, {"version": "no"}, {"tag": "main"}, {"tag": "1"}, {"branch": "ten"}):
+        with pytest.raises(NotFoundError):
+            penstock.load(store, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="one of"):
+        penstock.load(store, version=1, tag="ten")
+
+
+def test_as_of_reads_few_commits_of_a_long_history() -> None:
+    store = CountingStore(open_store("memory://"))
+    ds = penstock.create(store, {"x": "int64"})
+    times = []
+    for step in range(200):
+        ds.append({"x": [step]})
+        ds.commit()
+        times.append(next(ds.log()).time)
+    store.reset()
+    assert len(penstock.load(store, as_of=times[37])) == 38
+    assert store.requests["get"] < 25
+
+
+def test_a_past_version_is_read_and_not_changed() -> None:
+    store = open_store("memory://")
+    table(store)
+    for old in (penstock.load(store, version=1), penstock.load(store).checkout(as_of=datetime.now(UTC))):
+        with pytest.raises(InvalidInputError, match="opened to be read"):
+            old.append({"x": [1], "t": ["a"]})
+    ds = penstock.load(store, version=1).checkout(branch="main")
+    ds.append({"x": [1], "t": ["a"]})
+    with pytest.raises(InvalidInputError, match="not committed"):
+        ds.checkout(1)
+
+
+def test_a_name_that_comes_back_shows_nothing_of_its_past() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    old = ds.branch("b")
+    old.append({"x": [1], "t": ["old"]})
+    old.commit()
+    ds.branches.delete("b")
+    new = ds.branch("b", at=0)
+    assert (len(new), new.version) == (0, "b@0")
+    assert len(penstock.load(store, branch="b")) == 0
+    old.append({"x": [2], "t": ["late"]})
+    old.commit()
+    assert len(penstock.load(store, branch="b")) == 0, "a writer on the old branch does not reach the new one"
+
+
+def test_names_can_be_listed_renamed_and_deleted() -> None:
+    ds = table()
+    ds.branch("a")
+    ds.tag("t1")
+    assert dict(ds.branches) == {"main": "main@1", "a": "a@0"}
+    assert dict(ds.tags) == {"t1": "main@1"}
+    ds.branches.rename("a", "team/b")
+    ds.tags.rename("t1", "v1.0")
+    assert (list(ds.branches), list(ds.tags)) == (["main", "team/b"], ["v1.0"])
+    ds.tags.delete("v1.0")
+    ds.tag("v1.0", at=0)
+    assert ds.tags["v1.0"] == "main@0"
+    for taken in ("main", "team/b", "v1.0"):
+        with pytest.raises(AlreadyExistsError):
+            ds.branch(taken)
+        with pytest.raises(AlreadyExistsError):
+            ds.tag(taken)
+    for wrong in ("", "7", "a@b", "../x", "a b", "x" * 200, "-a"):
+        with pytest.raises(InvalidInputError):
+            ds.branch(wrong)
+    with pytest.raises(InvalidInputError, match="main"):
+        ds.branches.delete("main")
+
+
+def test_reset_is_a_new_commit_that_can_be_undone() -> None:
+    ds = table()
+    ds.delete(slice(0, 5))
+    ds.commit()
+    assert ds.reset(1) == "main@3"
+    assert xs(ds) == list(range(10))
+    ds.reset("main@2")
+    assert xs(ds) == list(range(5, 10))
+    assert [commit.operation for commit in ds.log()][:2] == ["reset", "reset"]
+
+
+# Diff.
+
+
+def test_a_diff_has_old_and_new_values_and_columns() -> None:
+    ds = table()
+    ids = ds.select(["_row_id"]).to_numpy()["_row_id"]
+    ds.update([2, 3], {"x": [20, 30]})
+    ds.update([4], {"t": "row 4"})  # the same value as before
+    ds.delete([0])
+    ds.append({"x": [99], "t": ["new"]})
+    ds.add_column("z", fill=1)
+    ds.rename_column("t", "text")
+    found = ds.diff(1)
+    assert found.updated["x"].tolist() == [ids[2], ids[3]]
+    assert "text" not in found.updated, "a value that was written again and did not change is no change"
+    assert [(int(a["x"]), int(b["x"])) for a, b in zip(found.before(ids[2:4]), found.after(ids[2:4]), strict=True)] == [
+        (2, 20), (3, 30),
+    ]  # fmt: skip
+    assert (len(found.added), len(found.deleted)) == (1, 1)
+    assert (found.columns_added, found.columns_dropped, found.columns_renamed) == (["z"], [], [("t", "text")])
+    assert "1 added, 1 deleted, 2 updated" in str(found)
+    assert not ds.diff("main@1", "main@1")
+
+
+def test_a_diff_does_not_read_what_both_versions_share() -> None:
+    store = CountingStore(open_store("memory://"))
+    ds = penstock.create(store, {"x": Column(Tensor("uint8", (4096,)), file_bytes=1 << 16, page_bytes=1 << 14)})
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        ds.append({"x": rng.integers(0, 256, (50, 4096), dtype=np.uint8)})
+    ds.commit()
+    whole = ds.summary().bytes
+    ds.update([7], {"x": np.zeros(4096, np.uint8)})
+    ds.delete([1000])
+    ds.commit()
+    ds = penstock.load(store)
+    store.reset()
+    found = ds.diff(1, 2)
+    assert (len(found.updated_rows), len(found.deleted)) == (1, 1)
+    assert sum(store.bytes.values()) < whole / 100
+
+
+# Merge.
+
+
+def diverged() -> tuple[penstock.Dataset, penstock.Dataset]:
+    ds = table()
+    return ds, ds.branch("other")
+
+
+def test_both_sides_are_kept_where_they_do_not_touch() -> None:
+    ours, theirs = diverged()
+    ours.update([0], {"x": -1})
+    ours.append({"x": [100], "t": ["ours"]})
+    ours.add_column("a", fill=1)
+    ours.commit()
+    theirs.update([0], {"t": "theirs"})
+    theirs.append({"x": [200], "t": ["theirs"]})
+    theirs.add_column("b", compute=lambda batch: batch["x"] * 2)
+    theirs.delete([5])
+    theirs.commit()
+    ours.merge("other", message="together")
+    rows = list(ours)
+    assert (rows[0]["x"], rows[0]["t"], rows[0]["a"], rows[0]["b"]) == (-1, "theirs", 1, 0)
+    assert xs(ours) == [-1, 1, 2, 3, 4, 6, 7, 8, 9, 100, 200]
+    assert (rows[-2]["b"], rows[-1]["a"], rows[-1]["b"]) == (None, 1, 400)
+    ids = ours.select(["_row_id"]).to_numpy()["_row_id"]
+    assert len(set(ids)) == len(ours)
+    last = next(ours.log())
+    assert (last.operation, last.message) == ("merge", "together")
+    assert dict(last.changes) == {"added": 1, "updated": 1, "deleted": 1}
+    assert ours.merge("other") == ours.version, "merging again changes nothing"
+
+
+def test_conflicts_name_rows_and_columns_and_change_nothing() -> None:
+    ours, theirs = diverged()
+    ours.update([3], {"x": 30})
+    ours.delete([4])
+    ours.commit()
+    theirs.update([3, 4], {"x": [33, 44]})
+    theirs.commit()
+    with pytest.raises(MergeConflict, match="row 3, column 'x'") as error:
+        ours.merge("other")
+    what = {(conflict.what, conflict.row_id, conflict.column) for conflict in error.value.conflicts}  # type: ignore[attr-defined]
+    assert what == {("value", 3, "x"), ("deleted here", 4, None)}
+    assert ours.version == "main@2"
+    assert not ours.has_changes
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("ours", 30), ("theirs", 33), (lambda c: c.ours + c.theirs, 63)])
+def test_conflicts_are_settled_as_asked(policy: Any, expected: int) -> None:
+    ours, theirs = diverged()
+    ours.update([3], {"x": 30})
+    ours.commit()
+    theirs.update([3, 4], {"x": [33, 44]})
+    theirs.commit()
+    ours.merge("other", on_conflict=policy)
+    assert [int(x) for x in ours["x"][3:5]] == [expected, 44]
+
+
+def test_a_function_sees_the_conflict() -> None:
+    ours, theirs = diverged()
+    ours.delete([4])
+    ours.commit()
+    theirs.update([4], {"x": 44})
+    theirs.commit()
+    seen: list[Conflict] = []
+
+    def keep(conflict: Conflict) -> str:
+        seen.append(conflict)
+        return "theirs"
+
+    ours.merge("other", on_conflict=keep)
+    assert [(conflict.what, conflict.row_id) for conflict in seen] == [("deleted here", 4)]
+    assert 44 in xs(ours)
+
+
+@pytest.mark.parametrize("policy", ["raise", "ours", "theirs"])
+def test_two_columns_of_one_name(policy: Any) -> None:
+    ours, theirs = diverged()
+    ours.add_column("z", fill=1)
+    ours.commit()
+    theirs.add_column("z", fill="text")
+    theirs.commit()
+    if policy == "raise":
+        with pytest.raises(MergeConflict, match="column 'z'"):
+            ours.merge("other")
+        return
+    ours.merge("other", on_conflict=policy)
+    assert ours[0]["z"] == {"ours": 1, "theirs": "text"}[policy]
+
+
+def test_a_merge_starts_over_when_somebody_commits_in_between() -> None:
+    store = open_store("memory://")
+    ours = table(store)
+    theirs = ours.branch("other")
+    theirs.append({"x": [1000], "t": ["b"]})
+    theirs.commit()
+    late = penstock.load(store)
+    ours.append({"x": [500], "t": ["c"]})
+    ours.commit()
+    late.merge("other")
+    assert set(xs(late)) == {*range(10), 500, 1000}
+
+
+def test_branches_merge_both_ways_again_and_again() -> None:
+    ours, theirs = diverged()
+    for step in range(4):
+        ours.append({"x": [100 + step], "t": ["o"]})
+        ours.commit()
+        theirs.append({"x": [200 + step], "t": ["t"]})
+        theirs.update([step], {"x": -step})
+        theirs.commit()
+        ours.merge("other")
+        theirs.merge("main")
+    assert sorted(xs(ours)) == sorted(xs(theirs))
+    assert len(ours) == 18
+
+
+# Compaction, vacuum, leases.
+
+
+def test_compaction_keeps_rows_order_and_ids_and_readers() -> None:
+    store = open_store("memory://")
+    ds = penstock.create(store, {"x": "int64", "v": Column(penstock.Video(), nullable=True)})
+    for step in range(40):
+        ds.append({"x": [step, step + 1000], "v": [None, bytes([step]) * 3]})
+        ds.commit()
+    ds.delete(slice(0, 10))
+    ds.commit()
+    reader = penstock.load(store)
+    before = list(reader.select(["_row_id", "x", "v"]))
+    other = penstock.load(store)
+    other.append({"x": [7], "v": [None]})
+    other.commit()
+    ds.compact()
+    assert list(reader.select(["_row_id", "x", "v"])) == before
+    assert list(ds.select(["_row_id", "x", "v"]))[:-1] == before
+    assert ds.summary().fragments <= 2
+    assert not ds.diff("main@41", ds.version).updated
+    late = penstock.load(store, version="main@42").checkout(branch="main")
+    late.update([0], {"x": -5})
+    late.commit()
+    assert len(ds.diff("main@41", late.version).updated_rows) == 1
+
+
+def test_a_lease_taken_before_vacuum_lets_a_reader_finish() -> None:
+    store = open_store("memory://")
+    ds = table(store, rows=1000)
+    reader = penstock.load(store)
+    with reader.lease():
+        rows = iter(reader.batches(100))
+        seen = len(next(rows)["x"])
+        ds.delete(slice(0, 1000))
+        ds.commit()
+        ds.compact()
+        ds.vacuum(timedelta(0))
+        assert seen + sum(len(batch["x"]) for batch in rows) == 1000
+    assert ds.vacuum(timedelta(0)).objects > 0
+    with pytest.raises(SnapshotExpired, match="vacuum"):
+        penstock.load(store, version=1)
+    with pytest.raises(SnapshotExpired):
+        list(reader.batches(100))
+
+
+def test_a_reader_that_may_not_write_is_told_once_and_reads_on() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    reader = penstock.load(FaultyStore(inner, Fault("fail_before", "put", "leases/*", times=99, error=AccessDenied)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with reader.lease():
+                assert len(list(reader)) == 10
+    assert [str(w.message).count("SnapshotExpired") for w in told if w.category is PenstockWarning] == [1]
+
+
+def test_a_dry_run_says_what_would_go_and_removes_nothing() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    ds.delete(slice(0, 9))
+    ds.commit()
+    ds.compact()
+    before = {item.key for item in store.list("")}
+    would = ds.vacuum(timedelta(0), dry_run=True)
+    assert {item.key for item in store.list("")} == before
+    did = ds.vacuum(timedelta(0))
+    assert (would.objects, would.bytes, would.versions) == (did.objects, did.bytes, did.versions)
+    assert did.objects > 0
+    assert did.bytes > 0
+    assert ds.vacuum(timedelta(0)).objects == 0
+
+
+def test_versions_are_kept_for_as_long_as_asked() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    ds.delete([0])
+    ds.commit()
+    assert ds.vacuum().objects == 0
+    assert len(penstock.load(store, version=1)) == 10
+
+
+def test_a_writer_at_work_loses_nothing_to_vacuum() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    writer = penstock.load(store)
+    writer.append({"x": [77], "t": ["staged"]})
+    ds.delete([0])
+    ds.commit()
+    ds.vacuum(timedelta(0))
+    writer.commit()
+    assert xs(penstock.load(store)) == [*range(1, 10), 77]
+    assert penstock.verify(store).damaged == []
+
+
+class Slow(CountingStore):
+    """Does something of somebody else's between the two phases of a vacuum."""
+
+    def __init__(self, store: Store, between: Any) -> None:
+        super().__init__(store)
+        self._between = between
+
+    def put(self, key: str, data: Any) -> None:
+        super().put(key, data)
+        if key.startswith("vacuums/") and self._between:
+            between, self._between = self._between, None
+            between()
+
+
+def test_a_name_made_while_versions_are_condemned_is_refused_or_spares_them() -> None:
+    inner = open_store("memory://")
+    ds = table(inner)
+    ds.delete([0])
+    ds.commit()
+    errors: list[str] = []
+
+    def tag() -> None:
+        with pytest.raises(SnapshotExpired):
+            penstock.load(inner).tag("late", at=1)
+        errors.append("refused")
+
+    penstock.load(Slow(inner, tag)).vacuum(timedelta(0))
+    assert errors == ["refused"]
+    assert "late" not in ds.tags
+
+
+def test_a_lease_written_before_the_second_phase_spares_its_version() -> None:
+    inner = open_store("memory://")
+    ds = table(inner)
+    ds.delete([0])
+    ds.commit()
+    old = penstock.load(inner, version=1)
+    from penstock.history import lease
+
+    held = lease(inner, old._session.version.commit, seconds=60)
+    penstock.load(Slow(inner, held.__enter__)).vacuum(timedelta(0))
+    assert xs(old) == list(range(10))
+    held.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("act", ["append", "update", "delete", "add", "compute", "drop", "rename", "compact", "reset"])
+@pytest.mark.parametrize("other", ["compact", "reset", "branch", "tag"])
+def test_two_writers_of_whom_one_reorders_the_table(act: str, other: str, tmp_path: Path) -> None:
+    """The pairs beyond those of single rows and columns: the outcome is a rebase or a conflict, as this table says."""
+    store = open_store("memory://")
+    ds = table(store)
+    ds.append({"x": [10], "t": ["ten"]})
+    ds.commit()
+    one, two = penstock.load(store), penstock.load(store)
+    acts: dict[str, Any] = {
+        "append": lambda: one.append({"x": [11], "t": ["eleven"]}),
+        "update": lambda: one.update([3], {"x": 33}),
+        "delete": lambda: one.delete([3]),
+        "add": lambda: one.add_column("z", fill=0),
+        "compute": lambda: one.add_column("w", compute=lambda batch: batch["x"]),
+        "drop": lambda: one.drop_column("t"),
+        "rename": lambda: one.rename_column("t", "text"),
+        "compact": lambda: None,
+        "reset": lambda: None,
+    }
+    acts[act]()
+    {
+        "compact": two.compact,
+        "reset": lambda: two.reset(1),
+        "branch": lambda: two.branch("side"),
+        "tag": lambda: two.tag("now"),
+    }[other]()
+    conflict = {
+        "compact": act in ("update", "delete", "compute", "reset"),
+        "reset": act in ("compute", "reset"),
+    }.get(other, False)
+    try:
+        if act in ("compact", "reset"):
+            one.compact() if act == "compact" else one.reset(1)
+        else:
+            one.commit()
+    except ConflictError:
+        assert conflict
+        return
+    assert not conflict
+    now = penstock.load(store)
+    assert len(now) == (10 if other == "reset" or act == "reset" else 11) + (act == "append") - (act == "delete")
+    assert penstock.verify(store).damaged == []
