@@ -149,6 +149,8 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 12))
     def append(self, data: st.DataObject, count: int) -> None:
         writer = self.pick(data)
+        if not writer.state.columns:
+            return
         values = {id: data.draw(st.lists(small, min_size=count, max_size=count)) for id in writer.state.columns}
         before = len(writer.ds)
         columns = {writer.state.columns[id]: column for id, column in values.items()}
@@ -167,6 +169,8 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), value=small | st.none())
     def update(self, data: st.DataObject, value: int | None) -> None:
         writer = self.pick(data)
+        if not writer.state.columns:
+            return
         rows = self.rows(data, writer)
         id = data.draw(st.sampled_from(sorted(writer.state.columns)))
         value = 0 if value is None and id > 2 else value  # others may not be nullable
@@ -220,6 +224,8 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop_or_rename_column(self, data: st.DataObject) -> None:
         writer = self.pick(data)
+        if not writer.state.columns:
+            return
         id = data.draw(st.sampled_from(sorted(writer.state.columns)))
         if data.draw(st.booleans(), "drop") and len(writer.state.columns) > 1:
             writer.ds.drop_column(writer.state.columns[id])
