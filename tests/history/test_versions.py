@@ -84,7 +84,7 @@ def test_versions_are_found_by_number_name_tag_branch_and_time() -> None:
         penstock.load(store, as_of="2001-01-01")
     for wrong in ({"version": 7}, {"version": "no"}, {"tag": "main"}, {"tag": "1"}, {"branch": "ten"}):
         with pytest.raises(NotFoundError):
-            penstock.load(store, **wrong)  # type: ignore[arg-type]
+            penstock.load(store, **wrong)
     with pytest.raises(InvalidInputError, match="one of"):
         penstock.load(store, version=1, tag="ten")
 
@@ -485,12 +485,13 @@ def test_two_writers_of_whom_one_reorders_the_table(act: str, other: str, tmp_pa
         "reset": lambda: None,
     }
     acts[act]()
-    {
+    others: dict[str, Any] = {
         "compact": two.compact,
         "reset": lambda: two.reset(1),
         "branch": lambda: two.branch("side"),
         "tag": lambda: two.tag("now"),
-    }[other]()
+    }
+    others[other]()
     conflict = {
         "compact": act in ("update", "delete", "compute", "reset"),
         "reset": act in ("compute", "reset"),

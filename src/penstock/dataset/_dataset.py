@@ -51,7 +51,7 @@ class Dataset(View, Versions):
     @contextmanager
     def _writing(self) -> Iterator[Session]:
         self._session.check_writable()
-        with self._reader.explained():
+        with self._reader.unless_expired():
             yield self._session
 
     @property

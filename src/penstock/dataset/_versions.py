@@ -132,7 +132,7 @@ class Versions:
         """Join small fragments and drop deleted rows from storage, as a new commit; rows, order and ids stay."""
         self._session.check_writable()
         self._session.check_no_changes()
-        with self._session.reader.explained():
+        with self._session.reader.unless_expired():
             compact(self._session)
         self._session.commit(message or "compact")
         return self._here

@@ -84,9 +84,8 @@ class View:
         if size is not None and size < 1:
             raise InvalidInputError(f"a batch has at least one row, not {size}")
         if size is None and isinstance(self._rows, range) and self._rows.step == 1:
-            found = self._reader.pages(self._columns, self._rows.start, self._rows.stop)
-        else:
-            found = self._reader.batches(self._columns, self._groups(size or 1024))
+            return self._reader.pages(self._columns, self._rows.start, self._rows.stop)
+        found = self._reader.batches(self._columns, self._groups(size or 1024))
         return (as_batch(columns) for columns in found)
 
     def to_numpy(self) -> dict[str, Values]:

@@ -23,10 +23,15 @@ from penstock.types import Buffer, ByteRange, RowRange
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Which rows of a file differ from the file it took the place of, now or some updates ago."""
+    """Which values of a file differ from those of the file it took the place of, now or some updates ago.
+
+    A field of which nothing is said for a base is the same there.
+    """
 
     base: str
-    """Id of the file that was there before."""
+    """Id of the file that was there before; empty where the field had its fill value."""
+    field: int
+    """The field that differs; 0 where none does."""
     rows: bytes
     """Bitmap over the file's rows, least significant bit first; empty where none differs."""
 
@@ -156,6 +161,14 @@ class Fragment:
         """Length of all files, and of the blobs they refer to."""
         return sum(file.length + sum(blob.length for blob in file.blobs) for file in self.files)
 
+    def row_ids_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The ids of some rows."""
+        starts = np.array([run.start for run in self.row_ids], np.int64)
+        ends = np.cumsum([run.count for run in self.row_ids], dtype=np.int64)
+        runs = np.searchsorted(ends, rows, side="right")
+        before = np.concatenate([[0], ends[:-1]])
+        return np.asarray(starts[runs] + rows - before[runs], np.int64) if len(rows) else np.zeros(0, np.int64)
+
     def files_of(self, field_id: int) -> tuple[DataFile, ...]:
         """The files that hold a field, in row order."""
         return self._by_field.get(field_id, ())
@@ -219,7 +232,7 @@ def unpack_bitmap(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
 
 
 _RANGE = pa.struct([("start", pa.int64()), ("end", pa.int64())])
-_CHANGED = pa.struct([("base", pa.string()), ("rows", pa.binary())])
+_CHANGED = pa.struct([("base", pa.string()), ("field", pa.int64()), ("rows", pa.binary())])
 _BLOB = pa.struct([("id", pa.string()), ("length", pa.int64())])
 _STATISTICS = pa.struct([("field", pa.int64()), ("nulls", pa.int64()), ("low", pa.string()), ("high", pa.string())])
 _FILE = pa.struct(

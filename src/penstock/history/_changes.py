@@ -197,11 +197,13 @@ def merge_fragment(base: Fragment, ours: Fragment, theirs: Fragment, names: Call
 def _check_deleted(base: Fragment, updated: Sequence[DataFile], other: Fragment) -> None:
     newly = other.deleted_rows & ~base.deleted_rows
     for file in updated:
-        known = {old.id for old in base.files}
-        change = next((change for change in file.changed if change.base in known), None)
-        if change is None or not newly[file.row_start : file.row_end].any():
+        if not newly[file.row_start : file.row_end].any():
             continue
-        rows: npt.NDArray[np.bool_] = unpack_bitmap(change.rows, file.rows)
+        known = {"", *(old.id for old in base.files)}
+        rows: npt.NDArray[np.bool_] = np.zeros(file.rows, bool)
+        for change in file.changed:
+            if change.base in known:
+                rows |= unpack_bitmap(change.rows, file.rows)
         both = np.flatnonzero(rows & newly[file.row_start : file.row_end])
         if len(both):
             ids = base.all_row_ids[file.row_start + both[:5]].tolist()

@@ -118,5 +118,5 @@ def _noted(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
     files = []
     for file in fragment.files:
         bases = {old.id for source in sources for old in source.files if set(old.fields) & set(file.fields)}
-        files.append(replace(file, changed=tuple(Changed(base, b"") for base in sorted(bases))))
+        files.append(replace(file, changed=tuple(Changed(base, 0, b"") for base in sorted(bases))))
     return replace(fragment, files=tuple(files))

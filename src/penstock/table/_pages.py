@@ -217,8 +217,9 @@ def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[
             run_end = run_start + len(run)
         at = offsets[page] - run_start + starts[page]
         values = np.frombuffer(run, element.stored, counts[page] * width, at).reshape(counts[page], *shape)
-        pieces.append(element.from_stored(values[rows]))
-    return pieces
+        whole = isinstance(rows, slice) and rows.stop - rows.start == counts[page]
+        pieces.append(values if whole else values[rows])
+    return pieces if element.stored == element.logical else [element.from_stored(piece) for piece in pieces]
 
 
 def _numbers(field: Field, wanted: Sequence[Wanted], pages: Pages) -> npt.NDArray[Any] | None:

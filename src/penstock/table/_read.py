@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError, SnapshotExpired
 from penstock.format import Commit, Field, Fragment, Snapshot, linked_kind
 from penstock.format.kinds import Kind, Linked, Place, Tensor, Values
 from penstock.history import Tree, expired
@@ -177,8 +178,8 @@ class Reader:
         jobs = _jobs(groups, max(1, _JOB_BYTES // max(1, self._row_bytes(fields))))
         return _read_ahead(lambda job: self.columns(names, job, max_workers=2), jobs)
 
-    def pages(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, "Filled"]]:
-        """Values of consecutive rows, cut where pages of the heaviest column end, so that a batch of it is a view."""
+    def pages(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, Values]]:
+        """Batches of consecutive rows, cut where pages of the heaviest column end, so that its arrays are views."""
         return _read_ahead(lambda job: self._page_batches(names, job), self._page_jobs(names, start, end))
 
     def _page_jobs(self, names: Sequence[str], start: int, end: int) -> Iterator["_PageJob"]:
@@ -200,7 +201,8 @@ class Reader:
                 if len(inside):
                     yield _PageJob(Wanted(fragment, inside), heavy)
 
-    def _page_batches(self, names: Sequence[str], job: "_PageJob") -> list[dict[str, "Filled"]]:
+    def _page_batches(self, names: Sequence[str], job: "_PageJob") -> list[dict[str, Values]]:
+        """The batches of one job; there are thousands a second, so each is nothing but a dictionary."""
         fields = {name: self.snapshot.schema[name] for name in names if name != ROW_ID}
         with self.explained():
             pages = fetch(self.store, [job.want], [field.id for field in fields.values()], max_workers=1)
@@ -208,22 +210,35 @@ class Reader:
         counts = [len(job.want.rows)]
         if job.heavy is not None:
             counts = [_count(part.rows) for part in job.want.parts(job.heavy.id)]
-        columns: dict[str, list[Filled]] = {}
+        columns: dict[str, list[Any]] = {}
         for name in names:
+            if pieces is not None and name != ROW_ID and fields[name] is job.heavy:
+                columns[name] = pieces
+                if fields[name].nullable:
+                    columns[f"{name}_mask"] = [np.ones(count, bool) for count in counts]
+                continue
             if name == ROW_ID:
-                ids = Filled(job.want.fragment.all_row_ids[job.want.rows], None)
-                columns[name] = ids.split(counts)
-            elif pieces is not None and fields[name] is job.heavy:
-                nullable = fields[name].nullable
-                columns[name] = [Filled(piece, np.ones(len(piece), bool) if nullable else None) for piece in pieces]
+                column = Filled(job.want.fragment.all_row_ids[job.want.rows], None)
             else:
-                cells = gather(self.snapshot.schema, fields[name], [job.want], pages)
-                columns[name] = self.values(fields[name], cells).split(counts)
+                column = self.values(fields[name], gather(self.snapshot.schema, fields[name], [job.want], pages))
+            for label, values in as_batch({name: column}).items():
+                columns[label] = _split(values, counts)
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Say why something of this version is missing: vacuum has removed it, or somebody else has."""
+        """Say why an object of this version is missing: vacuum has removed the version, or somebody the object."""
+        try:
+            with self.unless_expired():
+                yield
+        except SnapshotExpired:
+            raise
+        except NotFoundError as error:
+            raise CorruptError(f"an object that this version needs is missing: {error}") from error
+
+    @contextmanager
+    def unless_expired(self) -> Iterator[None]:
+        """If something is not found, and vacuum has removed this version, then that is why."""
         try:
             yield
         except NotFoundError as error:
@@ -231,7 +246,7 @@ class Reader:
                 self.store.head(self.commit.snapshot.key)
             except NotFoundError:
                 raise expired(self.store, self.commit) from error
-            raise CorruptError(f"an object that this version needs is missing: {error}") from error
+            raise
 
     def _row_bytes(self, fields: Sequence[Field]) -> int:
         """About how many bytes a row of these columns takes, judged by the first fragment."""
@@ -256,15 +271,6 @@ class Filled:
         if isinstance(self.values, np.ndarray):
             return Filled(self.values[inverse], mask)
         return Filled([self.values[index] for index in inverse], mask)
-
-    def split(self, counts: Sequence[int]) -> list["Filled"]:
-        """Cut into parts of so many rows."""
-        parts, start = [], 0
-        for count in counts:
-            mask = None if self.mask is None else self.mask[start : start + count]
-            parts.append(Filled(self.values[start : start + count], mask))
-            start += count
-        return parts
 
     def item(self, index: int) -> Any:
         """One value; None where it is missing, and a plain number where it is one."""
@@ -316,13 +322,19 @@ def _read_ahead(read: Callable[[Any], list[T]], jobs: Iterator[Any]) -> Iterator
         try:
             for job in jobs:
                 waiting.append(pool.submit(read, job))
-                if len(waiting) > _AHEAD:
+                if len(waiting) > 2 * _AHEAD:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _split(values: Values, counts: Sequence[int]) -> list[Values]:
+    """Cut into parts of so many rows."""
+    ends = list(accumulate(counts))
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _count(rows: "slice | Rows") -> int:
