@@ -97,7 +97,6 @@ def compaction() -> dict[str, object]:
             return taken
 
         def plain() -> float:
-            """Read every small file, and write as many bytes to files of the size that compaction makes."""
             place = folder / "plain"
             place.mkdir()
             sync()
@@ -124,16 +123,10 @@ def compaction() -> dict[str, object]:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    out = b""
-    number = 0
-    for path in [*source.iterdir(), None]:
-        out += path.read_bytes() if path else b""
-        if len(out) >= 16 << 20 or path is None:
-            with open(target / f"{number}", "wb") as file:
-                file.write(out)
-                file.flush()
-                os.fsync(file.fileno())
-            out, number = b"", number + 1
+    """Copy the files one by one, and make them durable together."""
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    os.sync()
 
 
 def main() -> None:

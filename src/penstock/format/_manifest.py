@@ -6,7 +6,7 @@ commit writes the leaves it changes and the path above them, so what it writes d
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.format._checksum import crc32c
 from penstock.format._layout import damaged, data_key, manifest_key
-from penstock.format._sealed import known
+from penstock.format._sealed import known, member_names
 from penstock.types import Buffer, ByteRange, RowRange
 
 
@@ -148,7 +148,7 @@ class Fragment:
     @cached_property
     def live_rows(self) -> npt.NDArray[np.int64]:
         """Places of the rows that are not deleted."""
-        return np.flatnonzero(~self.deleted_rows)
+        return np.arange(self.rows) if self.deleted is None else np.flatnonzero(~self.deleted_rows)
 
     @property
     def all_row_ids(self) -> npt.NDArray[np.int64]:
@@ -324,7 +324,7 @@ def decode_manifest(node: Node, data: Buffer, where: str) -> Manifest:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    return {member.name: getattr(value, member.name) for member in fields(value)}
+    return {name: getattr(value, name) for name in member_names(type(value))}
 
 
 def _fragment_row(fragment: Fragment) -> dict[str, Any]:

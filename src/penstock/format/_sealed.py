@@ -15,6 +15,8 @@ from penstock.types import Buffer
 
 T = TypeVar("T")
 
+_MEMBER_NAMES: dict[type, tuple[str, ...]] = {}
+
 _TAIL = len(',"crc32c":"00000000"}\n')
 
 
@@ -36,8 +38,14 @@ def unseal(data: Buffer, where: str) -> dict[str, Any]:
 
 def known(cls: type[T], members: Mapping[str, Any]) -> T:
     """Make a value from those members that it has; later writers may say more, and it is passed over."""
-    names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: value for name, value in members.items() if name in names})
+    return cls(**{name: members[name] for name in member_names(cls) if name in members})
+
+
+def member_names(cls: type) -> tuple[str, ...]:
+    """The names of a dataclass's members."""
+    if cls not in _MEMBER_NAMES:
+        _MEMBER_NAMES[cls] = tuple(field.name for field in fields(cls))
+    return _MEMBER_NAMES[cls]
 
 
 def _tail(body: bytes) -> bytes:

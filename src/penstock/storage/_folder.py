@@ -7,7 +7,6 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ class FolderStore(Store):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
+        self.fan_out = 1 if is_local(self._root) else Store.fan_out
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
@@ -56,7 +56,7 @@ class FolderStore(Store):
         uri = object_uri(self.uri, key)
         with self._reading(key) as (fd, status):
             _outcomes.check_bounds(uri, parts[-1], status.st_size)
-            if self._mappable and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
+            if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
                 base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
                 whole = memoryview(_map(fd, base, parts[-1].end - base))
                 yield from (whole[part.start - base : part.end - base] for part in parts)
@@ -65,10 +65,6 @@ class FolderStore(Store):
                 view = _new_buffer(part.length)
                 _read_into(fd, part, view, uri)
                 yield view.toreadonly()
-
-    @cached_property
-    def _mappable(self) -> bool:
-        return is_local(self._root)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""

@@ -56,6 +56,8 @@ def _reopen(uri: str, prefix: str, token: str) -> "MemoryStore":
 class MemoryStore(Store):
     """Objects in memory: private for `memory://`, shared within the process for `memory://name`."""
 
+    fan_out = 1
+
     def __init__(self, uri: str, prefix: str, space: _Space) -> None:
         self.uri = uri
         self._prefix = prefix

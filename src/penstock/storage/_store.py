@@ -35,6 +35,9 @@ class Store(ABC):
     uri: str
     """Where this store is, as the user would write it; never contains a secret."""
 
+    fan_out: int = 16
+    """How many small requests at once make sense: many where each waits for a network, one where none waits."""
+
     @abstractmethod
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a part of it.

@@ -15,7 +15,9 @@ from penstock.table._stage import Stage
 from penstock.types import RowRange
 
 _MOST_DELETED = 0.1
-_AHEAD = 8
+_AHEAD = 1
+_READERS = 32
+_LOT_BYTES = 16 << 20
 
 
 def compact(stage: Stage) -> int:
@@ -34,17 +36,17 @@ def compact(stage: Stage) -> int:
 def plan_compaction(fragments: Iterable[Fragment]) -> Iterator[tuple[Fragment, ...]]:
     """Neighbours that are better off as one, or alone but without their deleted rows; pure."""
     group: list[Fragment] = []
+    rows, size = 0, 0
     for fragment in fragments:
-        small = fragment.live < FRAGMENT_ROWS // 2 and fragment.bytes < FRAGMENT_BYTES // 2
-        holey = fragment.live < fragment.rows * (1 - _MOST_DELETED)
-        full = sum(f.live for f in group) + fragment.live > FRAGMENT_ROWS or (
-            sum(f.bytes for f in group) + fragment.bytes > FRAGMENT_BYTES
-        )
-        if group and (full or not (small or holey)):
+        live, length = fragment.live, fragment.bytes
+        small = live < FRAGMENT_ROWS // 2 and length < FRAGMENT_BYTES // 2
+        holey = live < fragment.rows * (1 - _MOST_DELETED)
+        if group and (rows + live > FRAGMENT_ROWS or size + length > FRAGMENT_BYTES or not (small or holey)):
             yield from _worthwhile(group)
-            group = []
+            group, rows, size = [], 0, 0
         if small or holey:
             group.append(fragment)
+            rows, size = rows + live, size + length
     yield from _worthwhile(group)
 
 
@@ -85,38 +87,58 @@ def _rewritten(stage: Stage, files: FileWriter, group: Sequence[Fragment]) -> tu
     for arrays in _columns_of(stage, alive):
         writer.write(arrays)
     writer.close_fragment()
-    return tuple(_noted(fragment, group) for fragment in writer.fragments)
+    return _noted(writer.fragments, alive)
 
 
 def _columns_of(stage: Stage, fragments: Sequence[Fragment]) -> Iterator[dict[int, pa.Array]]:
-    """The live rows of fragments, in order, a few read ahead."""
+    """The live rows of fragments, in order: many small ones at once, and a few such lots read ahead."""
     with ThreadPoolExecutor(_AHEAD, "penstock-compact") as pool:
         waiting: deque[Future[dict[int, pa.Array]]] = deque()
-        for fragment in fragments:
-            waiting.append(pool.submit(columns_of, stage, Wanted(fragment, fragment.live_rows)))
+        for lot in _lots(fragments):
+            waiting.append(pool.submit(columns_of, stage, [Wanted(fragment, fragment.live_rows) for fragment in lot]))
             if len(waiting) > _AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def columns_of(stage: Stage, want: Wanted) -> dict[int, pa.Array]:
+def _lots(fragments: Sequence[Fragment]) -> Iterator[list[Fragment]]:
+    lot: list[Fragment] = []
+    size = 0
+    for fragment in fragments:
+        lot.append(fragment)
+        size += fragment.bytes
+        if size >= _LOT_BYTES:
+            yield lot
+            lot, size = [], 0
+    if lot:
+        yield lot
+
+
+def columns_of(stage: Stage, wanted: Sequence[Wanted]) -> dict[int, pa.Array]:
     """Every column of some rows as stored, by field id; references to blobs by minus the field id."""
     schema = stage.snapshot.schema
-    pages = fetch(stage.store, [want], [known.id for known in schema], max_workers=2)
+    pages = fetch(stage.store, wanted, [known.id for known in schema], max_workers=_READERS)
     arrays: dict[int, pa.Array] = {}
     for known in schema:
-        cells = gather(schema, known, [want], pages, parse=True)
-        arrays[known.id] = cells.array
+        cells = gather(schema, known, wanted, pages)
+        arrays[known.id] = cells.array if cells.numbers is None else known.kind.to_array(cells.numbers)
         if cells.references is not None:
             arrays[-known.id] = cells.references
     return arrays
 
 
-def _noted(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
-    """A fragment whose files say that they hold the same values as the files they were made of."""
-    files = []
-    for file in fragment.files:
-        bases = {old.id for source in sources for old in source.files if set(old.fields) & set(file.fields)}
-        files.append(replace(file, changed=tuple(Changed(base, 0, b"") for base in sorted(bases))))
-    return replace(fragment, files=tuple(files))
+def _noted(fragments: Sequence[Fragment], sources: Sequence[Fragment]) -> tuple[Fragment, ...]:
+    """Fragments whose files say that they hold the same values as the files they were made of."""
+    ends = np.cumsum([source.live for source in sources])
+    noted, before = [], 0
+    for fragment in fragments:
+        files = []
+        for file in fragment.files:
+            first, last = np.searchsorted(ends, (before + file.row_start, before + file.row_end - 1), side="right")
+            mine = sources[first : last + 1]
+            bases = sorted({old.id for source in mine for old in source.files if set(old.fields) & set(file.fields)})
+            files.append(replace(file, changed=tuple(Changed(base, 0, b"") for base in bases)))
+        noted.append(replace(fragment, files=tuple(files)))
+        before += fragment.rows
+    return tuple(noted)

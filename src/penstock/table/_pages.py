@@ -86,9 +86,9 @@ def page_rows(fragment: Fragment, field_id: int, rows: Rows) -> Iterator[PageRow
         first, last = np.searchsorted(rows, (file.row_start, file.row_end)).tolist()
         if first == last:
             continue
-        run = as_slice(rows[first:last])
-        if run is not None:
-            yield from _page_slices(file, run.start - file.row_start, run.stop - file.row_start)
+        start, end = int(rows[first]), int(rows[last - 1]) + 1
+        if end - start == last - first:  # rows rise, so these follow each other
+            yield from _page_slices(file, start - file.row_start, end - file.row_start)
             continue
         inside = rows[first:last] - file.row_start
         pages, starts = np.unique(np.searchsorted(file.page_ends, inside, side="right"), return_index=True)
@@ -117,9 +117,9 @@ def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, m
                 needed.setdefault(part.file.id, (part.file, set()))[1].add(part.page)
     requests = [request for file, pages in needed.values() for request in _requests(file, sorted(pages))]
     found = Pages()
-    for (file, _), runs in zip(
-        requests, run_all(lambda request: _fetch(store, *request), requests, max_workers=max_workers), strict=True
-    ):
+    workers = min(max_workers, store.fan_out)
+    fetched = run_all(lambda request: _fetch(store, *request), requests, max_workers=workers)
+    for (file, _), runs in zip(requests, fetched, strict=True):
         for first, data in runs:
             found.add(file, first, data)
     return found
@@ -176,24 +176,25 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
     if numbers is not None:
         return Cells(numbers, None)
     arrays: list[pa.Array] = []
-    references: list[pa.Array] = []
+    references: list[pa.Array | None] = []
     for want in wanted:
-        files = want.fragment.files_of(field.id)
-        if not files:
+        if not want.fragment.files_of(field.id):
             arrays.append(filled(field, len(want.rows)))
-            references.append(pa.nulls(len(want.rows), BLOB_REFERENCE))
-        for part in want.parts(field.id):
-            columns = [file_column(schema, id) for id in part.file.fields]
-            batch = decode_page(columns, pages[part.file, part.page])
-            arrays.append(take(batch.column(part.file.fields.index(field.id)), part.rows))
-            if -field.id in part.file.fields:
-                references.append(take(batch.column(part.file.fields.index(-field.id)), part.rows))
-            else:
-                references.append(pa.nulls(len(arrays[-1]), BLOB_REFERENCE))
+            references.append(None)
+        for file, page, rows in want.parts(field.id):
+            batch = decode_page([file_column(schema, id) for id in file.fields], pages[file, page])
+            arrays.append(take(batch.column(file.fields.index(field.id)), rows))
+            blobs = -field.id in file.fields
+            references.append(take(batch.column(file.fields.index(-field.id)), rows) if blobs else None)
     if not arrays:
         return Cells(None, pa.nulls(0, field.kind.arrow_type))
-    blobs = any(array.null_count < len(array) for array in references)
-    return Cells(None, concat(arrays), pa.concat_arrays(references) if blobs else None)
+    if all(part is None or part.null_count == len(part) for part in references):
+        return Cells(None, concat(arrays))
+    whole = [
+        pa.nulls(len(array), BLOB_REFERENCE) if part is None else part
+        for part, array in zip(references, arrays, strict=True)
+    ]
+    return Cells(None, concat(arrays), pa.concat_arrays(whole))
 
 
 def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[Any]] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar
@@ -57,6 +58,9 @@ class Tensor(Kind):
 
     @property
     def arrow_type(self) -> pa.DataType:
+        return _arrow_type(self)
+
+    def _arrow_type(self) -> pa.DataType:
         number = pa.from_numpy_dtype(self.element.stored)
         if not self.ragged:
             return pa.fixed_shape_tensor(number, self.stored_shape) if self.stored_shape else number
@@ -217,6 +221,11 @@ class Tensor(Kind):
             shapes = np.asarray(numbers)[shape.offset * len(self.shape) :].reshape(-1, len(self.shape))
             rows = [row.reshape(shape) for row, shape in zip(rows, shapes[: len(rows)], strict=True)]
         return [row if there else None for row, there in zip(rows, present, strict=True)]
+
+
+@cache
+def _arrow_type(kind: Tensor) -> pa.DataType:
+    return kind._arrow_type()
 
 
 def _list_array(offsets: npt.NDArray[np.int64], values: pa.Array, missing: npt.NDArray[np.bool_]) -> pa.Array:
