@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, UnsupportedFormat
 
 Values: TypeAlias = npt.NDArray[Any] | list[Any]
 """Many rows of one column: an array where every row has the same shape, else a list with an item per row."""
@@ -27,6 +27,10 @@ class BadValue(InvalidInputError):
         return BadValue, (self.index, self.reason)
 
 
+KINDS: dict[str, "type[Kind]"] = {}
+"""Every kind by the name it has in schemas."""
+
+
 class Kind(ABC):
     """The meaning of a column: which values it takes, and the Arrow arrays that hold them.
 
@@ -35,6 +39,9 @@ class Kind(ABC):
 
     name: ClassVar[str]
     """The word for this kind in schemas; never changes once released."""
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.name] = cls
 
     @property
     @abstractmethod
@@ -97,3 +104,20 @@ def check_each(values: Sequence[Any] | npt.NDArray[Any], accepted: type | tuple[
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, accepted):
             raise BadValue(index, f"expected {wanted}, got {type(value).__name__}")
+
+
+def kind_to_json(kind: Kind) -> dict[str, Any]:
+    """A kind with its name, for a schema."""
+    return {"kind": kind.name, **kind.to_json()}
+
+
+def kind_from_json(described: Mapping[str, Any]) -> Kind:
+    """Undo `kind_to_json`."""
+    parameters = dict(described)
+    name = parameters.pop("kind")
+    if name not in KINDS:
+        raise UnsupportedFormat(f"this table has a column of kind {name!r}, which this version does not know; upgrade")
+    try:
+        return KINDS[name].from_json(parameters)
+    except InvalidInputError as error:  # such as an element type of a later version
+        raise UnsupportedFormat(f"this version cannot read a {name} column of this table: {error}") from error

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.format.kinds._kind import Kind, Values, check_each
-from penstock.format.kinds._nested import kind_from_json, kind_to_json
+from penstock.format.kinds._kind import Kind, Values, check_each, kind_from_json, kind_to_json
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidInputError, UnsupportedFormat
-from penstock.format.kinds._kind import BadValue, Kind, Values, missing_rows, present_rows, validity
+from penstock.errors import InvalidInputError
+from penstock.format.kinds._kind import (
+    BadValue,
+    Kind,
+    Values,
+    kind_from_json,
+    kind_to_json,
+    missing_rows,
+    present_rows,
+    validity,
+)
 
 
 @dataclass(frozen=True)
@@ -143,19 +152,3 @@ def _with_none(values: Values, there: Any) -> Sequence[Any]:
     if there.all():
         return values if isinstance(values, list) else list(values)
     return [value if valid else None for value, valid in zip(values, there, strict=True)]
-
-
-def kind_to_json(kind: Kind) -> dict[str, Any]:
-    """A kind with its name, for a schema."""
-    return {"kind": kind.name, **kind.to_json()}
-
-
-def kind_from_json(described: Mapping[str, Any]) -> Kind:
-    """Undo `kind_to_json`."""
-    from penstock.format.kinds._registry import KINDS
-
-    parameters = dict(described)
-    name = parameters.pop("kind")
-    if name not in KINDS:
-        raise UnsupportedFormat(f"this table has a column of kind {name!r}, which this version does not know; upgrade")
-    return KINDS[name].from_json(parameters)
