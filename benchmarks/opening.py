@@ -29,7 +29,7 @@ def main() -> None:
             for n in range(1, FRAGMENTS)
         ]
         session.changes.appended += copies
-        session._stage(session.tree.append(session.snapshot.nodes, copies), session.snapshot.schema, {})
+        session.put(session.tree.append(session.snapshot.nodes, copies), session.snapshot.schema, {})
         start = time.perf_counter()
         ds.commit()
         made = time.perf_counter() - start

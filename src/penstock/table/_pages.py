@@ -20,7 +20,6 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
-_VERIFY_BYTES = 4 << 20
 _NUMBER = Tensor("int64")
 
 
@@ -142,11 +141,11 @@ def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[DataFile, 
 
 
 def _fetch(store: Store, file: DataFile, pages: Sequence[int]) -> list[tuple[int, memoryview]]:
-    """One request; pages are verified as they come, a few at a time while they are in the processor's cache."""
+    """One request; pages that follow each other are verified in one pass, which other threads need not wait for."""
     found = []
     where = f"{store.uri}/{file.key}"
     offsets = file.offsets
-    runs = list(_runs(file, pages))
+    runs = list(_runs(pages))
     parts = [ByteRange(offsets[first], offsets[end]) for first, end in runs]
     for (first, end), part, data in zip(runs, parts, store.get_parts(file.key, parts), strict=True):
         try:
@@ -158,12 +157,11 @@ def _fetch(store: Store, file: DataFile, pages: Sequence[int]) -> list[tuple[int
     return found
 
 
-def _runs(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pages that follow each other, cut into runs short enough for the cache: first and end of each."""
-    offsets = file.offsets
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pages that follow each other: first and end of each run."""
     first = last = pages[0]
     for page in pages[1:]:
-        if page != last + 1 or offsets[page + 1] - offsets[first] > _VERIFY_BYTES:
+        if page != last + 1:
             yield first, last + 1
             first = page
         last = page
