@@ -7,6 +7,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -164,10 +165,17 @@ def _new_buffer(size: int) -> memoryview:
     return np.empty(size, np.uint8).data  # not bytearray: it would be zeroed first
 
 
+def _read_at(fd: int, view: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [view], offset)
+    os.lseek(fd, offset, os.SEEK_SET)  # the descriptor is this call's own
+    return FileIO(fd, closefd=False).readinto(view)
+
+
 def _read_into(fd: int, wanted: ByteRange, view: memoryview, uri: str) -> None:
     done = 0
     while done < wanted.length:
-        count = os.preadv(fd, [view[done : done + _MAX_READ_BYTES]], wanted.start + done)
+        count = _read_at(fd, view[done : done + _MAX_READ_BYTES], wanted.start + done)
         if count == 0:
             _outcomes.check_bounds(uri, wanted, wanted.start + done)
         done += count
