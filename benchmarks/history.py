@@ -123,10 +123,12 @@ def compaction() -> dict[str, object]:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy the files one by one, and make them durable together."""
+    """Copy the files one by one, each made durable as ours are."""
     for path in source.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    os.sync()
+        with open(target / path.name, "wb") as file:
+            file.write(path.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def main() -> None:
