@@ -20,6 +20,8 @@ from penstock.errors import (
     PenstockWarning,
     SnapshotExpired,
 )
+from penstock.history import Noticeboard, lease
+from penstock.history._leases import ORPHAN_AGE_S, oldest_notice, store_time
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
 from tests.servers import Place
@@ -186,6 +188,31 @@ def test_a_diff_has_old_and_new_values_and_columns() -> None:
     assert (found.columns_added, found.columns_dropped, found.columns_renamed) == (["z"], [], [("t", "text")])
     assert "1 added, 1 deleted, 2 updated" in str(found)
     assert not ds.diff("main@1", "main@1")
+
+
+def test_a_diff_over_several_updates_has_all_of_them() -> None:
+    ds = table()
+    for step in range(4):
+        ds.update([step], {"x": 100 + step})
+        ds.update([9], {"t": f"step {step}"})
+        ds.commit()
+    assert ds.diff("main@1", "main@5").updated["x"].tolist() == [0, 1, 2, 3]
+    assert ds.diff("main@3", "main@5").updated["x"].tolist() == [2, 3]
+    assert ds.diff("main@1", "main@5").updated["t"].tolist() == [9]
+    ds.compact()
+    ds.update([5], {"x": 500})
+    assert ds.diff("main@2").updated["x"].tolist() == [1, 2, 3, 5]
+
+
+def test_compaction_leaves_deleted_rows_out_and_others_their_ids() -> None:
+    ds = table()
+    ds.append({"x": [10, 11], "t": ["a", "b"]})
+    ds.delete([0, 3, 11])
+    ds.commit()
+    ids = ds.select(["_row_id"]).to_numpy()["_row_id"]
+    ds.compact()
+    assert ds.select(["_row_id"]).to_numpy()["_row_id"].tolist() == ids.tolist()  # type: ignore[union-attr]
+    assert xs(ds.rows(ids[::-1])) == xs(ds)[::-1]
 
 
 def test_a_diff_does_not_read_what_both_versions_share() -> None:
@@ -419,6 +446,21 @@ def test_a_writer_at_work_loses_nothing_to_vacuum() -> None:
     assert penstock.verify(store).damaged == []
 
 
+def test_a_writer_that_takes_long_gives_notice_and_keeps_its_files() -> None:
+    store = open_store("memory://")
+    now = iter([0.0, 5.0, 3700.0, 3800.0])
+    notice = Noticeboard(store, clock=lambda: next(now))
+    began = store_time(store)
+    for expected in (0, 0, 1, 1):
+        notice.at_work()
+        assert len(list(store.list("intents/"))) == expected
+    later = began + 30 * 86_400  # by then the notice has not been renewed for long
+    assert oldest_notice(store, now_s=later) == later - ORPHAN_AGE_S
+    assert oldest_notice(store, now_s=began + 60) <= began - 3700
+    notice.done()
+    assert not list(store.list("intents/"))
+
+
 class Slow(CountingStore):
     """Does something of somebody else's between the two phases of a vacuum."""
 
@@ -456,8 +498,6 @@ def test_a_lease_written_before_the_second_phase_spares_its_version() -> None:
     ds.delete([0])
     ds.commit()
     old = penstock.load(inner, version=1)
-    from penstock.history import lease
-
     held = lease(inner, old._session.version.commit, seconds=60)
     penstock.load(Slow(inner, held.__enter__)).vacuum(timedelta(0))
     assert xs(old) == list(range(10))

@@ -420,6 +420,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def same(self, ds: penstock.View, state: State) -> None:
         assert sorted(ds.columns) == sorted(state.columns.values())
         assert list(ds) == state.named()
+        assert [row["_row_id"] for row in ds.select(["_row_id"])] == list(state.rows), "a row keeps its id for ever"
 
     @invariant()
     def everybody_sees_what_they_should(self) -> None:

@@ -3,7 +3,8 @@
 Time is the store's own: an object's age is the difference of two times that the store wrote down.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
@@ -71,14 +72,15 @@ def live_leases(store: Store, *, now_s: float) -> list[Lease]:
 class Noticeboard:
     """One writer's notice: put up when it has been at work for long, renewed, and taken down at the end."""
 
-    def __init__(self, store: Store, *, every_s: float = 3600.0) -> None:
-        self._store, self._every_s = store, every_s
+    def __init__(self, store: Store, *, every_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._every_s, self._clock = store, every_s, clock
         self._key = f"intents/{new_id()}.json"
         self._since_s: float | None = None
         self._renewed_s = 0.0
 
-    def at_work(self, local_s: float) -> None:
-        """Called with a steady local time whenever something was stored."""
+    def at_work(self) -> None:
+        """Called whenever something is about to be stored; differences of local time are all that is used of it."""
+        local_s = self._clock()
         if self._since_s is None:
             self._since_s = self._renewed_s = local_s
         elif local_s - self._renewed_s > self._every_s:

@@ -23,9 +23,11 @@ _LOT_BYTES = 16 << 20
 def compact(stage: Stage) -> int:
     """Stage the fragments as they should be; says how many of the old ones go."""
     groups = list(plan_compaction(stage.tree.fragments(stage.snapshot.nodes)))
-    stage.notice.at_work(0.0)
+    moved = []
     with FileWriter(stage.store) as files:
-        moved = [(group, _rewritten(stage, files, group)) for group in groups]
+        for group in groups:
+            stage.notice.at_work()
+            moved.append((group, _rewritten(stage, files, group)))
     stage.changes.moved += moved
     stage.put(stage.tree.splice(stage.snapshot.nodes, moved), stage.snapshot.schema, {})
     if moved:

@@ -1,6 +1,5 @@
 """The working state of a table: a snapshot with changes on top, which reads like any other."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +39,7 @@ class Stage:
         self.notice.done()
 
     def encoder(self) -> Encoder:
-        self.notice.at_work(time.monotonic())
+        self.notice.at_work()
         return Encoder(self.store, self.containers, {}, [])
 
     def wanted(self, rows: Rows) -> list[Wanted]:
