@@ -111,6 +111,7 @@ class HistoryMachine(RuleBasedStateMachine):
         first = State(columns, dict.fromkeys(columns))
         self.log: dict[str, list[State]] = {"main": [first]}
         self.given_up: list[tuple[str, list[State]]] = []
+        self.given_up_snapshots: dict[str, State] = {}
         self.tags: dict[str, State] = {}
         self.lost: list[State] = []
         self.writers = [Writer(ds, "main", first, deepcopy(first))]
@@ -293,6 +294,9 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete_branch(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.log) - {"main"})))
+        branch_id = penstock.load(self.store)._session.refs.branch(name)
+        for version, state in enumerate(self.log[name]):  # others may have been branched off, and be merged later
+            self.given_up_snapshots[penstock.history.read_commit(self.store, branch_id, version).snapshot.id] = state
         penstock.load(self.store).branches.delete(name)
         self.given_up.append((name, self.log.pop(name)))
         self.writers = [writer for writer in self.writers if writer.branch != name] or [self.open("main")]
@@ -415,7 +419,7 @@ class HistoryMachine(RuleBasedStateMachine):
             for version, state in enumerate(states):
                 if penstock.history.read_commit(self.store, branch_id, version).snapshot.id == id:
                     return state
-        return None
+        return self.given_up_snapshots.get(id)
 
     def same(self, ds: penstock.View, state: State) -> None:
         assert sorted(ds.columns) == sorted(state.columns.values())

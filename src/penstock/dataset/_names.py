@@ -16,7 +16,7 @@ class Names(Mapping[str, str]):
         if self._family == "branches":
             return f"{name}@{newest_commit(self._store, self._refs.branch(name)).version}"
         target = self._refs.tag(name)
-        return f"{self._home(target.branch)}@{target.version}"
+        return f"{self._refs.name_of(target.branch)}@{target.version}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs.branches() if self._family == "branches" else self._refs.tags())
@@ -34,7 +34,3 @@ class Names(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{name}: {version}' for name, version in self.items())}}}"
-
-    def _home(self, branch_id: str) -> str:
-        """The name of a branch; its id where it has none any more."""
-        return next((name for name, id in self._refs.branches().items() if id == branch_id), branch_id[:8])

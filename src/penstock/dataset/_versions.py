@@ -11,7 +11,6 @@ from penstock.dataset._names import Names
 from penstock.errors import ConflictError, InvalidInputError, PenstockWarning
 from penstock.format import Commit
 from penstock.history import (
-    Refs,
     Vacuum,
     Vacuumed,
     Version,
@@ -199,19 +198,14 @@ def find(
     if tag is not None:
         target = refs.tag(tag)
         commit = read_commit(store, target.branch, target.version)
-        return commit, _home(refs, commit), True
+        return commit, refs.name_of(commit.branch), True
     branch_id = refs.branch(name) if branch is not None else session.version.commit.branch
     if as_of is not None:
         commit = find_time(store, newest_commit(store, branch_id), as_of)
-        return commit, name if commit.branch == branch_id else _home(refs, commit), True
+        return commit, name if commit.branch == branch_id else refs.name_of(commit.branch), True
     if version is None:
         return newest_commit(store, branch_id), name, False
     if str(version) in refs.branches():
         return newest_commit(store, refs.branch(str(version))), str(version), False
     commit = find_version(store, refs, version, branch_id=branch_id)
-    return commit, name if commit.branch == branch_id else _home(refs, commit), True
-
-
-def _home(refs: Refs, commit: Commit) -> str:
-    """The name of a commit's branch; the beginning of its id where it has none any more."""
-    return next((name for name, id in refs.branches().items() if id == commit.branch), commit.branch[:8])
+    return commit, name if commit.branch == branch_id else refs.name_of(commit.branch), True

@@ -50,6 +50,10 @@ class Refs:
         found = sorted(self._all("tags").items())
         return {name: Parent(ref.branch, ref.version) for name, ref in found if ref.branch and ref.version is not None}
 
+    def name_of(self, branch_id: str) -> str:
+        """The name of a branch; the beginning of its id where it has none any more."""
+        return next((name for name, id in self.branches().items() if id == branch_id), branch_id[:8])
+
     def given_up(self) -> dict[str, float]:
         """Ids of branches whose names were given up, and when by the store's clock."""
         times: dict[str, float] = {}

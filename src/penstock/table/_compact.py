@@ -1,8 +1,6 @@
 """Join small fragments and leave deleted rows out; row ids and their order stay, and readers are not disturbed."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +8,12 @@ import pyarrow as pa
 
 from penstock.format import Changed, Fragment
 from penstock.table._append import FRAGMENT_BYTES, FRAGMENT_ROWS, FileWriter, FragmentWriter
-from penstock.table._pages import Wanted, fetch, gather
+from penstock.table._pages import Wanted, stored_columns
+from penstock.table._read import read_ahead
 from penstock.table._stage import Stage
 from penstock.types import RowRange
 
 _MOST_DELETED = 0.1
-_AHEAD = 1
 _READERS = 32
 _LOT_BYTES = 16 << 20
 
@@ -93,15 +91,14 @@ def _rewritten(stage: Stage, files: FileWriter, group: Sequence[Fragment]) -> tu
 
 
 def _columns_of(stage: Stage, fragments: Sequence[Fragment]) -> Iterator[dict[int, pa.Array]]:
-    """The live rows of fragments, in order: many small ones at once, and a few such lots read ahead."""
-    with ThreadPoolExecutor(_AHEAD, "penstock-compact") as pool:
-        waiting: deque[Future[dict[int, pa.Array]]] = deque()
-        for lot in _lots(fragments):
-            waiting.append(pool.submit(columns_of, stage, [Wanted(fragment, fragment.live_rows) for fragment in lot]))
-            if len(waiting) > _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    """The live rows of fragments, in order: many small ones at once, and the next such lots read ahead."""
+    schema = stage.snapshot.schema
+
+    def read(lot: Sequence[Fragment]) -> list[dict[int, pa.Array]]:
+        wanted = [Wanted(fragment, fragment.live_rows) for fragment in lot]
+        return [stored_columns(stage.store, schema, list(schema), wanted, max_workers=_READERS)]
+
+    return read_ahead(read, _lots(fragments), threads=1)
 
 
 def _lots(fragments: Sequence[Fragment]) -> Iterator[list[Fragment]]:
@@ -115,19 +112,6 @@ def _lots(fragments: Sequence[Fragment]) -> Iterator[list[Fragment]]:
             lot, size = [], 0
     if lot:
         yield lot
-
-
-def columns_of(stage: Stage, wanted: Sequence[Wanted]) -> dict[int, pa.Array]:
-    """Every column of some rows as stored, by field id; references to blobs by minus the field id."""
-    schema = stage.snapshot.schema
-    pages = fetch(stage.store, wanted, [known.id for known in schema], max_workers=_READERS)
-    arrays: dict[int, pa.Array] = {}
-    for known in schema:
-        cells = gather(schema, known, wanted, pages)
-        arrays[known.id] = cells.array if cells.numbers is None else known.kind.to_array(cells.numbers)
-        if cells.references is not None:
-            arrays[-known.id] = cells.references
-    return arrays
 
 
 def _noted(fragments: Sequence[Fragment], sources: Sequence[Fragment]) -> tuple[Fragment, ...]:

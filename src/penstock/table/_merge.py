@@ -19,7 +19,7 @@ from penstock.history import AddField, DropField, LoosenField, RenameField
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._compact import KnownIds
 from penstock.table._diff import diff
-from penstock.table._pages import Rows, Wanted, by_fragment, fetch, filled, gather, take
+from penstock.table._pages import Rows, Wanted, by_fragment, filled, stored_columns, take
 from penstock.table._read import Reader
 from penstock.table._rows import delete_rows, update_rows
 from penstock.table._stage import Stage
@@ -258,14 +258,10 @@ def _stored(reader: Reader, fields: Sequence[Field], ids: Rows) -> dict[int, pa.
     order = np.argsort(spots)
     back = np.argsort(order)
     wanted: list[Wanted] = by_fragment(reader.tree.at(reader.snapshot.nodes, spots[order]))
-    pages = fetch(reader.store, wanted, [known.id for known in fields], max_workers=8)
-    arrays: dict[int, pa.Array] = {}
-    for known in fields:
-        cells = gather(reader.snapshot.schema, reader.snapshot.schema.by_id(known.id), wanted, pages, parse=True)
-        arrays[known.id] = take(cells.array, back)
-        if cells.references is not None:
-            arrays[-known.id] = take(cells.references, back)
-    return arrays
+    schema = reader.snapshot.schema
+    mine = [schema.by_id(known.id) for known in fields]
+    arrays = stored_columns(reader.store, schema, mine, wanted, max_workers=8)
+    return {id: take(array, back) for id, array in arrays.items()}
 
 
 def _ids(decided: dict[int, Any]) -> Rows:

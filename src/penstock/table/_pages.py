@@ -195,6 +195,20 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
     return Cells(None, concat(arrays), pa.concat_arrays(whole))
 
 
+def stored_columns(
+    store: Store, schema: Schema, fields: Sequence[Field], wanted: Sequence[Wanted], *, max_workers: int
+) -> dict[int, pa.Array]:
+    """Columns of some rows as stored, by field id; references to blobs by minus the field id."""
+    pages = fetch(store, wanted, [known.id for known in fields], max_workers=max_workers)
+    arrays: dict[int, pa.Array] = {}
+    for known in fields:
+        cells = gather(schema, known, wanted, pages)
+        arrays[known.id] = cells.array if cells.numbers is None else known.kind.to_array(cells.numbers)
+        if cells.references is not None:
+            arrays[-known.id] = cells.references
+    return arrays
+
+
 def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[Any]] | None:
     """Rows straight out of the pages' bytes, a view for each page; None where a page must be parsed."""
     kind = _NUMBER if isinstance(field.kind, Label) else field.kind

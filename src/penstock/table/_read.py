@@ -176,11 +176,12 @@ class Reader:
         """Values of many groups of rows, one after the other, read ahead in a few threads."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
         jobs = _jobs(groups, max(1, _JOB_BYTES // max(1, self._row_bytes(fields))))
-        return _read_ahead(lambda job: self.columns(names, job, max_workers=2), jobs)
+        return read_ahead(lambda job: self.columns(names, job, max_workers=2), jobs, threads=_AHEAD)
 
     def pages(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, Values]]:
         """Batches of consecutive rows, cut where pages of the heaviest column end, so that its arrays are views."""
-        return _read_ahead(lambda job: self._page_batches(names, job), self._page_jobs(names, start, end))
+        jobs = self._page_jobs(names, start, end)
+        return read_ahead(lambda job: self._page_batches(names, job), jobs, threads=_AHEAD)
 
     def _page_jobs(self, names: Sequence[str], start: int, end: int) -> Iterator["_PageJob"]:
         """A job for each file of the heaviest column."""
@@ -315,14 +316,14 @@ class _PageJob:
     heavy: Field | None
 
 
-def _read_ahead(read: Callable[[Any], list[T]], jobs: Iterator[Any]) -> Iterator[T]:
+def read_ahead(read: Callable[[Any], list[T]], jobs: Iterator[Any], *, threads: int) -> Iterator[T]:
     """What jobs read, in order, while the next ones are under way in a few threads."""
-    with ThreadPoolExecutor(_AHEAD, "penstock-read") as pool:
+    with ThreadPoolExecutor(threads, "penstock-read") as pool:
         waiting: deque[Future[list[T]]] = deque()
         try:
             for job in jobs:
                 waiting.append(pool.submit(read, job))
-                if len(waiting) > 2 * _AHEAD:
+                if len(waiting) > 2 * threads:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
