@@ -1,8 +1,16 @@
 """Fixtures for every room's tests."""
 
+import os
+
 import pytest
+from hypothesis import settings
 
 from tests.servers import KINDS, Place, new_place
+
+# The same examples every time where a failure would stop somebody else's work; new ones wherever people run the tests.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(params=KINDS)
