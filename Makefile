@@ -35,7 +35,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e ".[torch]"
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python

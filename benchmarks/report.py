@@ -8,11 +8,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -21,20 +22,31 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 
 
-def publish(name: str, figures: list[dict[str, Any]], *, note: str = "") -> None:
-    """Print figures as a table and keep them as JSON."""
+def publish(
+    name: str,
+    figures: list[dict[str, Any]],
+    *,
+    note: str = "",
+    command: str = "",
+    versions: Mapping[str, str] = MappingProxyType({}),
+    more: Mapping[str, Any] = MappingProxyType({}),
+    folder: Path = RESULTS,
+) -> None:
+    """Print figures as a table and keep them as JSON, with `versions` of other programs and `more` that was found."""
     record = {
         "benchmark": name,
-        "command": f"python -m benchmarks {name}",
+        "command": command or f"python -m benchmarks {name}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in ("penstock", "pyarrow", "numpy", "obstore")},
+        "versions": {package: version(package) for package in ("penstock", "pyarrow", "numpy", "obstore")}
+        | dict(versions),
         "note": note,
         "figures": figures,
+        **more,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     table = Table(title=f"{name}: {note}" if note else name, title_justify="left")
     for column in figures[0]:
         table.add_column(column)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Buffer", "ByteRange", "RowRange"]
+__all__ = ["Buffer", "ByteRange", "RowRange", "World"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes that can be written without a copy; wrap anything else in a `memoryview`."""
@@ -35,3 +35,15 @@ class RowRange:
     @property
     def count(self) -> int:
         return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process among those that read an epoch together."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_ranks:
+            raise ValueError(f"there is no rank {self.rank} of {self.num_ranks}")

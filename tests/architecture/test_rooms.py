@@ -37,6 +37,8 @@ DOORS = {
     "sqlalchemy": ("catalog/",),
     "PIL": ("codecs/", "format/"),
     "simplejpeg": ("codecs/",),
+    "soundfile": ("codecs/_audio.py",),
+    "av": ("codecs/_video.py",),
     "typer": ("cli/",),
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))

@@ -29,6 +29,7 @@ def test_reads_heal(script: Sequence[Action]) -> None:
         direct.put("k", BODY)
         assert store.get("k") == BODY
         assert proxy.taken == list(script)
+        assert (store.retries, direct.retries) == (len(script) - 1, 0)
 
 
 @pytest.mark.parametrize("script", [["503", "503", "pass"], ["swallow", "pass"]])

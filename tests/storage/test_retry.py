@@ -15,10 +15,14 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.pauses: list[float] = []
+        self.repeats = 0
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now_s += seconds
+
+    def repeat(self) -> None:
+        self.repeats += 1
 
 
 def run(policy: RetryPolicy, outcomes: list[tuple[float, Exception | None]], *, jitter: float = 1.0) -> Clock:
@@ -38,10 +42,12 @@ def run(policy: RetryPolicy, outcomes: list[tuple[float, Exception | None]], *, 
         policy,
         attempt,
         is_transient=lambda error: "transient" in str(error),
+        repeating=clock.repeat,
         clock=lambda: clock.now_s,
         sleep=clock.sleep,
         uniform=lambda: jitter,
     )
+    assert clock.repeats == len(clock.pauses)
     return clock
 
 

@@ -550,3 +550,35 @@ def test_numbers_that_pandas_made_floats_fit_a_nullable_column_of_ints() -> None
 
 def test_categories_are_text() -> None:
     assert values_of(found(pd.Series(["a", "b", "a"], dtype="category"))) == ["a", "b", "a"]
+
+
+def test_pages_of_light_columns_are_smaller_unless_a_size_was_chosen() -> None:
+    ds = penstock.create(
+        "memory://",
+        {
+            "n": int,
+            "label": Tensor("float32"),
+            "chosen": Column(Tensor("int64"), page_bytes=64 << 10),
+            "heavy": Tensor("uint8", (512,)),
+        },
+    )
+    rows = 12_000
+    numbers = np.arange(rows)
+    ds.append({"n": numbers, "label": numbers, "chosen": numbers, "heavy": np.zeros((rows, 512), np.uint8)})
+    ds.commit()
+    (fragment,) = ds._session.tree.fragments(ds._session.snapshot.nodes)
+    row_bytes = {"n": 12, "label": 12, "chosen": 8, "heavy": 512}
+    page_bytes = {"n": 32 << 10, "label": 32 << 10, "chosen": 64 << 10, "heavy": 256 << 10}
+    for name, size in row_bytes.items():
+        (file,) = fragment.files_of(ds.schema[name].id)
+        assert np.abs(file.page_rows[:-1] * size - page_bytes[name]).max() < size
+    assert_same(ds["n"][:].tolist(), numbers.tolist())
+
+
+def test_pages_of_a_light_column_added_later_are_smaller() -> None:
+    ds = penstock.create("memory://", {"heavy": Tensor("uint8", (512,))})
+    ds.append({"heavy": np.zeros((9000, 512), np.uint8)})
+    ds.add_column("n", values=np.arange(9000))
+    (fragment,) = ds._session.tree.fragments(ds._session.snapshot.nodes)
+    (file,) = fragment.files_of(ds.schema["n"].id)
+    assert file.page_rows.tolist() == [4096, 4096, 808]

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.codecs._resize import scaled
 from penstock.errors import SampleError
 from penstock.types import Buffer
 
@@ -33,8 +34,8 @@ class ImageFormat(Protocol):
         """Write a contiguous array of one of the layouts, HxW when it has one channel."""
         ...
 
-    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
-        """Read the (first) image, into `out` where given."""
+    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
+        """Read the (first) image, into `out` where given, which it must fit unless it may be resized."""
         ...
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
@@ -55,10 +56,12 @@ def check_out(out: Pixels, *, height: int, width: int, channels: int, dtype: np.
         raise SampleError(f"the image is {dtype} of shape {shapes[-1]}, the buffer is {out.dtype} of shape {out.shape}")
 
 
-def deliver(pixels: Pixels, out: Pixels | None) -> Pixels:
+def deliver(pixels: Pixels, out: Pixels | None, *, resize: bool) -> Pixels:
     """Copy decoded pixels into `out` where given."""
     if out is None:
         return pixels
+    if resize:
+        pixels = scaled(pixels, height=out.shape[0], width=out.shape[1])
     height, width, *channels = pixels.shape
     check_out(out, height=height, width=width, channels=channels[0] if channels else 1, dtype=pixels.dtype)
     out[...] = pixels.reshape(out.shape)

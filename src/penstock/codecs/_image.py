@@ -1,24 +1,25 @@
 """Images as encoded bytes, one sample at a time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
 from penstock.codecs._format import CHANNELS, ImageFormat, Mode, Pixels
+from penstock.codecs._gate import translated
 from penstock.codecs._jpeg import JpegFormat
 from penstock.codecs._pillow import PILLOW_FORMATS
 from penstock.codecs._sniff import sniff
 from penstock.codecs._spec import check_level, join_spec, split_spec
-from penstock.errors import InvalidInputError, PenstockError, SampleError
+from penstock.errors import InvalidInputError, SampleError
 from penstock.types import Buffer
 
 _FORMATS: Final[dict[str, ImageFormat]] = {"jpeg": JpegFormat(), **PILLOW_FORMATS}
 IMAGE_CODECS: Final = tuple(_FORMATS)
 """The names of the image formats."""
 _LEVELS: Final = {name: image_format.levels for name, image_format in _FORMATS.items()}
+_UINT8, _UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
+_MODES: Final = {channels: mode for mode, channels in CHANNELS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class ImageCodec:
             allowed = ", ".join(f"{dtype} HxW{f'x{c}' if c > 1 else ''}" for dtype, c in image_format.layouts)
             raise InvalidInputError(f"{self.name} takes {allowed}, not {array.dtype} of shape {array.shape}")
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-        with _translated(InvalidInputError, f"cannot encode shape {array.shape} as {self.name}"):
+        with translated(InvalidInputError, f"cannot encode shape {array.shape} as {self.name}"):
             return image_format.encode(array.reshape(array.shape[:2]) if channels == 1 else array, self.level)
 
     def decode(self, data: Buffer, *, mode: Mode | None = None) -> Pixels:
@@ -71,15 +72,15 @@ class ImageCodec:
     def image_size(self, data: Buffer) -> tuple[int, int, int]:
         """Read (height, width, channels) from the header, as `decode` without a mode would give them."""
         self._check_kind(data)
-        with _translated(SampleError, f"cannot read the header of {self.name}, {len(data)} bytes"):
+        with translated(SampleError, f"cannot read the header of {self.name}, {len(data)} bytes"):
             return _FORMATS[self.name].size(data)
 
     def _decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
         if mode is not None and mode not in CHANNELS:
             raise InvalidInputError(f"there is no mode {mode!r}: choose one of {', '.join(CHANNELS)}")
         self._check_kind(data)
-        with _translated(SampleError, f"cannot decode {self.name}, {len(data)} bytes"):
-            return _FORMATS[self.name].decode(data, mode, out)
+        with translated(SampleError, f"cannot decode {self.name}, {len(data)} bytes"):
+            return _FORMATS[self.name].decode(data, mode, out, resize=False)
 
     def _check_kind(self, data: Buffer) -> None:
         if (kind := sniff(data)) != self.name:
@@ -88,18 +89,43 @@ class ImageCodec:
 
 def decode_image(data: Buffer, *, mode: Mode | None = None) -> Pixels:
     """Read pixels of any known image format."""
+    return ImageCodec(_kind(data)).decode(data, mode=mode)
+
+
+def decode_image_into(data: Buffer, out: Pixels, *, resize: bool = False) -> None:
+    """Read an image of any known format into its place in a batch, converted to the channels that the place has.
+
+    `out` is contiguous uint8 HxW or HxWx1, x3 or x4; one of uint16, HxW or HxWx1, takes 16-bit gray alone. An image of
+    another height or width is a bad sample, or with `resize` scaled. After an error `out` may hold anything.
+    """
+    mode = _mode_of(out)
+    kind = _kind(data)
+    with translated(SampleError, f"cannot decode {kind}, {len(data)} bytes"):
+        _FORMATS[kind].decode(data, mode, out, resize=resize)
+
+
+def image_size(data: Buffer) -> tuple[int, int, int]:
+    """Read (height, width, channels) of any known image format from the header, as `decode_image` would give them."""
+    return ImageCodec(_kind(data)).image_size(data)
+
+
+def _kind(data: Buffer) -> str:
     kind = sniff(data)
     if kind not in _FORMATS:
         raise SampleError(f"expected an image, found {kind or 'something else'}, {len(data)} bytes")
-    return ImageCodec(kind).decode(data, mode=mode)
+    return kind
 
 
-@contextmanager
-def _translated(error: type[PenstockError], action: str) -> Iterator[None]:
-    """The gate for everything simplejpeg and Pillow raise; on broken bytes that is nearly any exception."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as cause:
-        raise error(f"{action}: {str(cause) or type(cause).__name__}") from cause
+def _mode_of(out: Pixels) -> Mode | None:
+    """The mode that fills `out`; None for 16 bits, which exist only as stored."""
+    flags, shape = out.flags, out.shape
+    if not (flags.c_contiguous and flags.writeable):
+        raise InvalidInputError("the array to decode into must be contiguous and writable")
+    mode = _MODES.get(shape[2] if len(shape) == 3 else 1) if len(shape) in (2, 3) and out.size else None
+    if mode is not None and out.dtype == _UINT8:
+        return mode
+    if mode == "L" and out.dtype == _UINT16:
+        return None
+    raise InvalidInputError(
+        f"an image decodes into uint8 HxW or HxWx1, x3 or x4, or uint16 HxW or HxWx1, not {out.dtype} of shape {shape}"
+    )

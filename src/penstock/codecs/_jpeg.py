@@ -16,6 +16,7 @@ from penstock.codecs._pillow import PillowFormat
 from penstock.types import Buffer
 
 _DEFAULT_QUALITY: Final = 90
+_UINT8: Final = np.dtype(np.uint8)
 _PILLOW: Final = PillowFormat(
     plugin=JpegImagePlugin.JpegImageFile,
     # An EXIF thumbnail has an end marker too, but before the last scan of the image.
@@ -41,11 +42,11 @@ class JpegFormat:
         )
         return encoded
 
-    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
+    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
         """See `ImageFormat`."""
         view = memoryview(data).cast("B")
         if (header := _header(view)) is None:
-            return _PILLOW.decode(data, mode, out)
+            return _PILLOW.decode(data, mode, out, resize=resize)
         height, width, space = header
         check_pixels(height, width)
         mode = mode or _natural_mode(space)
@@ -53,10 +54,13 @@ class JpegFormat:
             # Adobe's convention: every CMYK JPEG in the wild is stored inverted.
             inks = 255 - simplejpeg.decode_jpeg(view, colorspace="CMYK")
             image = Image.frombytes("CMYK", (width, height), inks.tobytes()).convert("RGB").convert(mode)
-            return deliver(np.array(image), out)
+            return deliver(np.array(image), out, resize=resize)
+        colorspace = "GRAY" if mode == "L" else mode
         if out is not None:
-            check_out(out, height=height, width=width, channels=CHANNELS[mode], dtype=np.dtype(np.uint8))
-        pixels: Pixels = simplejpeg.decode_jpeg(view, colorspace="GRAY" if mode == "L" else mode, buffer=out)
+            if resize and out.shape[:2] != (height, width):
+                return deliver(_reduced(view, colorspace, out.shape[0], out.shape[1]), out, resize=True)
+            check_out(out, height=height, width=width, channels=CHANNELS[mode], dtype=_UINT8)
+        pixels: Pixels = simplejpeg.decode_jpeg(view, colorspace=colorspace, buffer=out)
         return pixels.reshape(height, width) if mode == "L" else pixels
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
@@ -74,6 +78,15 @@ def _header(view: memoryview) -> tuple[int, int, str] | None:
     except ValueError:
         return None
     return height, width, space
+
+
+def _reduced(view: memoryview, colorspace: str, min_height: int, min_width: int) -> Pixels:
+    """Decode at the smallest scale that is still large enough; most of the work of a full decode is saved."""
+    # Scales between a half and one take longer than full size.
+    pixels: Pixels = simplejpeg.decode_jpeg(
+        view, colorspace=colorspace, min_height=min_height, min_width=min_width, min_factor=2
+    )
+    return pixels
 
 
 def _natural_mode(space: str) -> Mode:

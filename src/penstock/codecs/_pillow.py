@@ -41,7 +41,7 @@ class PillowFormat:
         Image.fromarray(array).save(stream, self.plugin.format, **options)
         return stream.getvalue()
 
-    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
+    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
         """See `ImageFormat`."""
         whole = bytes(data)
         with self.plugin(BytesIO(whole)) as image:
@@ -49,7 +49,7 @@ class PillowFormat:
             if not self.complete(whole, image):
                 raise SampleError("the end of the file is missing")
             image.load()
-            return deliver(_pixels(image, mode), out)
+            return deliver(_pixels(image, mode), out, resize=resize)
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
         """See `ImageFormat`."""

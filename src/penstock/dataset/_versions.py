@@ -156,7 +156,7 @@ class Versions:
     @contextmanager
     def lease(self, duration: timedelta = timedelta(days=1)) -> Iterator[Self]:
         """Keep this version from vacuum while the block runs, and for `duration` if the process dies."""
-        with self._session.lease(duration.total_seconds()) as held:
+        with self._session.reader.lease(duration.total_seconds()) as held:
             if not held:
                 warnings.warn(
                     f"{self._session.store.uri} cannot be written by this user, so nothing keeps this version"

@@ -6,6 +6,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
+from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
@@ -14,7 +15,7 @@ from penstock.table import ROW_ID, Reader, Rows, as_batch, resolve
 _ARROW_ROWS = 1 << 14
 
 
-class View:
+class View(Streaming):
     """Some rows and columns of a table at one version; reading it fetches only them."""
 
     def __init__(self, reader: Reader, columns: Sequence[str], rows: Rows | range) -> None:

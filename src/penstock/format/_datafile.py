@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.codecs import Compression
-from penstock.format._checksum import combined, crc32c
+from penstock.format._checksum import behind, combined, crc32c
 from penstock.format._layout import damaged, new_id
 from penstock.format._manifest import BlobUse, DataFile
 from penstock.format._schema import Field
@@ -92,6 +93,25 @@ def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: 
     for page, (start, stop) in enumerate(pairwise(offsets)):
         if crc32c(data[start - offsets[0] : stop - offsets[0]]) != crcs[page]:
             raise damaged(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
+
+
+def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], values: memoryview) -> bool:
+    """Whether pages of one column are those that were written, given what is in front of their values, and the values.
+
+    The values of all pages lie behind each other, so that one pass checks them: the checksum of a page less that of
+    its head is that of its values.
+    """
+    expected = 0
+    for number, (head, crc) in enumerate(zip(heads, file.page_crcs[first:end].tolist(), strict=True)):
+        size = file.offsets[first + number + 1] - file.offsets[first + number] - len(head)
+        expected = combined(expected, behind(crc, _head_crc(head), size), size)
+    return crc32c(values) == expected
+
+
+@lru_cache(maxsize=1024)
+def _head_crc(head: bytes) -> int:
+    """Most pages begin alike."""
+    return crc32c(head)
 
 
 def verify_frame(file: DataFile, head: Buffer, tail: Buffer, where: str) -> None:

@@ -5,10 +5,12 @@ commit writes the leaves it changes and the path above them, so what it writes d
 """
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,21 @@ class DataFile:
         offsets: list[int] = self.page_offsets.tolist()
         return offsets
 
+    @cached_property
+    def row_ends(self) -> list[int]:
+        """`page_ends` as plain numbers, likewise."""
+        ends: list[int] = self.page_ends.tolist()
+        return ends
+
+    @cached_property
+    def bare_row_bytes(self) -> int | None:
+        """Bytes of a row, where the file has one column and each page is its head and then values, and nothing else."""
+        if len(self.fields) != 1 or not len(self.page_rows) or (self.value_starts < 0).any():
+            return None
+        sizes = np.diff(self.page_offsets) - self.value_starts[:, 0]
+        width = int(sizes[0]) // max(1, int(self.page_rows[0]))
+        return width if (sizes == self.page_rows.astype(np.int64) * width).all() else None
+
     def page_range(self, page: int) -> ByteRange:
         return ByteRange(self.offsets[page], self.offsets[page + 1])
 
@@ -93,6 +110,9 @@ class DataFile:
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+
+_row_start, _row_end = attrgetter("row_start"), attrgetter("row_end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +192,12 @@ class Fragment:
     def files_of(self, field_id: int) -> tuple[DataFile, ...]:
         """The files that hold a field, in row order."""
         return self._by_field.get(field_id, ())
+
+    def files_between(self, field_id: int, start: int, end: int) -> tuple[DataFile, ...]:
+        """The files that hold a field of rows from `start` to `end`."""
+        files = self.files_of(field_id)
+        first = bisect_right(files, start, key=_row_end)
+        return files[first : bisect_left(files, end, lo=first, key=_row_start)]
 
     @cached_property
     def _by_field(self) -> dict[int, tuple[DataFile, ...]]:
@@ -312,15 +338,18 @@ def describe(id: str, manifest: Manifest, *, length: int = 0, crc: int = 0) -> N
 
 def decode_manifest(node: Node, data: Buffer, where: str) -> Manifest:
     """Verify and read a manifest."""
+    batch = open_manifest(node, data, where)
+    if node.level:
+        return Manifest(node.level, nodes=tuple(known(Node, row) for row in batch.to_pylist()))
+    return Manifest(0, fragments=decode_fragments(batch))
+
+
+def open_manifest(node: Node, data: Buffer, where: str) -> pa.RecordBatch:
+    """Verify a manifest, and read it as it is: a row for each fragment, or for each node."""
     if len(data) != node.length or crc32c(data) != node.crc:
         raise damaged(where, "its checksum is not the one its parent has")
     table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
-    batches = table.to_batches()
-    if not batches:
-        return Manifest(node.level)
-    if node.level:
-        return Manifest(node.level, nodes=tuple(known(Node, row) for row in batches[0].to_pylist()))
-    return Manifest(0, fragments=_fragments(batches[0]))
+    return next(iter(table.to_batches()), pa.RecordBatch.from_pylist([], table.schema))
 
 
 def _members(value: Any) -> dict[str, Any]:
@@ -343,7 +372,8 @@ def _fragment_row(fragment: Fragment) -> dict[str, Any]:
     return row
 
 
-def _fragments(batch: pa.RecordBatch) -> tuple[Fragment, ...]:
+def decode_fragments(batch: pa.RecordBatch) -> tuple[Fragment, ...]:
+    """The fragments that rows of a leaf describe."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     files = _files(columns["files"].flatten())
     ends = np.asarray(columns["files"].offsets)

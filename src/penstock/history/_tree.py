@@ -13,14 +13,16 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from penstock.errors import NotFoundError
-from penstock.format import Fragment, Manifest, Node, decode_manifest, describe, encode_manifest, new_id
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.format import Fragment, Manifest, Node, decode_manifest, describe, encode_manifest, new_id, open_manifest
 from penstock.storage import Store, run_all
 
 LEAF_FRAGMENTS = 32
 FANOUT = 32
-_CACHED_NODES = 4096
+_CACHED_BYTES = 128 << 20
+_LEAVES_KEPT = 64
 _SAVERS = 8
 
 Part = TypeVar("Part", Node, Fragment)
@@ -31,24 +33,45 @@ class Tree:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loaded: OrderedDict[str, Manifest] = OrderedDict()
+        self._loaded: OrderedDict[str, tuple[Manifest, int]] = OrderedDict()
+        self._loaded_bytes = 0
+        self._stored_leaves: OrderedDict[str, pa.RecordBatch] = OrderedDict()
         self._unsaved: dict[str, Manifest] = {}
         self._stored: dict[str, Node] = {}
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._unsaved:
+            raise InvalidInputError("there are changes that are not committed: another process cannot see them")
+        return Tree, (self._store,)
+
     def load(self, node: Node) -> Manifest:
         with self._lock:
-            known = self._unsaved.get(node.id) or self._loaded.get(node.id)
-            if known is not None:
-                if node.id in self._loaded:
-                    self._loaded.move_to_end(node.id)
-                return known
+            if node.id in self._unsaved:
+                return self._unsaved[node.id]
+            if node.id in self._loaded:
+                self._loaded.move_to_end(node.id)
+                return self._loaded[node.id][0]
             node = self._stored.get(node.id, node)
         if node.length == 0:
             raise NotFoundError("these rows were never committed: the changes they belong to were rolled back")
         manifest = decode_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
         self._keep(node.id, manifest)
         return manifest
+
+    def leaf(self, node: Node) -> pa.RecordBatch | Manifest:
+        """A leaf as it is stored, of which single fragments can be read; one that is not stored yet, as it is held."""
+        if node.id in self._unsaved or not node.length:
+            return self.load(node)
+        with self._lock:
+            known = self._stored_leaves.pop(node.id, None)
+        if known is None:
+            known = open_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
+        with self._lock:
+            self._stored_leaves[node.id] = known
+            if len(self._stored_leaves) > _LEAVES_KEPT:
+                self._stored_leaves.popitem(last=False)
+        return known
 
     def hold(self, manifest: Manifest) -> Node:
         """Take a new manifest into the tree without storing it."""
@@ -194,10 +217,20 @@ class Tree:
         return stored
 
     def _keep(self, id: str, manifest: Manifest) -> None:
+        weight = _weight(manifest)
         with self._lock:
-            self._loaded[id] = manifest
-            if len(self._loaded) > _CACHED_NODES:
-                self._loaded.popitem(last=False)
+            self._loaded_bytes += weight - self._loaded.pop(id, (manifest, 0))[1]
+            self._loaded[id] = manifest, weight
+            while self._loaded_bytes > _CACHED_BYTES and len(self._loaded) > 1:
+                self._loaded_bytes -= self._loaded.popitem(last=False)[1][1]
+
+
+def _weight(manifest: Manifest) -> int:
+    """About how many bytes a manifest takes in memory."""
+    files = (file for fragment in manifest.fragments for file in fragment.files)
+    return 500 * (len(manifest.nodes) + len(manifest.fragments)) + sum(
+        2000 + 60 * len(file.page_rows) for file in files
+    )
 
 
 def _same(before: Manifest, after: Manifest) -> bool:

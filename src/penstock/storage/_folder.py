@@ -15,11 +15,13 @@ import numpy as np
 from penstock.storage import _outcomes
 from penstock.storage._inputs import TEMPORARY_PREFIX, byte_view, check_key, object_uri
 from penstock.storage._mounts import is_local
+from penstock.storage._open_files import OpenFiles
 from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _MIN_MAPPED_BYTES = 128 << 10
+_MAX_BUFFERS = 1024  # what one call takes, on every system we know
 _MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB at once
 _Publish = Callable[[Path, Path, str], None]
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -32,6 +34,7 @@ class FolderStore(Store):
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
         self.fan_out = 1 if is_local(self._root) else Store.fan_out
+        self._open_files = OpenFiles()
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
@@ -66,6 +69,14 @@ class FolderStore(Store):
                 view = _new_buffer(part.length)
                 _read_into(fd, part, view, uri)
                 yield view.toreadonly()
+
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Read the file straight into the buffers."""
+        uri = object_uri(self.uri, key)
+        with self._open_files.held(key, self._reading) as (fd, status):
+            _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), status.st_size)
+            for first in range(0, len(buffers), _MAX_BUFFERS):
+                start = _scatter(fd, start, buffers[first : first + _MAX_BUFFERS], uri)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""
@@ -179,6 +190,18 @@ def _read_into(fd: int, wanted: ByteRange, view: memoryview, uri: str) -> None:
         if count == 0:
             _outcomes.check_bounds(uri, wanted, wanted.start + done)
         done += count
+
+
+def _scatter(fd: int, start: int, buffers: Sequence[memoryview], uri: str) -> int:
+    """Fill buffers from `start` on; returns where they end."""
+    end = start + sum(map(len, buffers))
+    done = os.preadv(fd, buffers, start) if hasattr(os, "preadv") else 0
+    for buffer in buffers if start + done < end else ():  # rare: a signal, or a system that cannot do it at once
+        inside = min(max(done, 0), len(buffer))
+        if inside < len(buffer):
+            _read_into(fd, ByteRange(start + inside, start + len(buffer)), buffer[inside:], uri)
+        start, done = start + len(buffer), done - len(buffer)
+    return end
 
 
 def _replace(temporary: Path, target: Path, _uri: str) -> None:

@@ -22,17 +22,20 @@ _PAST_END = re.compile(r"status code: 416|StartTooLarge|ParseContentRange")  # t
 _runtime_pid: int | None = None
 
 
+def runtime_is_lost() -> bool:
+    """Say whether this process was forked after I/O: obstore's threads did not follow, and it would hang for ever."""
+    return _runtime_pid not in (None, os.getpid())
+
+
 def claim_runtime() -> None:
-    """Refuse a child forked after its parent did I/O: obstore's threads did not follow, and it would hang for ever."""
+    """Refuse a process whose runtime is lost, and remember one that has it."""
     global _runtime_pid
-    pid = os.getpid()
-    if _runtime_pid is None:
-        _runtime_pid = pid
-    elif _runtime_pid != pid:
+    if runtime_is_lost():
         raise InvalidInputError(
-            "this process was forked from one that had used object storage, and such a copy cannot use it; "
-            'start workers with the "spawn" or "forkserver" method, or fork before the first read'
+            "this process was forked from one that had used object storage; such a copy can read, but not write nor "
+            'go on with a listing: start workers with the "spawn" or "forkserver" method, or fork before the first I/O'
         )
+    _runtime_pid = os.getpid()
 
 
 @contextmanager

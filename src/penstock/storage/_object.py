@@ -1,18 +1,22 @@
 """A store in a bucket of S3, Google Cloud Storage or Azure, or of anything that speaks as they do."""
 
+import ctypes
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 import obstore
 
 from penstock.errors import AccessDenied, NotFoundError, SourceChanged, StorageError
 from penstock.storage import _outcomes
 from penstock.storage._clouds import Client, make_client
-from penstock.storage._gate import claim_runtime, is_past_end, is_transient, translated
+from penstock.storage._gate import claim_runtime, is_past_end, is_transient, runtime_is_lost, translated
 from penstock.storage._inputs import byte_view, check_key, object_uri
 from penstock.storage._pool import interruptible, run_all
 from penstock.storage._retry import RetryPolicy, retry
+from penstock.storage._sidecar import ask_sidecar, list_by_sidecar
 from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
@@ -35,7 +39,8 @@ class ObjectStore(Store):
 
     Every verb but two is repeated by one loop within the retry policy's deadline. `create` is repeated only after a
     refusal: repeated after a lost answer it would meet its own write, so the caller reads back and decides.
-    `put_stream` cannot be repeated, so its requests are, one by one.
+    `put_stream` cannot be repeated, so its requests are, one by one. A process forked after I/O reads by a sidecar,
+    does not write, and leaves obstore alone.
     """
 
     def __init__(
@@ -48,13 +53,18 @@ class ObjectStore(Store):
         self._options = dict(options)
         self._policy = policy
         self._clients: dict[tuple[float, int], Client] = {}
-        self._client(policy.attempt_timeout_s)  # meets wrong options at once
+        if not runtime_is_lost():
+            self._client(policy.attempt_timeout_s)  # meets wrong options at once
+        _opened.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (self._scheme, self._bucket, self._prefix, self._options, self._policy)
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a part of it in one request."""
+        if runtime_is_lost():
+            view: memoryview = ask_sidecar(self, "get", key, byte_range, etag, deadline_s=self._policy.deadline_s)
+            return view
         if byte_range is not None and not byte_range.length:
             return self._get_nothing(key, byte_range, etag)
         path, uri = self._path(key), object_uri(self.uri, key)
@@ -86,6 +96,9 @@ class ObjectStore(Store):
 
     def head(self, key: str) -> ObjectInfo:
         """Describe an object."""
+        if runtime_is_lost():
+            info: ObjectInfo = ask_sidecar(self, "head", key, deadline_s=self._policy.deadline_s)
+            return info
         path, uri = self._path(key), object_uri(self.uri, key)
 
         def attempt(client: Client) -> ObjectInfo:
@@ -124,6 +137,14 @@ class ObjectStore(Store):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Walk the listing page by page; a walk that breaks goes on after the last key it gave."""
+        for page in self.list_pages(prefix):
+            yield from page
+
+    def list_pages(self, prefix: str) -> Iterator[Sequence[ObjectInfo]]:
+        """Walk the pages of the listing, some of them empty; each comes within the deadline."""
+        if runtime_is_lost():
+            yield from list_by_sidecar(self, prefix, deadline_s=self._policy.deadline_s)
+            return
         start, uri = self._folder + prefix, object_uri(self.uri, prefix)
         folder = start.rpartition("/")[0]
         if folder:
@@ -145,6 +166,7 @@ class ObjectStore(Store):
                 raise
 
         while (page := self._retry(next_page)) is not None:
+            infos = []
             for meta in page:
                 path = meta["path"]
                 if path <= resumed:  # Azurite ignores the offset
@@ -153,9 +175,10 @@ class ObjectStore(Store):
                     raise _outcomes.failed("list", uri, "the store does not list keys in order")
                 last = path
                 if path.startswith(start):
-                    yield self._info(meta)
-                elif path > start:
-                    return
+                    infos.append(self._info(meta))
+            yield infos
+            if last > start and not last.startswith(start):
+                return
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects in bulk, or one by one where a missing key stops the bulk."""
@@ -225,7 +248,10 @@ class ObjectStore(Store):
                 self._clients.clear()  # so that renewed credentials are read
                 raise
 
-        return retry(self._policy, timed, is_transient=is_transient)
+        return retry(self._policy, timed, is_transient=is_transient, repeating=self._count_retry)
+
+    def _count_retry(self) -> None:
+        self.retries += 1
 
     def _client(self, allowed_s: float, max_retries: int = 0) -> Client:
         """Return a client whose requests end in time: a timeout belongs to a client, not to a request."""
@@ -258,3 +284,16 @@ class ObjectStore(Store):
 
 def _reopen(scheme: str, bucket: str, prefix: str, options: dict[str, str], policy: RetryPolicy) -> ObjectStore:
     return ObjectStore(scheme, bucket, prefix, options=options, policy=policy)
+
+
+_opened: WeakSet[ObjectStore] = WeakSet()
+
+
+def _keep_clients() -> None:
+    """Let no inherited client be dropped: it would wake threads that did not follow, under locks that they may hold."""
+    for store in _opened if runtime_is_lost() else ():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store._clients))
+        store._clients = {}
+
+
+os.register_at_fork(after_in_child=_keep_clients)

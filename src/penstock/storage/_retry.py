@@ -40,13 +40,15 @@ def retry(
     attempt: Callable[[float], T],
     *,
     is_transient: Callable[[StorageError], bool],
+    repeating: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     uniform: Callable[[], float] = random.random,
 ) -> T:
     """Call `attempt` with the seconds it may take until it succeeds, fails for good, or the deadline is near.
 
-    A refusal is tried once more, because credentials may have been renewed since they were read.
+    A refusal is tried once more, because credentials may have been renewed since they were read. `repeating` is called
+    before every attempt but the first.
     """
     started = clock()
     refusals = attempts = 0
@@ -65,3 +67,4 @@ def retry(
                 times = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed:.1f} s"
                 raise type(error)(f"{error} (gave up after {times})") from error
         sleep(pause)
+        repeating()

@@ -38,6 +38,9 @@ class Store(ABC):
     fan_out: int = 16
     """How many small requests at once make sense: many where each waits for a network, one where none waits."""
 
+    retries: int = 0
+    """How many requests were repeated after a failure, so far."""
+
     @abstractmethod
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a part of it.
@@ -51,6 +54,13 @@ class Store(ABC):
         whole = self.get(key, byte_range=ByteRange(parts[0].start, parts[-1].end))
         for part in parts:
             yield whole[part.start - parts[0].start : part.end - parts[0].start]
+
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Fill one buffer after the other with the bytes from `start` on."""
+        whole = self.get(key, byte_range=ByteRange(start, start + sum(map(len, buffers))))
+        for buffer in buffers:
+            buffer[:] = whole[: len(buffer)]
+            whole = whole[len(buffer) :]
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:

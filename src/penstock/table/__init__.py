@@ -7,11 +7,23 @@ from penstock.table._diff import Diff, diff
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, Containers
 from penstock.table._merge import Conflict, OnConflict, merge
-from penstock.table._pages import Rows
+from penstock.table._pages import (
+    Cells,
+    PageRequest,
+    Pages,
+    Rows,
+    Wanted,
+    gather,
+    number_pieces,
+    page_requests,
+    read_pages,
+    take,
+)
 from penstock.table._read import ROW_ID, Filled, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import Where, positions, resolve
 from penstock.table._session import Session, author
+from penstock.table._straight import read_straight, row_range
 from penstock.table._verify import Report, Verifier
 
 __all__ = [
@@ -19,16 +31,20 @@ __all__ = [
     "AllowedLinks",
     "Appendable",
     "BlobReader",
+    "Cells",
     "Conflict",
     "Containers",
     "Diff",
     "Filled",
     "OnConflict",
+    "PageRequest",
+    "Pages",
     "Reader",
     "Report",
     "Rows",
     "Session",
     "Verifier",
+    "Wanted",
     "Where",
     "add_column",
     "append_rows",
@@ -38,9 +54,16 @@ __all__ = [
     "delete_rows",
     "diff",
     "drop_column",
+    "gather",
     "merge",
+    "number_pieces",
+    "page_requests",
     "positions",
+    "read_pages",
+    "read_straight",
     "rename_column",
     "resolve",
+    "row_range",
+    "take",
     "update_rows",
 ]

@@ -7,10 +7,12 @@ from types import TracebackType
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.format import (
     BLOB_REFERENCE,
+    Column,
     DataFile,
     Field,
     FileColumn,
@@ -31,6 +33,10 @@ from penstock.types import RowRange
 FRAGMENT_ROWS = 1 << 20
 FRAGMENT_BYTES = 1 << 30
 _HEAVY_ROW_BYTES = 256
+# Whoever reads a few thousand rows of a heavy column needs only the few kilobytes of the light ones that go with them;
+# but many light columns side by side should still have a thousand rows to a page.
+_LIGHT_PAGE_BYTES = 32 << 10
+_LIGHT_PAGE_ROWS = 1024
 _FILES_IN_FLIGHT = 6
 
 
@@ -85,8 +91,13 @@ class FileWriter:
         columns = [
             FileColumn(known, references=id < 0) for known in fields for id in (known.id, -known.id) if id in arrays
         ]
-        sizes = sum((row_sizes(arrays[column.id]) for column in columns), np.zeros(rows_of(arrays), np.int64))
-        pages = cut(sizes, min(known.page_bytes for known in fields))
+        by_column = [row_sizes(arrays[column.id]) for column in columns]
+        light = not any(column.references for column in columns) and not any(map(_is_heavy, by_column))
+        sizes = sum(by_column, np.zeros(rows_of(arrays), np.int64))
+        page_bytes = min(known.page_bytes for known in fields)
+        if light and page_bytes == Column.page_bytes:
+            page_bytes = min(page_bytes, max(_LIGHT_PAGE_BYTES, int(sizes.mean() * _LIGHT_PAGE_ROWS)))
+        pages = cut(sizes, page_bytes)
         file, data = encode_file(
             columns, [arrays[column.id] for column in columns], row_start=row_start, page_rows=pages
         )
@@ -177,8 +188,7 @@ def group_fields(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> lis
     heavy: list[list[Field]] = []
     light: dict[tuple[str, int, int], list[Field]] = {}
     for known in fields:
-        sizes = row_sizes(arrays[known.id])
-        if -known.id in arrays or (len(sizes) and sizes.mean() >= _HEAVY_ROW_BYTES):
+        if -known.id in arrays or _is_heavy(row_sizes(arrays[known.id])):
             heavy.append([known])
         else:
             light.setdefault((known.codec, known.file_bytes, known.page_bytes), []).append(known)
@@ -192,6 +202,10 @@ def join(batches: Sequence[Mapping[int, pa.Array]]) -> dict[int, pa.Array]:
         id: concat([batch[id] if id in batch else pa.nulls(rows_of(batch), BLOB_REFERENCE) for batch in batches])
         for id in ids
     }
+
+
+def _is_heavy(sizes: npt.NDArray[np.int64]) -> bool:
+    return len(sizes) > 0 and bool(sizes.mean() >= _HEAVY_ROW_BYTES)
 
 
 def _file_bytes(fields: Sequence[Field]) -> int:

@@ -61,16 +61,30 @@ class Pages:
 
     def __init__(self) -> None:
         self._runs: dict[str, list[tuple[int, memoryview]]] = {}
+        self._parsed: dict[tuple[str, int], pa.RecordBatch] = {}
 
     def add(self, file: DataFile, first: int, data: memoryview) -> None:
         """Take in the pages from `first` on, as many as `data` has."""
         insort(self._runs.setdefault(file.id, []), (first, data), key=itemgetter(0))
+
+    def add_all(self, file: DataFile, runs: Iterable[tuple[int, memoryview]]) -> None:
+        """Take in what `read_pages` found."""
+        for first, data in runs:
+            self.add(file, first, data)
 
     def __getitem__(self, at: tuple[DataFile, int]) -> memoryview:
         """One page."""
         file, page = at
         data, start = self.run(file, page)
         return data[file.offsets[page] - start : file.offsets[page + 1] - start]
+
+    def parsed(self, schema: Schema, file: DataFile, page: int) -> pa.RecordBatch:
+        """One page as Arrow data; parsed once for all its columns."""
+        found = self._parsed.get((file.id, page))
+        if found is None:
+            found = decode_page([file_column(schema, id) for id in file.fields], self[file, page])
+            self._parsed[file.id, page] = found
+        return found
 
     def run(self, file: DataFile, page: int) -> tuple[memoryview, int]:
         """The run that holds a page, and where in the file it starts."""
@@ -81,13 +95,16 @@ class Pages:
 
 def page_rows(fragment: Fragment, field_id: int, rows: Rows) -> Iterator[PageRows]:
     """Deal rows out to the pages that hold a field; pure."""
-    for file in fragment.files_of(field_id):
+    if not len(rows):
+        return
+    start, end = int(rows[0]), int(rows[-1]) + 1
+    together = end - start == len(rows)  # rows rise, so these follow each other
+    for file in fragment.files_between(field_id, start, end):
+        if together:
+            yield from _page_slices(file, max(start - file.row_start, 0), min(end - file.row_start, file.rows))
+            continue
         first, last = np.searchsorted(rows, (file.row_start, file.row_end)).tolist()
         if first == last:
-            continue
-        start, end = int(rows[first]), int(rows[last - 1]) + 1
-        if end - start == last - first:  # rows rise, so these follow each other
-            yield from _page_slices(file, start - file.row_start, end - file.row_start)
             continue
         inside = rows[first:last] - file.row_start
         pages, starts = np.unique(np.searchsorted(file.page_ends, inside, side="right"), return_index=True)
@@ -98,34 +115,48 @@ def page_rows(fragment: Fragment, field_id: int, rows: Rows) -> Iterator[PageRow
 
 
 def _page_slices(file: DataFile, start: int, end: int) -> Iterator[PageRows]:
-    page = int(np.searchsorted(file.page_ends, start, side="right"))
-    page_start = int(file.page_ends[page] - file.page_rows[page])
-    for page_end in file.page_ends[page:].tolist():
+    ends = file.row_ends
+    page = bisect_right(ends, start)
+    page_start = ends[page - 1] if page else 0
+    while page_start < end:
+        page_end = ends[page]
         yield PageRows(file, page, slice(max(start, page_start) - page_start, min(end, page_end) - page_start))
-        if page_end >= end:
-            return
         page, page_start = page + 1, page_end
 
 
-def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, max_workers: int) -> Pages:
-    """Read and verify every page that the rows need, neighbours together."""
+class PageRequest(NamedTuple):
+    """Pages of a file that are near enough to each other to be read as one."""
+
+    file: DataFile
+    pages: list[int]
+
+    @property
+    def bytes(self) -> int:
+        return self.file.offsets[self.pages[-1] + 1] - self.file.offsets[self.pages[0]]
+
+
+def page_requests(wanted: Iterable[Wanted], field_ids: Sequence[int]) -> list[PageRequest]:
+    """What to ask a store for, so that it gives every page that the rows need; pure."""
     needed: dict[str, tuple[DataFile, set[int]]] = {}
     for want in wanted:
         for field_id in field_ids:
             for part in want.parts(field_id):
                 needed.setdefault(part.file.id, (part.file, set()))[1].add(part.page)
-    requests = [request for file, pages in needed.values() for request in _requests(file, sorted(pages))]
+    return [request for file, pages in needed.values() for request in _requests(file, sorted(pages))]
+
+
+def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, max_workers: int) -> Pages:
+    """Read and verify every page that the rows need, neighbours together."""
+    requests = page_requests(wanted, field_ids)
     found = Pages()
     workers = min(max_workers, store.fan_out)
-    fetched = run_all(lambda request: _fetch(store, *request), requests, max_workers=workers)
-    for (file, _), runs in zip(requests, fetched, strict=True):
-        for first, data in runs:
-            found.add(file, first, data)
+    fetched = run_all(lambda request: read_pages(store, request), requests, max_workers=workers)
+    for request, runs in zip(requests, fetched, strict=True):
+        found.add_all(request.file, runs)
     return found
 
 
-def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[DataFile, list[int]]]:
-    """Pages of a file that are near enough to each other to be read as one."""
+def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[PageRequest]:
     offsets = file.offsets
     group: list[int] = []
     for page in pages:
@@ -133,16 +164,17 @@ def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[tuple[DataFile, 
             offsets[page] - offsets[group[-1] + 1] > _MAX_GAP_BYTES
             or offsets[page + 1] - offsets[group[0]] > _MAX_REQUEST_BYTES
         ):
-            yield file, group
+            yield PageRequest(file, group)
             group = []
         group.append(page)
     if group:
-        yield file, group
+        yield PageRequest(file, group)
 
 
-def _fetch(store: Store, file: DataFile, pages: Sequence[int]) -> list[tuple[int, memoryview]]:
-    """One request; pages that follow each other are verified in one pass, which other threads need not wait for."""
+def read_pages(store: Store, request: PageRequest) -> list[tuple[int, memoryview]]:
+    """The pages of one request; those that follow each other are verified in one pass, with the GIL released."""
     found = []
+    file, pages = request
     where = f"{store.uri}/{file.key}"
     offsets = file.offsets
     runs = list(_runs(pages))
@@ -180,7 +212,7 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
             arrays.append(filled(field, len(want.rows)))
             references.append(None)
         for file, page, rows in want.parts(field.id):
-            batch = decode_page([file_column(schema, id) for id in file.fields], pages[file, page])
+            batch = pages.parsed(schema, file, page)
             arrays.append(take(batch.column(file.fields.index(field.id)), rows))
             blobs = -field.id in file.fields
             references.append(take(batch.column(file.fields.index(-field.id)), rows) if blobs else None)

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError, SnapshotExpired
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError, SnapshotExpired, StorageError
 from penstock.format import Commit, Field, Fragment, Snapshot, linked_kind
 from penstock.format.kinds import Kind, Linked, Place, Tensor, Values
-from penstock.history import Tree, expired
+from penstock.history import Tree, check_not_condemned, expired, lease
 from penstock.storage import Store
 from penstock.table._blobs import BlobReader, LinkReader, as_blob, read_blob
 from penstock.table._links import Containers
@@ -52,6 +52,8 @@ class Reader:
     snapshot: Snapshot
     commit: Commit
     """The version that this is, or is based on."""
+    name: str = ""
+    """What people call that version: `main@7`."""
 
     def cells(
         self,
@@ -105,11 +107,11 @@ class Reader:
 
     def _decode(self, field: Field, kind: Kind, array: pa.Array, cells: Cells) -> Values:
         try:
-            return kind.to_values(self._resolved(field, array, cells))
+            return kind.to_values(self.resolved(field, array, cells))
         except (pa.ArrowInvalid, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise SampleError(f"the bytes are no {kind}: {error}") from error
 
-    def _resolved(self, field: Field, array: pa.Array, cells: Cells) -> pa.Array:
+    def resolved(self, field: Field, array: pa.Array, cells: Cells) -> pa.Array:
         """An array with the bytes that links and references stand for in their places."""
         if isinstance(field.kind, Linked):
             found = pa.array(self.containers.read(field.kind.to_values(array)), pa.large_binary())
@@ -137,7 +139,7 @@ class Reader:
         return table if inverse is None else table.take(pa.array(inverse))
 
     def _arrow_column(self, field: Field, cells: Cells) -> pa.Array:
-        array = plain(field, self._resolved(field, cells.array, cells))
+        array = plain(field, self.resolved(field, cells.array, cells))
         return array.cast(pa.large_binary()) if array.type == pa.binary() else array  # a group may hold blobs, or not
 
     def open(self, field: Field, position: int) -> RawIOBase | BytesIO:
@@ -225,6 +227,21 @@ class Reader:
             for label, values in as_batch({name: column}).items():
                 columns[label] = _split(values, counts)
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
+
+    @contextmanager
+    def lease(self, seconds: float) -> Iterator[bool]:
+        """Keep this version from vacuum; yields False, instead of failing, where this user may not write."""
+        held = lease(self.store, self.commit, seconds=seconds)
+        try:
+            held.__enter__()
+        except StorageError:
+            yield False
+            return
+        try:
+            check_not_condemned(self.store, self.commit)
+            yield True
+        finally:
+            held.__exit__(None, None, None)
 
     @contextmanager
     def explained(self) -> Iterator[None]:

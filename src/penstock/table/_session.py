@@ -1,27 +1,24 @@
 """A table in use: where it stands in its history, and how changes become the next version."""
 
 import getpass
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
-from penstock.errors import AccessDenied, CommitStateUnknown, ConflictError, InvalidInputError
+from penstock.errors import CommitStateUnknown, ConflictError, InvalidInputError
 from penstock.format import Commit, TableInfo, new_id
 from penstock.history import (
     Note,
     Refs,
     Version,
-    check_not_condemned,
     commit_changes,
     commit_reset,
     holding,
-    lease,
     newest_commit,
     publish,
     read_snapshot,
 )
 from penstock.storage import Store
 from penstock.table._links import AllowedLinks
+from penstock.table._read import Reader
 from penstock.table._stage import Stage
 
 
@@ -117,20 +114,9 @@ class Session(Stage):
         self.branch, self.pinned = branch, pinned
         self.move_to(Version(commit, read_snapshot(self.store, commit)))
 
-    @contextmanager
-    def lease(self, seconds: float) -> Iterator[bool]:
-        """Keep this version from vacuum; yields False, instead of failing, where this user may not write."""
-        held = lease(self.store, self.version.commit, seconds=seconds)
-        try:
-            held.__enter__()
-        except AccessDenied:
-            yield False
-            return
-        try:
-            check_not_condemned(self.store, self.version.commit)
-            yield True
-        finally:
-            held.__exit__(None, None, None)
+    @property
+    def reader(self) -> Reader:
+        return replace(super().reader, name=f"{self.branch}@{self.version.commit.version}")
 
     def note(self, message: str, *, merged: Commit | None = None) -> Note:
         """What the log will say."""

@@ -1,0 +1,152 @@
+"""A read-only S3 endpoint on loopback: nginx serving a folder as /bucket/key, from Debian's package, not installed."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path(__file__).parents[2] / ".servers" / "nginx"
+_LIBRARIES = ("libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line of the server's log."""
+
+    method: str
+    key: str
+    status: int
+    bytes: int
+    start: int
+    """Where in the object its bytes start."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.bytes
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    port: int
+    log: Path | None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def answers(self) -> list[Answer]:
+        """What has been asked so far, if it is written down."""
+        assert self.log is not None, "this server keeps no log"
+        return [_answer(*line.split()) for line in self.log.read_text().splitlines()]
+
+
+def options(endpoint: str) -> dict[str, str]:
+    """How to reach such a server, by obstore's names."""
+    return {"endpoint": endpoint, "region": "us-east-1", "skip_signature": "true", "allow_http": "true"}
+
+
+@contextmanager
+def serve(root: Path, *, log: bool = False) -> Iterator[Server]:
+    """Serve the folders under `root` as buckets; with `log`, write down every request, which costs some speed."""
+    program, environment = _program()
+    with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        probe.close()
+        server = Server(port, Path(place, "access.log") if log else None)
+        Path(place, "nginx.conf").write_text(_configuration(root, Path(place), server))
+        command = [program, "-p", place, "-c", f"{place}/nginx.conf", "-e", f"{place}/error.log"]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        try:
+            _wait(port, process)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def version() -> str:
+    program, environment = _program()
+    told = subprocess.run([program, "-v"], env=environment, capture_output=True, text=True, check=True)
+    return told.stderr.strip().rpartition("/")[2]
+
+
+def _configuration(root: Path, place: Path, server: Server) -> str:
+    temporary = "\n".join(
+        f"  {kind}_temp_path {place}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    log = f"{server.log} lines" if server.log else "off"
+    user = "user root root;" if os.geteuid() == 0 else ""
+    return f"""{user}
+daemon off;
+worker_processes auto;
+worker_rlimit_nofile 8192;
+pid {place}/nginx.pid;
+events {{ worker_connections 4096; }}
+http {{
+  default_type application/octet-stream;
+  log_format lines '$request_method $uri $status $body_bytes_sent $http_range';
+  access_log {log};
+  sendfile on;
+  sendfile_max_chunk 1m;
+  tcp_nopush on;
+  keepalive_timeout 1h;
+  keepalive_requests 1000000000;
+  open_file_cache max=10000;
+{temporary}
+  server {{
+    listen 127.0.0.1:{server.port} backlog=4096;
+    root {root};
+  }}
+}}
+"""
+
+
+def _answer(method: str, key: str, status: str, size: str, asked: str = "-") -> Answer:
+    """A line of the log; a range is `bytes=START-END`, and `-` where the whole object was asked for."""
+    start = asked.removeprefix("bytes=").partition("-")[0]
+    return Answer(method, key, int(status), int(size), int(start or 0))
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise RuntimeError("nginx did not start; its words are above")
+
+
+def _program() -> tuple[str, dict[str, str]]:
+    """The program, unpacked if need be, and the environment that finds its libraries."""
+    if installed := shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
+        return installed, dict(os.environ)
+    program = HOME / "usr" / "sbin" / "nginx"
+    libraries = HOME / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
+    environment = dict(os.environ) | {"LD_LIBRARY_PATH": str(libraries)}
+    if not program.exists():
+        if not (shutil.which("apt-get") and shutil.which("dpkg")):
+            raise RuntimeError("this benchmark needs nginx: install it, or run where Debian packages can be fetched")
+        _unpack("nginx")
+        if "not found" in subprocess.run(["ldd", program], env=environment, capture_output=True, text=True).stdout:
+            for name in _LIBRARIES:
+                _unpack(name)
+    return str(program), environment
+
+
+def _unpack(package: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(["apt-get", "-q", "download", package], cwd=place, check=True, capture_output=True)
+        HOME.mkdir(parents=True, exist_ok=True)
+        for file in Path(place).glob("*.deb"):
+            subprocess.run(["dpkg", "-x", file, HOME], check=True)

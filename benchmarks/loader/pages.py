@@ -1,0 +1,73 @@
+"""Which pages hold which rows, of a table in which every row is where it was appended."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+import penstock
+from benchmarks.loader.nginx import Answer
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of one file: where they start in the file, and with which row of the table."""
+
+    offsets: npt.NDArray[np.int64]
+    """One more than there are pages: where the last one ends."""
+    rows: npt.NDArray[np.int64]
+    """The same for rows."""
+
+    def holding(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which pages hold any of these rows, given in rising order."""
+        inside = np.searchsorted(positions, self.rows)
+        return np.diff(inside) > 0
+
+
+def pages(ds: penstock.Dataset) -> dict[str, Pages]:
+    """The pages of each data file, by the last part of its key."""
+    reader = ds._reader  # where pages end is nobody's business but a benchmark's
+    found = {}
+    base = 0
+    for fragment in reader.tree.fragments(reader.snapshot.nodes):
+        for file in fragment.files:
+            rows = np.concatenate(([0], np.cumsum(file.page_rows, dtype=np.int64)))
+            found[file.key.rpartition("/")[2]] = Pages(file.page_offsets, base + file.row_start + rows)
+        base += fragment.rows
+    return found
+
+
+def count_holding(files: dict[str, Pages], positions: npt.NDArray[np.int64]) -> int:
+    """How many pages hold these rows."""
+    rising = np.sort(positions)
+    return sum(int(file.holding(rising).sum()) for file in files.values())
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What requests brought."""
+
+    needed_bytes: int
+    """In pages that hold a wanted row."""
+    other_bytes: int
+    """In other pages, before the last wanted one came: what comes later is for another epoch."""
+
+
+def fetched(files: dict[str, Pages], answers: Iterable[Answer], positions: npt.NDArray[np.int64]) -> Fetched:
+    """Tell what was needed for some rows from what was not, request by request."""
+    rising = np.sort(positions)
+    held = {name: file.holding(rising) for name, file in files.items()}
+    needed = other = waiting = 0
+    for got in answers:
+        name = got.key.rpartition("/")[2]
+        if name not in files:
+            continue
+        starts, ends = files[name].offsets[:-1], files[name].offsets[1:]
+        wanted = held[name] & (starts < got.end) & (ends > got.start)
+        useful = int((np.minimum(ends, got.end) - np.maximum(starts, got.start))[wanted].sum())
+        held[name] &= ~wanted  # a page that comes again is for another epoch
+        waiting += got.bytes - useful
+        if useful:
+            needed, other, waiting = needed + useful, other + waiting, 0
+    return Fetched(needed, other)

@@ -1,0 +1,193 @@
+"""Figures from an S3 endpoint on loopback, straight and through a proxy that makes it slow."""
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.loader import nginx
+from benchmarks.loader.bench import OURS, Bench, Job, Line, line_rate, median, median_share, ours, rounds
+from benchmarks.loader.job import ask
+from benchmarks.loader.pages import fetched, pages
+from benchmarks.loader.results import Figure
+from benchmarks.loader.tables import Place
+
+DELAYS_MS = (0, 10, 30, 100)
+DELAY_MS = 30
+SLOW_EVERY, SLOW_S = 200, 2.0
+CONSUMED = 0.9
+
+
+def s3(bench: Bench) -> Figure:
+    """Ours as a share of line rate, unthrottled."""
+    rows, lines = [], []
+    with bench.server() as server:
+        for name, share in (("images", 0.55), ("tokens", 0.40)):
+            row, line = _against_line(bench, bench.table(name), server.endpoint, f"{name}, S3", share)
+            rows.append({"workload": name} | row)
+            lines.append(line)
+    return _figure("s3", rows, lines, note="nginx on loopback, shuffled; line rate: plain GETs at the best concurrency")
+
+
+def latency(bench: Bench) -> Figure:
+    """Ours through the proxy at several delays, against line rate through the same proxy and against each other."""
+    place = bench.table("images")
+    with bench.server() as server, ExitStack() as stack:
+        ways = {delay: stack.enter_context(bench.link(server, delay)) for delay in DELAYS_MS}
+        best = {delay: line_rate(place, way, bench.seconds / 2) for delay, way in ways.items()}
+        jobs: dict[str, Job] = {}
+        for delay, way in ways.items():
+            jobs[f"{OURS}, {delay} ms"] = partial(ours, place.at(way), bench.seconds)
+            jobs[f"line, {delay} ms"] = partial(best[delay], bench.seconds)
+        found = rounds(jobs, bench.rounds, "bytes_per_s")
+    rates = {delay: median(found[f"{OURS}, {delay} ms"], "bytes_per_s") for delay in DELAYS_MS}
+    line = {delay: median(found[f"line, {delay} ms"], "bytes_per_s") for delay in DELAYS_MS}
+    shares = {
+        delay: median_share(found[f"{OURS}, {delay} ms"], found[f"line, {delay} ms"], "bytes_per_s")
+        for delay in DELAYS_MS
+    }
+    rows = [
+        {
+            "delay ms": delay,
+            "GB/s": rates[delay] / 1e9,
+            "rows/s": rates[delay] / place.workload.row_bytes,
+            "line GB/s": line[delay] / 1e9,
+            "of line rate": shares[delay],
+            "line rate by": str(best[delay]),
+        }
+        for delay in DELAYS_MS
+    ]
+    slowest, fastest = min(rates.values()) / 1e9, max(rates.values()) / 1e9
+    mine, other = rates[DELAY_MS] / 1e9, line[DELAY_MS] / 1e9
+    lines = [
+        Line(f"images, {DELAY_MS} ms", mine, "line rate", other, "GB/s", shares[DELAY_MS], at_least=0.95),
+        Line("images, slowest delay", slowest, "fastest delay", fastest, "GB/s", slowest / fastest, at_least=0.9),
+    ]
+    return _figure("latency", rows, lines, note=f"images through a proxy{_link(bench)}, shuffled")
+
+
+def first(bench: Bench) -> Figure:
+    """Seconds from opening the table to the first shuffled batch."""
+    rows, lines = [], []
+    with bench.server() as server, bench.link(server, DELAY_MS) as way:
+        for name in ("images", "tokens"):
+            place = bench.table(name).at(way)
+            jobs = {OURS: partial(ask, "ours", "first_batch", place=place.to_json())}
+            found = rounds(jobs, bench.rounds, "first_batch_s")[OURS]
+            taken = median(found, "first_batch_s")
+            rows.append({"workload": name, "open s": median(found, "open_s"), "first batch s": taken})
+            lines.append(Line(f"{name}, first batch", taken, "allowed", 1.5, "s", taken / 1.5, at_most=1.0))
+    return _figure("first", rows, lines, note=f"from load() to the first shuffled batch, {DELAY_MS} ms to each request")
+
+
+def slow(bench: Bench) -> Figure:
+    """One GET in 200 takes 2 s longer."""
+    place = bench.table("images")
+    with (
+        bench.server() as server,
+        bench.link(server, DELAY_MS) as even,
+        bench.link(server, DELAY_MS, every_nth=SLOW_EVERY, extra_s=SLOW_S) as uneven,
+    ):
+        jobs = {
+            "uneven": partial(ours, place.at(uneven), 2 * bench.seconds),
+            "even": partial(ours, place.at(even), 2 * bench.seconds),
+        }
+        found = rounds(jobs, bench.rounds, "bytes_per_s")
+    ratio = median_share(found["uneven"], found["even"], "bytes_per_s")
+    rates = [median(found[name], "bytes_per_s") / 1e9 for name in ("uneven", "even")]
+    note = f"images, {DELAY_MS} ms to each request and {SLOW_S:.0f} s to one in {SLOW_EVERY}{_link(bench)}"
+    rows = [{"all GETs alike GB/s": rates[1], "one in 200 late GB/s": rates[0], "ratio": ratio}]
+    lines = [Line("images, one GET in 200 late", rates[0], "none late", rates[1], "GB/s", ratio, at_least=0.9)]
+    return _figure("slow", rows, lines, note=note, told=found["uneven"][-1]["told"])
+
+
+def shuffle(bench: Bench) -> Figure:
+    """What shuffling costs."""
+    rows, lines = [], []
+    with bench.server() as server:
+        for name in ("images", "tokens"):
+            place = bench.table(name).at(server.endpoint)
+            jobs = {
+                "on": partial(ours, place, bench.seconds),
+                "off": partial(ours, place, bench.seconds, shuffle=False),
+            }
+            found = rounds(jobs, bench.rounds, "bytes_per_s")
+            ratio = median_share(found["on"], found["off"], "bytes_per_s")
+            on, off = (median(found[name], "bytes_per_s") / 1e9 for name in ("on", "off"))
+            rows.append({"workload": name, "shuffled GB/s": on, "in order GB/s": off, "ratio": ratio})
+            lines.append(Line(f"{name}, shuffled", on, "in order", off, "GB/s", ratio, at_least=0.85))
+    return _figure("shuffle", rows, lines, note="nginx on loopback")
+
+
+def resume(bench: Bench) -> Figure:
+    """A run that goes on at 90 % of an epoch: its first batch, its rows, and what it fetches."""
+    place = bench.table("images")
+    with bench.server(log=True) as server, bench.link(server, DELAY_MS) as way:
+        at = place.at(way).to_json()
+        before = ask("ours", "part", place=at, share=CONSUMED)
+        jobs = {
+            "resumed": partial(ask, "ours", "first_batch", place=at, state=before["state"]),
+            "fresh": partial(ask, "ours", "first_batch", place=at),
+        }
+        found = rounds(jobs, bench.rounds, "first_batch_s")
+        told = len(server.answers())
+        after = ask("ours", "rest", place=at, state=before["state"])
+        answers = server.answers()[told:]
+    twice = len(set(before["rows"]) & set(after["rows"]))
+    missing = place.workload.rows - len(set(before["rows"]) | set(after["rows"]))
+    brought = fetched(pages(place.open()), answers, np.array(after["rows"]))
+    needed, other = brought.needed_bytes / 1e6, brought.other_bytes / 1e6
+    ratio = median_share(found["resumed"], found["fresh"], "first_batch_s")
+    resumed, fresh = (median(found[name], "first_batch_s") for name in ("resumed", "fresh"))
+    rows = [
+        {
+            "fresh s": fresh,
+            "resumed s": resumed,
+            "ratio": ratio,
+            "rows twice": twice,
+            "rows missing": missing,
+            "fetched MB of pages with rows left": needed,
+            "of others": other,
+        }
+    ]
+    lines = [
+        Line("resume at 90 %, first batch", resumed, "fresh start", fresh, "s", ratio, at_most=1.2),
+        Line("resume at 90 %, fetched of used pages", other, "of others", needed, "MB", other / needed, at_most=0.02),
+        Line("resume at 90 %, rows twice or missing", twice + missing, "none", 0, "rows", twice + missing, at_most=0),
+    ]
+    return _figure("resume", rows, lines, note=f"images, {DELAY_MS} ms to each request; bytes counted at the server")
+
+
+def proxy_rate(bench: Bench) -> Figure:
+    """What the proxy itself lets through."""
+    place = bench.table("images")
+    rows, lines = [], []
+    with bench.server() as server, bench.link(server, 0) as way, bench.link(server, DELAY_MS) as slow_way:
+        for name, endpoint in (("none", server.endpoint), ("0 ms", way), (f"{DELAY_MS} ms", slow_way)):
+            best = line_rate(place, endpoint, bench.seconds / 2)
+            rate = best(bench.seconds)["bytes_per_s"]
+            rows.append({"proxy": name, "GB/s": rate / 1e9, "MiB/s": rate / (1 << 20), "line rate by": str(best)})
+    through, direct = rows[-1]["GB/s"], rows[0]["GB/s"]
+    lines.append(Line(f"proxy at {DELAY_MS} ms", through, "no proxy", direct, "GB/s", through / direct))
+    return _figure("proxy", rows, lines, note=f"plain GETs{_link(bench)}")
+
+
+def _against_line(
+    bench: Bench, place: Place, endpoint: str, figure: str, at_least: float
+) -> tuple[dict[str, Any], Line]:
+    best = line_rate(place, endpoint, bench.seconds / 2)
+    jobs = {OURS: partial(ours, place.at(endpoint), bench.seconds), "line": partial(best, bench.seconds)}
+    found = rounds(jobs, bench.rounds, "bytes_per_s")
+    mine, line = (median(found[name], "bytes_per_s") / 1e9 for name in (OURS, "line"))
+    share = median_share(found[OURS], found["line"], "bytes_per_s")
+    row = {"GB/s": mine, "line GB/s": line, "of line rate": share, "line rate by": str(best)}
+    return row, Line(figure, mine, "line rate", line, "GB/s", share, at_least=at_least)
+
+
+def _link(bench: Bench) -> str:
+    return f" and a link of {bench.link_mib_s:,.0f} MiB/s" if bench.link_mib_s else ""
+
+
+def _figure(name: str, rows: list[dict[str, Any]], lines: list[Line], **more: Any) -> Figure:
+    return Figure(name, rows, lines, versions={"nginx": nginx.version()}, **more)

@@ -1,0 +1,6 @@
+"""Memory on both sides of the bus."""
+
+from penstock.device._buffers import HostBuffers
+from penstock.device._shared import SharedMemory
+
+__all__ = ["HostBuffers", "SharedMemory"]

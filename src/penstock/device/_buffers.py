@@ -1,0 +1,55 @@
+"""Host memory for batches, used again when nobody holds the batch: fresh memory costs a fault per page."""
+
+from collections import defaultdict
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_SIZE_STEP = 64 << 10
+
+
+class HostBuffers:
+    """Gives out arrays whose memory comes back by itself when the last view of them is gone."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._keep_bytes = keep_bytes
+        self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
+        self._kept = 0
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type["HostBuffers"], tuple[int]]:
+        return HostBuffers, (self._keep_bytes,)
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of any content."""
+        element = np.dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * element.itemsize
+        if size < _SIZE_STEP:
+            return np.empty(shape, element)
+        room = -(-size // _SIZE_STEP) * _SIZE_STEP
+        with self._lock:
+            free = self._free[room]
+            memory = free.pop() if free else None
+            self._kept -= room if memory is not None else 0
+        loan = _Loan(self, np.empty(room, np.uint8) if memory is None else memory)
+        return np.asarray(loan)[:size].view(element).reshape(shape)
+
+    def give_back(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Keep memory for the next one who asks."""
+        with self._lock:
+            if self._kept + len(memory) <= self._keep_bytes:
+                self._free[len(memory)].append(memory)
+                self._kept += len(memory)
+
+
+class _Loan:
+    """What an array given out is based on: numpy keeps it as long as any view of the array lives."""
+
+    def __init__(self, owner: HostBuffers, memory: npt.NDArray[np.uint8]) -> None:
+        self._owner, self._memory = owner, memory
+        self.__array_interface__ = memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._owner.give_back(self._memory)

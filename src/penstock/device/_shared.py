@@ -1,0 +1,36 @@
+"""Memory that two processes share without a name, so that nothing is left behind however they end."""
+
+import mmap
+import os
+import tempfile
+from contextlib import suppress
+
+_STEP = 1 << 20
+
+
+class SharedMemory:
+    """Bytes behind a file descriptor that can be handed to another process."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self.size)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, size: int) -> "SharedMemory":
+        """New memory of at least this size."""
+        room = max(_STEP, -(-size // _STEP) * _STEP)
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("penstock")
+        else:
+            with tempfile.TemporaryFile() as file:  # its name is gone at once
+                fd = os.dup(file.fileno())
+        os.truncate(fd, room)
+        return cls(fd)
+
+    def close(self) -> None:
+        """Give the memory up; arrays that are views of it keep it until they are gone."""
+        os.close(self.fd)
+        with suppress(BufferError):
+            self.view.release()

@@ -1,0 +1,274 @@
+"""Put the rows of a span together, a column at a time, and decode what is encoded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.codecs import decode_audio, decode_image, decode_image_into, decode_video
+from penstock.device import HostBuffers
+from penstock.engine._pieces import Span
+from penstock.engine._slab import Layout, Slab
+from penstock.errors import InvalidInputError, SampleError
+from penstock.format import Field, Schema, linked_kind
+from penstock.format.kinds import Audio, Image, Mask, Values, Video
+from penstock.table import Cells, Reader, Rows, take
+
+Decoder = Callable[[bytes], Any]
+Columns = dict[str, Values]
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How encoded columns become values."""
+
+    decode: bool | Mapping[str, bool | Decoder] = True
+    """Whether media are decoded, or for each column whether, or by what function of the bytes."""
+    image_size: tuple[int, int] | None = None
+    """Height and width that pictures are scaled to; None leaves them as they are."""
+
+    def __post_init__(self) -> None:
+        size = self.image_size
+        if size is not None and (len(size) != 2 or any(not isinstance(length, int) or length < 1 for length in size)):
+            raise InvalidInputError(f"image_size is a height and a width in pixels, not {size!r}")
+
+    def check(self, schema: Schema) -> None:
+        """Refuse what no column is there for."""
+        for name in () if isinstance(self.decode, bool) else self.decode:
+            self.decoder(schema[name])
+
+    def decoder(self, field: Field) -> "bool | Decoder":
+        """What is done with one column."""
+        choice = self.decode if isinstance(self.decode, bool) else self.decode.get(field.name, True)
+        if callable(choice) and linked_kind(field.kind).arrow_type != pa.binary():
+            raise InvalidInputError(f"column {field.name!r} holds {field.kind} and no bytes that could be decoded")
+        return choice
+
+    def picture_shape(self, field: Field) -> tuple[int, ...] | None:
+        """The one shape that a column's pictures have when decoded; None where it is not one, or they are not."""
+        kind = linked_kind(field.kind)
+        if not isinstance(kind, Image) or self.decoder(field) is not True:
+            return None
+        if self.image_size is not None and not isinstance(kind, Mask):
+            return (*self.image_size, *(kind.shape[2:] if kind.shape else (3,)))
+        return kind.shape
+
+
+class Collator:
+    """Makes columns of the rows of a span."""
+
+    def __init__(self, reader: Reader, layout: Layout, options: DecodeOptions, buffers: HostBuffers) -> None:
+        self._reader, self._layout, self._options, self._buffers = reader, layout, options, buffers
+
+    def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
+        """All columns of all rows of a span, and the rows that are bad with the reason; their values mean nothing."""
+        found: Columns = {}
+        bad: dict[int, Exception] = {}
+        rows = span.slab_rows if self._layout.fixed else None
+        for column in self._layout.fixed:
+            assert rows is not None
+            out = self._buffers.empty((len(rows), *column.shape), column.dtype)
+            # With mode="raise", numpy would fill a buffer of its own first.
+            np.take(slab.values[column.name], rows, axis=0, out=out, mode="clip")
+            found[column.name] = out
+            if column.nullable:
+                found[f"{column.name}_mask"] = slab.masks[column.name][rows]
+        for field in self._layout.loose:
+            found.update(self._decoded(field, _cells_of(span, field.name), bad))
+        return found, bad
+
+    def rows(self, positions: Rows) -> tuple[Columns, dict[int, Exception]]:
+        """The same for rows of the table, rising, that are read by themselves."""
+        cells = self._reader.cells(self._layout.fields, [positions])[0]
+        found: Columns = {}
+        bad: dict[int, Exception] = {}
+        for column in self._layout.fixed:
+            if column.field is None:
+                found[column.name] = self._reader.row_ids(positions)
+                continue
+            filled = self._reader.values(column.field, cells[column.name])
+            found[column.name] = filled.values
+            if column.nullable:
+                there = filled.mask
+                found[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
+        for field in self._layout.loose:
+            found.update(self._decoded(field, cells[field.name], bad))
+        return found, bad
+
+    def row(self, position: int) -> Columns:
+        """One row; raises if it is bad."""
+        found, bad = self.rows(np.array([position]))
+        for error in bad.values():
+            raise error
+        return found
+
+    def _decoded(self, field: Field, cells: Cells, bad: dict[int, Exception]) -> Columns:
+        kind, choice = linked_kind(field.kind), self._options.decoder(field)
+        if not isinstance(kind, Image | Audio) and not callable(choice):
+            return self._plain(field, cells, bad)
+        encoded = self._reader.resolved(field, _array(cells), cells)
+        if choice is False:
+            return {field.name: encoded.to_pylist()}
+        if isinstance(kind, Image) and choice is True:
+            return self._pictures(field, encoded, bad)
+        decoder: Callable[[bytes], Any] = choice if callable(choice) else _sound_or_film(kind)
+        return {field.name: _each(encoded, decoder, field.name, bad)}
+
+    def _plain(self, field: Field, cells: Cells, bad: dict[int, Exception]) -> Columns:
+        try:
+            filled = self._reader.values(field, cells)
+        except SampleError:
+            return {field.name: self._one_by_one(field, cells, bad)}
+        found: Columns = {field.name: filled.values}
+        if filled.mask is not None:
+            found[f"{field.name}_mask"] = filled.mask
+        return found
+
+    def _one_by_one(self, field: Field, cells: Cells, bad: dict[int, Exception]) -> list[Any]:
+        """Values of which at least one is bad."""
+        found: list[Any] = []
+        assert cells.array is not None
+        for row in range(len(cells.array)):
+            references = None if cells.references is None else cells.references.slice(row, 1)
+            try:
+                found.append(self._reader.values(field, Cells(None, cells.array.slice(row, 1), references)).item(0))
+            except SampleError as error:
+                bad.setdefault(row, error)
+                found.append(None)
+        return found
+
+    def _pictures(self, field: Field, encoded: pa.Array, bad: dict[int, Exception]) -> Columns:
+        shape = self._options.picture_shape(field)
+        if shape is None:
+            return {field.name: _each(encoded, decode_image, field.name, bad)}
+        resize = self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
+        there = np.asarray(encoded.is_valid())
+        if len(shape) < 3 and not resize:  # one channel may have 16 bits, and only the picture knows
+            pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
+            kinds = {picture.dtype for picture in pictures if picture is not None}
+            out = self._buffers.empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
+            for row, picture in enumerate(pictures):
+                out[row] = 0 if picture is None else picture
+        else:
+            out = self._buffers.empty((len(encoded), *shape), np.uint8)
+            for row, data in enumerate(_views(encoded)):
+                try:
+                    if data is None:
+                        out[row] = 0
+                    else:
+                        decode_image_into(data, out[row], resize=resize)
+                except SampleError as error:
+                    bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
+                    out[row] = 0
+        return {field.name: out, f"{field.name}_mask": there} if field.nullable else {field.name: out}
+
+
+def _shaped(shape: tuple[int, ...], data: bytes) -> npt.NDArray[Any]:
+    picture = decode_image(data)
+    if picture.shape != shape:
+        raise SampleError(f"a picture has shape {picture.shape}, not the column's {shape}")
+    return picture
+
+
+def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Arrays of different shapes as one, filled up with zeros, and the shape of each; `empty` is there for none."""
+    arrays = [np.asarray(value) for value in values if value is not None]
+    if not arrays:
+        nothing = np.zeros(0) if empty is None else empty
+        return np.zeros((len(values), *nothing.shape), nothing.dtype), np.zeros((len(values), nothing.ndim), np.int64)
+    dimensions = max(array.ndim for array in arrays)
+    if any(array.ndim != dimensions for array in arrays):
+        raise InvalidInputError("values with different numbers of dimensions cannot be padded; ask for lists")
+    shapes = np.zeros((len(values), dimensions), np.int64)
+    for row, value in enumerate(values):
+        if value is not None:
+            shapes[row] = np.shape(value)
+    out = np.zeros((len(values), *shapes.max(axis=0).tolist()), np.result_type(*{array.dtype for array in arrays}))
+    for row, value in enumerate(values):
+        if value is not None:
+            inside: tuple[slice, ...] = tuple(slice(length) for length in shapes[row].tolist())
+            out[row][inside] = value
+    return out, shapes
+
+
+def _array(cells: Cells) -> pa.Array:
+    assert cells.array is not None
+    return cells.array
+
+
+def _cells_of(span: Span, name: str) -> Cells:
+    """A column of a span's rows that is not in the slab."""
+    order = np.argsort(span.which, kind="stable")
+    ordered, rows = span.which[order], span.rows[order]
+    bounds = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1))
+    arrays: list[pa.Array] = []
+    references: list[pa.Array | None] = []
+    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        cells = span.pieces[int(ordered[first])].cells[name]
+        assert cells.array is not None
+        arrays.append(take(cells.array, rows[first:end]))
+        references.append(None if cells.references is None else take(cells.references, rows[first:end]))
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    array = take(pa.concat_arrays(arrays), back)
+    if all(part is None for part in references):
+        return Cells(None, array)
+    kind = next(part.type for part in references if part is not None)
+    whole = [
+        pa.nulls(len(values), kind) if part is None else part for values, part in zip(arrays, references, strict=True)
+    ]
+    return Cells(None, array, take(pa.concat_arrays(whole), back))
+
+
+def _views(encoded: pa.Array) -> list[memoryview | None]:
+    """The bytes of each row, without a copy."""
+    width = np.int64 if encoded.type == pa.large_binary() else np.int32
+    _, offsets_buffer, data = encoded.buffers()
+    offsets = np.frombuffer(offsets_buffer, width, len(encoded) + 1, encoded.offset * np.dtype(width).itemsize).tolist()
+    there = np.asarray(encoded.is_valid()).tolist()
+    view = memoryview(data if data is not None else b"").cast("B")
+    return [view[offsets[row] : offsets[row + 1]] if there[row] else None for row in range(len(encoded))]
+
+
+def _each(encoded: pa.Array, decode: Callable[[Any], Any], name: str, bad: dict[int, Exception]) -> list[Any]:
+    found: list[Any] = []
+    for row, data in enumerate(encoded.to_pylist()):
+        try:
+            found.append(None if data is None else decode(data))
+        except Exception as error:  # a user's decoder may raise anything
+            bad.setdefault(row, SampleError(f"column {name!r}: {error}"))
+            bad[row].__cause__ = error
+            found.append(None)
+    return found
+
+
+def _sound_or_film(kind: Any) -> Decoder:
+    if isinstance(kind, Video):
+        return lambda data: decode_video(data)[0]
+    assert isinstance(kind, Audio)
+    return lambda data: decode_audio(data)[0]
+
+
+def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns]:
+    """Columns of many rows as batches of so many."""
+    if len(lengths) == 1:
+        return [dict(columns)]
+    batches: list[Columns] = []
+    start = 0
+    for length in lengths:
+        batches.append({name: values[start : start + length] for name, values in columns.items()})
+        start += length
+    return batches
+
+
+def put_row(columns: Columns, index: int, row: Columns) -> None:
+    """Write one row over another."""
+    for name, values in columns.items():
+        one = row[name]
+        if isinstance(values, np.ndarray) and isinstance(one, np.ndarray) and one.dtype != values.dtype:
+            values = columns[name] = values.astype(np.result_type(values, one))  # gray of 8 and of 16 bits
+        values[index] = one[0]

@@ -1,0 +1,156 @@
+"""Fetch pages in threads: in the order asked, answered in any order, and asked twice where an answer is late.
+
+The contract; if the code disagrees with this list, the code is wrong:
+
+- A request is answered once: with pages that have been verified, or with an error.
+- No more requests are under way than the limit, which grows while the loop waits for them and the store is slow to
+  answer; hedges come on top, one for every twenty requests at most.
+- `stop` returns at once: requests under way end by themselves, and their answers are dropped.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Lock, Thread
+
+from penstock.engine._stats import Gauge
+
+_FIRST_LIMIT = 16
+_HEDGE_SHARE = 0.05
+_HEDGE_FACTOR = 3.0
+_HEDGE_MIN_S = 0.1
+_WATCH_S = 0.02
+_LATENCIES = 512
+
+Runs = list[tuple[int, memoryview]]
+
+
+class Request:
+    """Pages that somebody waits for."""
+
+    __slots__ = ("answer", "answered", "bytes", "read", "started_s", "tries")
+
+    def __init__(self, size: int, read: Callable[[], Runs], answer: Callable[[Runs | BaseException], None]) -> None:
+        self.bytes, self.read, self.answer = size, read, answer
+        self.started_s = 0.0
+        self.tries = 1
+        """Threads that are at it, or will be."""
+        self.answered = False
+
+
+class Fetcher:
+    """A pool of threads that read pages."""
+
+    def __init__(self, gauge: Gauge, *, remote: bool, max_threads: int) -> None:
+        """A remote store may answer late; a local one is read with all threads from the start."""
+        self._gauge, self._remote, self._max_threads = gauge, remote, max_threads
+        self.limit = min(_FIRST_LIMIT, max_threads) if remote else max_threads
+        self._waiting: deque[Request] = deque()
+        self._hedges: deque[Request] = deque()
+        self._under_way: set[Request] = set()
+        self._idle = self._threads = self._hedging = 0
+        self._asked = self._hedged = 0
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+        self._late_s = float("inf")
+        self._lock = Lock()
+        self._work = Condition(self._lock)
+        self._stopped = False
+        if self._remote:
+            Thread(target=self._watch, name="penstock-hedge", daemon=True).start()
+
+    def ask(self, request: Request) -> None:
+        """Fetch pages; the answer is given by a thread of the pool."""
+        with self._lock:
+            self._waiting.append(request)
+            self._asked += 1
+            self._staff()
+
+    def hurry(self) -> None:
+        """The loop waits for what is under way: if the store is far, more requests at once help."""
+        with self._lock:
+            if self._remote and len(self._under_way) >= self.limit < self._max_threads:
+                self.limit = min(self._max_threads, self.limit + max(1, self.limit // 8))
+                self._staff()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            self._waiting.clear()
+            self._hedges.clear()
+            self._work.notify_all()
+
+    def _staff(self) -> None:
+        """Have a thread for what waits; called with the lock."""
+        if self._idle:
+            self._work.notify()
+        elif self._threads < self.limit + self._hedging and not self._stopped:
+            self._threads += 1
+            Thread(target=self._run, name="penstock-fetch", daemon=True).start()
+
+    def _next(self) -> Request | None:
+        with self._lock:
+            while not self._stopped:
+                if self._hedges:
+                    return self._hedges.popleft()
+                if self._waiting and len(self._under_way) < self.limit:
+                    request = self._waiting.popleft()
+                    request.started_s = time.perf_counter()
+                    self._under_way.add(request)
+                    return request
+                self._idle += 1
+                self._work.wait()
+                self._idle -= 1
+            self._threads -= 1
+            return None
+
+    def _run(self) -> None:
+        while (request := self._next()) is not None:
+            started = time.perf_counter()
+            found: Runs | BaseException
+            try:
+                found = request.read()
+            except BaseException as error:
+                found = error
+            seconds = time.perf_counter() - started
+            with self._lock:
+                request.tries -= 1
+                # A failure is an answer only if nobody else may still succeed.
+                first = not request.answered and not (isinstance(found, BaseException) and request.tries)
+                if first:
+                    request.answered = True
+                    self._under_way.discard(request)
+                    self._note(seconds)
+                if self._waiting and self._idle:
+                    self._work.notify()
+                stopped = self._stopped
+            self._gauge.got(request.bytes, seconds)
+            if first and not stopped:
+                request.answer(found)
+            del request, found
+
+    def _note(self, seconds: float) -> None:
+        self._latencies.append(seconds)
+        if len(self._latencies) >= 32 and (self._asked % 32 == 0 or self._late_s == float("inf")):
+            ordered = sorted(self._latencies)
+            typical, slow = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
+            self._late_s = max(_HEDGE_MIN_S, min(_HEDGE_FACTOR * typical, 1.5 * slow))
+
+    def _watch(self) -> None:
+        """Ask again for what is late."""
+        while not self._stopped:
+            time.sleep(_WATCH_S)
+            now = time.perf_counter()
+            with self._lock:
+                late = [
+                    request for request in self._under_way
+                    if request.tries == 1 and now - request.started_s > self._late_s
+                ]  # fmt: skip
+                for request in sorted(late, key=lambda request: request.started_s):
+                    if self._hedged >= max(1, _HEDGE_SHARE * self._asked):
+                        break
+                    request.tries += 1
+                    self._hedged += 1
+                    self._hedging = min(self._hedging + 1, self._max_threads)
+                    self._hedges.append(request)
+                    self._gauge.hedges += 1
+                    self._staff()

@@ -1,0 +1,150 @@
+"""Walk along a lane: which block holds each row, in the order in which the lane is read."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from penstock.engine._selection import Block, PartBlocks, Parts
+from penstock.plan import Epoch, Spread
+from penstock.table import Rows
+
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class LaneBlock:
+    """A block, as far as it is in one lane and not read yet."""
+
+    block: Block
+    first: int
+    """The lane's row that the block starts with."""
+    unread: Rows | None
+    """Which rows of the lane are still to be read, where some have been read before; None: all of them."""
+    left: int
+    """Rows that the lane has not come to."""
+    closes: int = -1
+    """The turn after which no row is left; -1 while that is not known."""
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.block)
+
+
+class Blocks(Protocol):
+    """Where the blocks of an epoch come from."""
+
+    def parts(self, section: int) -> Parts:
+        """The parts of a section."""
+
+    def blocks(self, section: int, part: int) -> PartBlocks:
+        """The blocks of a part."""
+
+
+def walk(epoch: Epoch, source: Blocks, start: int, end: int) -> Iterator[tuple[Block, int, int]]:
+    """The blocks that lie between two places, cut to them: each with its first place and the one behind its last."""
+    number = int(np.searchsorted(epoch.section_ends, start, side="right"))
+    while start < end:
+        section = int(epoch.sections[number])
+        base = int(epoch.section_ends[number] - epoch.section_rows[section])
+        parts = source.parts(section) if epoch.section_rows[section] else Parts(_NONE, _NONE)
+        first = int(np.searchsorted(parts.ends, start - base, side="right"))
+        for part, part_base in zip(parts.order[first:].tolist(), [0, *parts.ends.tolist()][first:], strict=False):
+            inside = source.blocks(section, part)
+            index = int(np.searchsorted(inside.ends, start - base - part_base, side="right"))
+            for block, block_end in zip(inside.blocks[index:], inside.ends[index:].tolist(), strict=True):
+                place = base + part_base + block_end
+                stop = min(place, end)
+                yield block.part(start - place + len(block), stop - place + len(block)), start, stop
+                start = stop
+                if start >= end:
+                    return
+        number += 1
+
+
+class LaneCursor:
+    """Reads a lane from some turn on; a turn is a row's number in the order in which the lane is read."""
+
+    def __init__(
+        self, spread: Spread, blocks: Callable[[int, int], Iterator[tuple[Block, int, int]]], turn: int
+    ) -> None:
+        self._spread = spread
+        number = spread.find(turn)
+        self._next_chunk = number
+        self._chunk_start = self._chunk_end = spread.before(number)
+        first = max(number * spread.width - spread.reach, 0)
+        self._blocks = blocks(first, spread.length)
+        self._near: list[LaneBlock] = []
+        self._holders = np.zeros(0, np.int64)
+        self._rows = np.zeros(0, np.int64)
+        self._seen = first
+        """Rows of the lane up to here belong to blocks that are known."""
+        self.passed = turn
+        """Turns before this one are over."""
+        self._skip(number, turn)
+
+    def take(self, turns: Rows) -> tuple[list[LaneBlock], Rows, Rows]:
+        """For turns, rising: the blocks that hold them; for each turn the number of its block and the lane's row."""
+        holders, rows, base = [], [], 0
+        blocks: list[LaneBlock] = []
+        done, last = 0, int(turns[-1])
+        while done < len(turns):
+            while int(turns[done]) >= self._chunk_end:
+                self._read_chunk()
+            upto = int(np.searchsorted(turns, self._chunk_end)) if last >= self._chunk_end else len(turns)
+            inside = turns[done:upto] - self._chunk_start
+            holders.append(self._holders[inside] + base)
+            rows.append(self._rows[inside])
+            blocks += self._near
+            base += len(self._near)
+            done = upto
+        self.passed = last + 1
+        if len(rows) == 1:
+            return blocks, holders[0], rows[0]
+        return blocks, np.concatenate(holders), np.concatenate(rows)
+
+    def _skip(self, number: int, turn: int) -> None:
+        """Note which rows near the start have been read, so that nobody fetches what holds only those."""
+        start = number * self._spread.width
+        unread = self._spread.left(number)
+        if turn > self._chunk_start:
+            chunk = self._spread.chunk(number)
+            self._reach(int(chunk.max()) + 1)
+            gone = np.sort(chunk[: turn - self._chunk_start])
+        else:
+            self._reach(start)
+            gone = np.zeros(0, np.int64)
+        for known in self._near:
+            front = unread[np.searchsorted(unread, known.first) : np.searchsorted(unread, known.end)]
+            behind = np.arange(max(known.first, start), known.end)
+            rows = np.concatenate([front, behind])
+            known.left = len(rows)  # before the chunk is read; reading it counts its rows
+            still = rows[~np.isin(rows, gone, assume_unique=True)] if len(gone) else rows
+            known.unread = still if len(still) < len(known.block) else None
+
+    def _reach(self, row: int) -> None:
+        """Know the blocks up to a row of the lane."""
+        while self._seen < min(row, self._spread.length):
+            block, first, end = next(self._blocks)
+            self._near.append(LaneBlock(block, first, None, len(block)))
+            self._seen = end
+
+    def _read_chunk(self) -> None:
+        rows = self._spread.chunk(self._next_chunk)
+        self._next_chunk += 1
+        self._near = [known for known in self._near if known.left]
+        if len(rows):
+            self._reach(int(rows.max()) + 1)
+        ends = np.array([known.end for known in self._near], np.int64)
+        holders = np.searchsorted(ends, rows, side="right")
+        counts = np.bincount(holders, minlength=len(self._near)).tolist()
+        self._chunk_start = self._chunk_end
+        self._chunk_end += len(rows)
+        last = np.full(len(self._near), -1)
+        last[holders] = np.arange(len(rows))
+        for number, known in enumerate(self._near):
+            known.left -= counts[number]
+            if not known.left:
+                known.closes = self._chunk_start + int(last[number])
+        self._holders, self._rows = holders, rows

@@ -1,0 +1,99 @@
+"""Pieces, the parts of a table that are in the window, and spans, the steps that are put together from them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine._selection import Block
+from penstock.table import Cells, PageRequest, Pages, Rows, Wanted
+
+
+class Piece:
+    """A block in the window: asked for, then filled, then read by spans, then freed."""
+
+    __slots__ = (
+        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "home", "missing", "pages",
+        "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "waiting", "want",
+    )  # fmt: skip
+
+    def __init__(self, block: Block, home: Block) -> None:
+        self.again: Rows | None = None
+        """For each row of the block its row here, where some are chosen more than once."""
+        if not isinstance(block.chosen, range) and not (block.chosen[1:] > block.chosen[:-1]).all():
+            _, firsts, self.again = np.unique(block.chosen, return_index=True, return_inverse=True)
+            block = block.pick(firsts)
+        self.block, self.home, self.rows = block, home, len(block)
+        """What is read, and the whole of which it is a part."""
+        self.want = Wanted(block.fragment, block.stored_rows)
+        self.requests: list[PageRequest] = []
+        self.straight: dict[int, range] = {}
+        """Requests, by their numbers, that are read straight into the slab: the rows that they fill."""
+        self.raw_bytes = self.bytes = 0
+        """Bytes of pages that wait to be put in their places, and bytes it takes in the window."""
+        self.row_start = 0
+        """Its first row in the slab."""
+        self.pages = Pages()
+        self.missing = 0
+        """Requests that have not been answered."""
+        self.cells: dict[str, Cells] = {}
+        """Columns that are not in the slab."""
+        self.filled = False
+        self.error: BaseException | None = None
+        self.closed = False
+        """Whether no span to come needs it."""
+        self.admitted = False
+        self.spans = 0
+        """Spans that need it and have not been put together."""
+        self.waiting: list[Span] = []
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Span:
+    """Some steps in a row, of one rank, that are put together at once."""
+
+    number: int
+    epoch: int
+    batch_rows: list[int]
+    """Rows of each of its batches."""
+    consumed: list[int]
+    """Positions that all ranks have read when each batch has been delivered."""
+    last: bool
+    """Whether the epoch ends with it."""
+    pieces: list[Piece]
+    """What was planned together with it."""
+    needed: list[Piece]
+    """Those of the pieces that it needs."""
+    which: Rows
+    """For each row the number of the piece that holds it, …"""
+    rows: Rows
+    """… and its row there."""
+    padding: npt.NDArray[np.bool_] | None
+    """Rows that only fill up the epoch's last step."""
+    blocks_drawn: int
+    """Blocks that each batch draws from, added up."""
+    missing: int = 0
+    """Pieces that are not filled."""
+
+    def position(self, index: int) -> int:
+        """Where in the table a row is."""
+        return self.pieces[int(self.which[index])].block.position(int(self.rows[index]))
+
+    def home(self, index: int) -> Block:
+        """The block that a row belongs to."""
+        return self.pieces[int(self.which[index])].home
+
+    @property
+    def row_ids(self) -> Rows:
+        """The ids of all rows."""
+        ids = np.empty(len(self.which), np.int64)
+        for number in np.unique(self.which).tolist():
+            here, want = self.which == number, self.pieces[number].want
+            ids[here] = want.fragment.row_ids_at(want.rows[self.rows[here]])
+        return ids
+
+    @property
+    def slab_rows(self) -> Rows:
+        """Where in the slab each row is."""
+        starts = np.array([piece.row_start for piece in self.pieces], np.int64)
+        return starts[self.which] + self.rows

@@ -1,0 +1,287 @@
+"""Run a plan: a planner, fetchers and workers around one window; batches leave in the order of the plan.
+
+The contract; if the code disagrees with this list, the code is wrong:
+
+- Spans are admitted in the order of the plan, and a piece gets its room in that order; so what the next span needs
+  never waits for what a later one holds.
+- Batches are delivered in order. An error comes in its place: after every batch before it, and before any other.
+- When nothing under way can free memory, the next span is admitted over the budget rather than never.
+- After the last span of an epoch come those of the next, as far as the window has room.
+- `stop` makes every thread end after what it is doing; nothing is delivered after it. Threads never hold the user's
+  iterator, so one that is dropped stops its pipeline.
+"""
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from threading import Condition, Lock, Thread, current_thread
+from typing import Any
+
+from penstock.engine._fetch import Fetcher, Request, Runs
+from penstock.engine._pieces import Piece, Span
+from penstock.engine._planner import Planner, Stretch
+from penstock.engine._stats import Gauge
+from penstock.engine._window import Window
+from penstock.errors import CorruptError, InvalidInputError
+
+_PLANNED_AHEAD = 64
+_HURRY_S = 0.02
+_JOIN_S = 1.0
+
+Work = Callable[[Span], Sequence[Any]]
+
+_running: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+
+
+class Pipeline:
+    """The threads of one run of a loader, from some point of an epoch on."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        window: Window,
+        fetcher: Fetcher,
+        workers: Sequence[Work],
+        *,
+        inline: bool,
+        tolerant: bool,
+        depth: int,
+        gauge: Gauge,
+    ) -> None:
+        """`depth` spans are put together ahead of the loop; with `inline`, the loop's own thread is the one worker.
+
+        A tolerant pipeline leaves it to the workers what to do with damaged pages.
+        """
+        self._planner, self._window, self._fetcher = planner, window, fetcher
+        self._inline = workers[0] if inline else None
+        self._workers = [] if inline else workers
+        self._tolerant, self._depth, self._gauge = tolerant, depth, gauge
+        self._lock = Lock()
+        self._room, self._ready, self._done = (Condition(self._lock) for _ in range(3))
+        self._spans_ready: list[tuple[int, Span]] = []
+        self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
+        self._delivered = self._admitted = self._released = 0
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._threads: list[Thread] = []
+
+    def start(self, epoch: int, consumed: int) -> None:
+        """Begin to read."""
+        work = [
+            Thread(target=self._work, args=(worker,), name="penstock-work", daemon=True) for worker in self._workers
+        ]
+        plan = Thread(target=self._plan, args=(epoch, consumed), name="penstock-plan", daemon=True)
+        self._threads = [plan, *work]
+        _running.add(self)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, *, wait: bool = False) -> None:
+        """Stop every thread; with `wait`, give them a moment to end."""
+        with self._lock:
+            self._stopped = True
+            self._results.clear()
+            for condition in (self._room, self._ready, self._done):
+                condition.notify_all()
+        self._fetcher.stop()
+        if wait:
+            ends = time.monotonic() + _JOIN_S
+            for thread in self._threads:
+                if thread is not current_thread():
+                    thread.join(max(0.0, ends - time.monotonic()))
+
+    def next_span(self) -> tuple[Span, Sequence[Any]]:
+        """The next span and its batches; raises what went wrong in it."""
+        started, busy = time.perf_counter(), 0.0
+        with self._lock:
+            while (found := self._results.pop(self._delivered, None)) is None:
+                if self._failure is not None and self._delivered == self._admitted:
+                    raise self._failure
+                if self._stopped:
+                    raise InvalidInputError("this loader was closed while it was read")
+                if self._inline is not None and self._spans_ready:
+                    span = heappop(self._spans_ready)[1]
+                    self._lock.release()
+                    began = time.perf_counter()
+                    try:
+                        self._put_together(span, self._inline)
+                    finally:
+                        busy += time.perf_counter() - began
+                        self._lock.acquire()
+                elif not self._done.wait(_HURRY_S):
+                    self._fetcher.hurry()
+            self._delivered += 1
+            self._ready.notify()
+            self._room.notify()
+        waited = time.perf_counter() - started
+        self._gauge.add("loop", "starved", waited)
+        if self._inline is not None:
+            self._gauge.add("work", "busy", busy)
+            self._gauge.add("work", "starved", waited - busy)
+        span, batches = found
+        if isinstance(batches, BaseException):
+            raise batches
+        return span, batches
+
+    def _plan(self, epoch: int, consumed: int) -> None:
+        try:
+            while True:
+                some = False
+                for stretch in self._planner.stretches(epoch, consumed):
+                    some = True
+                    self._announce(stretch)
+                    if not all(self._admit(span) for span in stretch.spans):
+                        return
+                if not some and not consumed:
+                    return
+                epoch, consumed = epoch + 1, 0
+        except BaseException as error:
+            with self._lock:
+                self._failure = error
+                self._done.notify_all()
+
+    def _announce(self, stretch: Stretch) -> None:
+        """Say which spans will need which pieces, and which pieces nobody will need after them."""
+        with self._lock:
+            for span in stretch.spans:
+                for piece in span.needed:
+                    piece.spans += 1
+            for piece in stretch.closing:
+                piece.closed = True
+                if not piece.spans and piece.admitted:
+                    self._window.free(piece)
+
+    def _admit(self, span: Span) -> bool:
+        """Make room for what a span needs, and ask for it; False when stopped."""
+        with self._lock:
+            while span.number >= self._delivered + self._depth + _PLANNED_AHEAD and not self._stopped:
+                self._room.wait()
+        for piece in span.needed:
+            if not piece.admitted:
+                self._window.describe(piece)
+                if not self._make_room(piece):
+                    return False
+                self._ask(piece)
+        with self._lock:
+            for piece in span.needed:
+                if not piece.filled:
+                    piece.waiting.append(span)
+                    span.missing += 1
+            self._admitted += 1
+            if not span.missing:
+                self._is_ready(span)
+            return not self._stopped
+
+    def _make_room(self, piece: Piece) -> bool:
+        started = time.perf_counter()
+        with self._lock:
+            while not self._stopped:
+                if self._window.admit(piece, regardless=self._admitted == self._released):
+                    break
+                self._room.wait()
+        waited = time.perf_counter() - started
+        if waited > 1e-3:
+            self._gauge.add("fetch", "blocked", waited)
+        return not self._stopped
+
+    def _ask(self, piece: Piece) -> None:
+        if not piece.requests:
+            self._fill(piece)
+        for number, request in enumerate(piece.requests):
+            read, answer = partial(self._window.read, piece, number), partial(self._answer, piece, number)
+            self._fetcher.ask(Request(request.bytes, read, answer))
+
+    def _answer(self, piece: Piece, number: int, found: Runs | BaseException) -> None:
+        with self._lock:
+            if isinstance(found, BaseException):
+                piece.error = piece.error or found
+            else:
+                piece.pages.add_all(piece.requests[number].file, found)
+            piece.missing -= 1
+            complete = not piece.missing
+        if complete:
+            self._fill(piece)
+
+    def _fill(self, piece: Piece) -> None:
+        if not self._stopped:
+            try:
+                if piece.error is None:
+                    self._window.fill(piece)
+                else:
+                    self._window.fill_with_nothing(piece)
+            except BaseException as error:
+                piece.error = error
+        piece.pages = type(piece.pages)()
+        with self._lock:
+            self._window.filled(piece)
+            piece.filled = True
+            for span in piece.waiting:
+                span.missing -= 1
+                if not span.missing:
+                    self._is_ready(span)
+            piece.waiting = []
+            self._room.notify()
+
+    def _is_ready(self, span: Span) -> None:
+        """A span can be put together; called with the lock."""
+        heappush(self._spans_ready, (span.number, span))
+        self._ready.notify()
+        if not self._workers:
+            self._done.notify()
+
+    def _work(self, work: Work) -> None:
+        while True:
+            started = time.perf_counter()
+            blocked = False
+            with self._lock:
+                while not self._stopped and not self._startable():
+                    blocked = bool(self._spans_ready)
+                    self._ready.wait()
+                if self._stopped:
+                    return
+                span = heappop(self._spans_ready)[1]
+            self._gauge.add("work", "blocked" if blocked else "starved", time.perf_counter() - started)
+            with self._gauge.timed("work", "busy"):
+                self._put_together(span, work)
+            del span
+
+    def _startable(self) -> bool:
+        return bool(self._spans_ready) and self._spans_ready[0][0] < self._delivered + self._depth
+
+    def _put_together(self, span: Span, work: Work) -> None:
+        batches: Sequence[Any] | BaseException
+        try:
+            batches = self._failure_of(span) or work(span)
+        except BaseException as error:
+            if self._inline is not None and not isinstance(error, Exception):
+                raise  # Ctrl-C is for the loop, and now
+            batches = error
+        with self._lock:
+            self._release(span)
+            if not self._stopped:
+                self._results[span.number] = span, batches
+                if span.number == self._delivered:
+                    self._done.notify()
+
+    def _failure_of(self, span: Span) -> BaseException | None:
+        errors = [piece.error for piece in span.needed if piece.error is not None]
+        return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
+
+    def _release(self, span: Span) -> None:
+        for piece in span.needed:
+            piece.spans -= 1
+            if not piece.spans and piece.closed:
+                self._window.free(piece)
+        span.pieces = span.needed = []
+        self._released += 1
+        self._room.notify()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Let no thread run into the interpreter's end."""
+    for pipeline in list(_running):
+        pipeline.stop(wait=True)

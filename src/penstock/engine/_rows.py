@@ -1,0 +1,51 @@
+"""Rows by their numbers, for loaders that choose rows themselves."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import numpy as np
+
+from penstock.device import HostBuffers
+from penstock.engine._collate import Collator, Columns, DecodeOptions
+from penstock.engine._slab import Layout
+from penstock.format.kinds import Values
+from penstock.table import Reader, Rows
+
+
+class RowReader:
+    """Reads any rows of a selection, many at a time: pages are fetched together, and each once."""
+
+    def __init__(self, reader: Reader, names: Sequence[str], rows: range | Rows, decode: DecodeOptions) -> None:
+        decode.check(reader.snapshot.schema)
+        self._reader, self._rows = reader, rows
+        layout = Layout(reader.snapshot.schema, names)
+        self._collator = Collator(reader, layout, decode, HostBuffers(keep_bytes=0))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, numbers: Sequence[int]) -> Columns:
+        """Columns of some rows, in the order asked; raises where one is bad."""
+        wanted = np.asarray(numbers, np.int64)
+        outside = (wanted < -len(self)) | (wanted >= len(self))
+        if outside.any():
+            raise IndexError(f"there is no row {int(wanted[outside][0])}: there are {len(self)}")
+        wanted = wanted % max(1, len(self))
+        if isinstance(self._rows, range):
+            positions = self._rows.start + self._rows.step * wanted
+        else:
+            positions = self._rows[wanted]
+        rising, inverse = np.unique(positions, return_inverse=True)
+        found, bad = self._collator.rows(rising)
+        for index, error in bad.items():
+            error.add_note(f"in row {int(rising[index])} of the table")
+            raise error
+        return {name: _reordered(values, inverse) for name, values in found.items()}
+
+
+def _reordered(values: Values, inverse: Rows) -> Values:
+    if isinstance(values, np.ndarray):
+        return values[inverse]
+    if len(inverse) == len(values):
+        return [values[index] for index in inverse.tolist()]
+    return [deepcopy(values[index]) for index in inverse.tolist()]  # who writes to a row means that one alone

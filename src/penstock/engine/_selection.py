@@ -1,0 +1,282 @@
+"""The rows and columns that are read, as sections (manifests) and blocks (runs of pages in them)."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.engine._slab import fixed_column
+from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
+from penstock.plan import Epoch, Shuffle, cut_blocks
+from penstock.storage import run_all
+from penstock.table import ROW_ID, Reader, Rows
+
+_MANIFEST_READERS = 32
+_MANY_LEAVES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of one fragment that are read together."""
+
+    fragment: Fragment
+    start: int
+    """The position of the fragment's first live row in the table."""
+    chosen: range | Rows
+    """Which of its live rows; rising."""
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def part(self, first: int, end: int) -> "Block":
+        return Block(self.fragment, self.start, self.chosen[first:end])
+
+    def pick(self, rows: Rows) -> "Block":
+        """Only some of the rows."""
+        if isinstance(self.chosen, range):
+            return Block(self.fragment, self.start, self.chosen.start + rows)
+        return Block(self.fragment, self.start, self.chosen[rows])
+
+    def position(self, row: int) -> int:
+        """Where in the table a row is."""
+        return self.start + int(self.chosen[row])
+
+    @property
+    def stored_rows(self) -> Rows:
+        """The rows, counted with the deleted ones."""
+        chosen = self.chosen
+        live = np.arange(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        return live if self.fragment.deleted is None else self.fragment.live_rows[live]
+
+
+class Parts(NamedTuple):
+    """The parts of a section in the order of an epoch: each is read to its end before the next."""
+
+    order: Rows
+    ends: Rows
+    """Rows of the section up to the end of each."""
+
+
+class PartBlocks(NamedTuple):
+    """The blocks of one part of a section in the order of an epoch."""
+
+    blocks: Sequence[Block]
+    ends: Rows
+    """Rows of the part up to the end of each."""
+
+
+class Selection:
+    """Some rows and columns of a snapshot."""
+
+    def __init__(self, reader: Reader, names: Sequence[str], rows: range | Rows, *, shuffled: bool) -> None:
+        self.reader, self.names = reader, tuple(names)
+        self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
+        self._asked = rows
+        self.rows = rows if isinstance(rows, range) and rows.step == 1 else _rising(rows, shuffled)
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the rows come in an order of their own, so that they are read one by one and not by blocks."""
+        return self.rows is None
+
+    def positions(self, places: Rows) -> Rows:
+        """Positions in the table of rows that come in an order of their own."""
+        if isinstance(self._asked, range):
+            return self._asked.start + self._asked.step * places
+        return self._asked[places]
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for the same rows and columns."""
+        rows = repr(self._asked) if isinstance(self._asked, range) else np.ascontiguousarray(self._asked).tobytes()
+        seen = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
+        seen.update(rows.encode() if isinstance(rows, str) else rows)
+        return seen.hexdigest()
+
+    @cached_property
+    def snapshot_digest(self) -> str:
+        """The same for the same content; changes that are not committed have one of their own."""
+        return hashlib.blake2b(encode_snapshot("", self.reader.snapshot)[1], digest_size=16).hexdigest()
+
+    @cached_property
+    def leaves(self) -> list[Node]:
+        """The leaves of the tree of manifests, in row order."""
+        nodes: list[Node] = list(self.reader.snapshot.nodes)
+        with self.reader.explained():
+            while any(node.level for node in nodes):
+                inner = [node for node in nodes if node.level]
+                loaded = iter(run_all(self.reader.tree.load, inner, max_workers=_MANIFEST_READERS))
+                nodes = [leaf for node in nodes for leaf in (next(loaded).nodes if node.level else (node,))]
+            if len(nodes) <= _MANY_LEAVES:  # all of them will be needed soon
+                run_all(self.reader.tree.leaf, nodes, max_workers=_MANIFEST_READERS)
+        return nodes
+
+    @cached_property
+    def leaf_starts(self) -> Rows:
+        """The position of each leaf's first row, and the number of all rows."""
+        return np.cumsum([0, *(leaf.live for leaf in self.leaves)])
+
+    @cached_property
+    def section_rows(self) -> Rows:
+        """How many of the rows each section, which is a leaf, has."""
+        if self.scattered:
+            return np.array([len(self)])
+        if isinstance(self.rows, range):
+            bounds = np.clip(self.leaf_starts, self.rows.start, self.rows.stop)
+        else:
+            assert self.rows is not None
+            bounds = np.searchsorted(self.rows, self.leaf_starts)
+        return np.diff(bounds)
+
+    @cached_property
+    def heaviest(self) -> Field | None:
+        """The column that blocks are cut for: the one with most bytes, judged by the first fragment."""
+        sizes = self._sizes
+        return max(self.fields, key=lambda field: sizes[field.id], default=None)
+
+    @cached_property
+    def row_bytes(self) -> float:
+        """About how many bytes a row takes in memory, in all columns chosen."""
+        size = 0.0
+        for name in self.names:
+            field = None if name == ROW_ID else self.reader.snapshot.schema[name]
+            column = fixed_column(name, field)
+            size += max(0.0 if field is None else self._sizes[field.id], 0 if column is None else column.row_bytes)
+        return max(1.0, size)
+
+    @property
+    def heavy_row_bytes(self) -> float:
+        return max(1.0, self._sizes[self.heaviest.id] if self.heaviest else 1.0)
+
+    def block_rows(self, shuffle: Shuffle) -> int:
+        """About how many rows a block has."""
+        return max(1, round(shuffle.block_bytes / self.heavy_row_bytes))
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the table is so large that a section's fragments are its parts, so that a lane holds one of them.
+
+        Elsewhere a section is one part, and blocks of all its fragments are mixed.
+        """
+        return len(self.leaves) > _MANY_LEAVES
+
+    def parts(self, epoch: Epoch, section: int) -> Parts:
+        """The parts of a section."""
+        if not self.coarse:
+            return Parts(np.zeros(1, np.int64), self.section_rows[section : section + 1])
+        _, starts = self._leaf(section)
+        rows = np.array([len(self._chosen(start, end - start)) for start, end in pairwise(starts)])
+        order = epoch.part_order(section, len(rows))
+        return Parts(order, np.cumsum(rows[order]))
+
+    def blocks(self, epoch: Epoch, section: int, part: int, shuffle: Shuffle) -> PartBlocks:
+        """The blocks of a part of a section."""
+        leaf, starts = self._leaf(section)
+        if isinstance(leaf, Manifest):
+            fragments = leaf.fragments[part : part + 1] if self.coarse else leaf.fragments
+        else:
+            fragments = decode_fragments(leaf.slice(part, 1) if self.coarse else leaf)
+        if self.coarse:
+            fragments, starts = tuple(map(self._alone, fragments)), starts[part : part + 2]
+        blocks = [
+            block
+            for fragment, start in zip(fragments, starts, strict=False)
+            for block in self._cut(Block(fragment, start, self._chosen(start, fragment.live)), shuffle)
+        ]
+        ordered = [blocks[number] for number in epoch.block_order(section, part, len(blocks)).tolist()]
+        return PartBlocks(ordered, np.cumsum([len(block) for block in ordered]))
+
+    def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
+        """A section's leaf, and the position of the first row of each of its fragments, and of the last's end."""
+        with self.reader.explained():
+            leaf = self.reader.tree.leaf(self.leaves[section])
+        if isinstance(leaf, Manifest):
+            live = [fragment.live for fragment in leaf.fragments]
+        else:
+            live = leaf.column("live").to_pylist()
+        return leaf, list(accumulate(live, initial=int(self.leaf_starts[section])))
+
+    def _alone(self, fragment: Fragment) -> Fragment:
+        """The same with copies of what is needed of its manifest, which can then be forgotten."""
+        ids = {field.id for field in self.fields}
+        files = tuple(_copied(file) for file in fragment.files if ids.intersection(file.fields))
+        return replace(fragment, files=files, statistics=())
+
+    def scatter(self, positions: Rows) -> Iterator[tuple[Block, Rows]]:
+        """Blocks of just some rows of the table, rising, and which of them each holds."""
+        done = 0
+        with self.reader.explained():
+            for fragment, start, inside in self.reader.tree.at(self.reader.snapshot.nodes, positions):
+                yield Block(fragment, start, inside - start), np.arange(done, done + len(inside))
+                done += len(inside)
+
+    def _chosen(self, start: int, live: int) -> range | Rows:
+        if isinstance(self.rows, range):
+            return range(max(self.rows.start - start, 0), max(min(self.rows.stop - start, live), 0))
+        assert self.rows is not None
+        first, end = np.searchsorted(self.rows, (start, start + live))
+        return self.rows[first:end] - start
+
+    def _cut(self, block: Block, shuffle: Shuffle) -> Iterator[Block]:
+        if not len(block):
+            return
+        files = block.fragment.files_of(self.heaviest.id) if self.heaviest else ()
+        if files:
+            ends = np.concatenate([file.page_ends + file.row_start for file in files])
+            sizes = np.concatenate([np.diff(file.page_offsets) for file in files])
+        else:  # nothing is read, so any cut will do
+            step = self.block_rows(shuffle)
+            ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
+            sizes = np.full(len(ends), shuffle.block_bytes)
+        if block.fragment.deleted is None and isinstance(block.chosen, range):
+            upto = np.clip(ends, block.chosen.start, block.chosen.stop) - block.chosen.start
+        else:
+            upto = np.searchsorted(block.stored_rows, ends)
+        first = 0
+        for end in cut_blocks(upto, sizes, block_bytes=shuffle.block_bytes).tolist():
+            yield block.part(first, end)
+            first = end
+
+    @cached_property
+    def _sizes(self) -> dict[int, float]:
+        """About how many bytes a row of each field takes."""
+        sizes = {field.id: float(field.stored_bytes or 0) for field in self.fields}
+        if all(sizes.values()) or not self.reader.snapshot.nodes:
+            return sizes
+        with self.reader.explained():
+            first = next(iter(self.reader.tree.fragments(self.reader.snapshot.nodes)), None)
+        for field in self.fields:
+            if first is not None and not field.stored_bytes:
+                stored = sum(file.length / len(file.fields) for file in first.files_of(field.id))
+                blobs = sum(blob.length for file in first.files_of(field.id) for blob in file.blobs)
+                sizes[field.id] = (stored + blobs) / max(1, first.rows)
+        return sizes
+
+
+def _copied(file: DataFile) -> DataFile:
+    """A file whose page table is not a view of a manifest."""
+    return replace(
+        file,
+        page_rows=file.page_rows.copy(),
+        page_offsets=file.page_offsets.copy(),
+        page_crcs=file.page_crcs.copy(),
+        value_starts=file.value_starts.copy(),
+        changed=(),
+    )
+
+
+def _rising(rows: range | Rows, shuffled: bool) -> Rows | None:
+    """Rows of the table in rising order; None where their own order counts and is another."""
+    asked: npt.NDArray[np.int64] = np.asarray(rows, np.int64)
+    if len(asked) < 2 or (np.diff(asked) >= 0).all():
+        return asked
+    return np.sort(asked) if shuffled else None

@@ -1,0 +1,274 @@
+"""Build the pipeline for a table, some options and a rank, and run it."""
+
+import os
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.device import HostBuffers
+from penstock.engine._collate import Collator, DecodeOptions
+from penstock.engine._fetch import Fetcher
+from penstock.engine._pipeline import Pipeline
+from penstock.engine._planner import Planner, PlanOptions
+from penstock.engine._selection import Selection
+from penstock.engine._slab import Layout
+from penstock.engine._stats import Gauge, LoaderStats
+from penstock.engine._window import Window
+from penstock.engine._work import BadPolicy, Failure, Finish, Worker
+from penstock.errors import InvalidInputError
+from penstock.plan import IN_ORDER, Dealer, Order, Quality, State, choose_shuffle, perfect_blocks
+from penstock.table import Reader, Rows
+from penstock.types import World
+
+_SPAN_BYTES = 4 << 20
+_MAX_SPAN_BATCHES = 64
+_STRETCH_ROWS = 16 << 10
+_MAX_FETCHERS = 96
+_LEAST_BUDGET = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """How a table is streamed."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    num_workers: int
+    """Threads, or processes, that decode, gather and transform; 0 does that in the loop's own thread."""
+    prefetch_factor: int
+    """Batches that each worker has ready ahead of the loop."""
+    drop_last: bool
+    memory_budget: int | None
+    """Bytes for everything that is fetched, decoded or waiting; None takes what the shuffle needs."""
+    lanes: int | None = None
+    block_bytes: int | None = None
+    spread: float | None = None
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    bad: BadPolicy = field(default_factory=lambda: BadPolicy(False, None, 0))
+    worker_type: Literal["thread", "process"] = "thread"
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise InvalidInputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if self.memory_budget is not None and self.memory_budget < 1 << 20:
+            raise InvalidInputError(f"memory_budget is a number of bytes, at least 1 MiB, not {self.memory_budget}")
+        if self.worker_type not in ("thread", "process"):
+            raise InvalidInputError(f'worker_type is "thread" or "process", not {self.worker_type!r}')
+
+
+class Stream:
+    """Rows and columns of a table in the order of a plan, for one rank; `run` reads them."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        names: Sequence[str],
+        rows: range | Rows,
+        *,
+        world: World,
+        options: StreamOptions,
+        finishers: Sequence[Finish],
+        gauge: Gauge,
+    ) -> None:
+        """One finisher for each worker, or one for the loop's own thread."""
+        options.decode.check(reader.snapshot.schema)
+        self._reader, self._names, self._options = reader, tuple(names), options
+        self.finishers, self.gauge = finishers, gauge
+        self._selection = Selection(reader, names, rows, shuffled=options.shuffle)
+        total = round(self._selection.heavy_row_bytes * len(rows))
+        shuffle = (
+            choose_shuffle(total, lanes=options.lanes, block_bytes=options.block_bytes, spread=options.spread)
+            if options.shuffle
+            else IN_ORDER
+        )
+        self.order = Order(
+            table=reader.store.uri,
+            version=reader.name,
+            snapshot=self._selection.snapshot_digest,
+            selection=self._selection.digest,
+            rows=len(rows),
+            seed=options.seed,
+            shuffled=options.shuffle,
+            shuffle=shuffle,
+        )
+        self.world = world
+        self._dealer = Dealer(
+            len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
+        )
+        self._retries = reader.store.retries
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        return self._dealer.steps()
+
+    def steps_from(self, consumed: int) -> int:
+        """Steps to the end of an epoch of which so many positions have been read."""
+        return self._dealer.steps(consumed)
+
+    def run(self, state: State) -> "Run":
+        """Read on from some point."""
+        return Run(self, self._pipeline(), state)
+
+    def stats(self) -> LoaderStats:
+        gauge, options = self.gauge, self._options
+        blocks = self.order.rows / self._selection.block_rows(self.order.shuffle)
+        quality = None
+        if options.shuffle and gauge.batches_drawn:
+            drawn = gauge.blocks_drawn / gauge.batches_drawn
+            quality = Quality(drawn, perfect_blocks(min(options.batch_size, max(1, self.order.rows)), blocks))
+        return LoaderStats(
+            seconds=gauge.seconds,
+            rows=gauge.rows,
+            batches=gauge.batches,
+            bytes=gauge.bytes,
+            gets=gauge.gets,
+            latency_s=gauge.percentiles(),
+            retries=self._reader.store.retries - self._retries,
+            hedges=gauge.hedges,
+            read_factor=self._dealer.read_factor,
+            window_bytes=gauge.window_bytes,
+            window_peak_bytes=gauge.window_peak_bytes,
+            budget_bytes=self._budget,
+            first_batch_s=gauge.first_batch_s,
+            stages=gauge.stages(),
+            quality=quality,
+            bad_samples=tuple(gauge.bad),
+            bad_count=gauge.bad_count,
+            notes=tuple(gauge.notes),
+        )
+
+    @property
+    def _window_need(self) -> int:
+        """Bytes that the window takes when it holds all blocks that rows are drawn from, with some on the way."""
+        shuffle, rows = self.order.shuffle, self._selection.block_rows(self.order.shuffle)
+        held = self._dealer.rank_lanes * (1 + shuffle.spread) + 4
+        return round(held * min(rows, max(1, self.order.rows)) * self._selection.row_bytes)
+
+    @property
+    def _batch_bytes(self) -> int:
+        return round(self._options.batch_size * self._out_row_bytes)
+
+    @property
+    def _out_row_bytes(self) -> float:
+        size = self._selection.row_bytes
+        for known in self._selection.fields:
+            shape = self._options.decode.picture_shape(known)
+            if shape is not None:
+                size += shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
+        return size
+
+    @property
+    def _budget(self) -> int:
+        if self._options.memory_budget is not None:
+            return self._options.memory_budget
+        wanted = max(_LEAST_BUDGET, round(1.5 * self._window_need) + 8 * self._batch_bytes)
+        return min(wanted, _memory_bytes() // 2)
+
+    def _pipeline(self) -> Pipeline:
+        options, selection, gauge = self._options, self._selection, self.gauge
+        budget, batch_bytes = self._budget, max(1, self._batch_bytes)
+        by_rows = any(finish.by_rows for finish in self.finishers)
+        per_span = 1 if by_rows else min(max(1, _SPAN_BYTES // batch_bytes), _MAX_SPAN_BATCHES)
+        workers = max(1, options.num_workers)
+        depth = max(2, workers + -(-workers * options.prefetch_factor // per_span))
+        depth = max(2, min(depth, budget // 4 // (per_span * batch_bytes)))
+        window_bytes = max(budget // 2, budget - depth * per_span * batch_bytes)
+        fits = self._window_need <= window_bytes
+        by_blocks = fits and (self._dealer.owns_lanes or self.order.shuffle.spread > 0)
+        if not fits and not selection.scattered:
+            gauge.note(
+                f"memory_budget ({budget / 1e6:,.0f} MB) is less than the shuffle's window "
+                f"({self._window_need / 1e6:,.0f} MB), so blocks are read many times; raise it, or lower shuffle_spread"
+            )
+        span_rows = per_span * options.batch_size
+        layout = Layout(self._reader.snapshot.schema, self._names)
+        row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
+        capacity = round(4 * (window_bytes / row_bytes + span_rows))
+        window = Window(self._reader, layout, capacity_rows=capacity, budget_bytes=window_bytes, gauge=gauge)
+        plan_options = PlanOptions(
+            span_rows=span_rows,
+            stretch_rows=max(_STRETCH_ROWS, span_rows) if by_blocks else span_rows,
+            by_blocks=by_blocks,
+            trim=not options.bad.tolerant,
+        )
+        planner = Planner(selection, self.order, self._dealer, plan_options)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        remote = self._reader.store.fan_out > 1
+        fetcher = Fetcher(gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(2, min(cores, 8)))
+        buffers = HostBuffers(keep_bytes=budget // 4)
+        collator = Collator(self._reader, layout, options.decode, buffers)
+        flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
+        work = [
+            Worker(
+                collator, window.slab, finish, options.bad, gauge,
+                selection=selection, seed=options.seed, flag=flag,
+            )
+            for finish in self.finishers
+        ]  # fmt: skip
+        return Pipeline(
+            planner, window, fetcher, work,
+            inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=depth, gauge=gauge,
+        )  # fmt: skip
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Run:
+    """A pass over the rest of an epoch, and over those that follow; dropped or closed, it stops its threads."""
+
+    def __init__(self, stream: Stream, pipeline: Pipeline, state: State) -> None:
+        self._stream, self._pipeline = stream, pipeline
+        self.state = state
+        """The point up to which batches have been delivered."""
+        self.under_way = False
+        """Whether an epoch has been begun and not read to its end: then only its own iterator can go on."""
+        self._stop = weakref.finalize(self, pipeline.stop)
+        pipeline.start(state.epoch, state.consumed)
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches up to the end of the epoch; then the state is that of the next one's beginning."""
+        self.under_way = True
+        gauge, order = self._stream.gauge, self.state.order
+        began = mark = time.perf_counter()
+        first = True
+        last = not self._stream.steps_from(self.state.consumed)
+        while not last:
+            span, batches = self._pipeline.next_span()
+            gauge.blocks_drawn += span.blocks_drawn
+            gauge.batches_drawn += len(span.batch_rows)
+            waiting = list(zip(batches, span.batch_rows, span.consumed, strict=False))[::-1]  # a failure comes last
+            del batches
+            while waiting:
+                batch, rows, consumed = waiting.pop()
+                if isinstance(batch, Failure):
+                    raise batch.error
+                last = span.last and not waiting
+                self.state = State(order, span.epoch, consumed)
+                now = time.perf_counter()
+                gauge.seconds += now - mark
+                mark = now
+                if first:
+                    gauge.first_batch_s, first = now - began, False
+                gauge.rows += rows
+                gauge.batches += 1
+                yield batch
+                del batch
+                now = time.perf_counter()
+                gauge.add("loop", "busy", now - mark)
+                gauge.seconds += now - mark
+                mark = now
+        self.state = State(order, self.state.epoch + 1, 0)
+        self.under_way = False
+
+    def close(self) -> None:
+        """Stop the threads, and give them a moment to end."""
+        self._stop.detach()
+        self._pipeline.stop(wait=True)

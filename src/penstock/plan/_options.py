@@ -1,0 +1,62 @@
+"""How an epoch is shuffled; the defaults follow from the table alone, so that every machine finds the same order."""
+
+from dataclasses import dataclass
+
+from penstock.errors import InvalidInputError
+
+_SMALL_BYTES = 64 << 20
+_HUGE_BYTES = 1 << 40
+_SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
+_BLOCKS_PER_LANE = 50
+_MIN_BLOCK_BYTES = 256 << 10
+_MAX_BLOCK_BYTES = 4 << 20
+_WINDOW_SHARE = 16
+_MAX_WINDOW_BYTES = 1 << 30
+_MIN_SPREAD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """What decides an epoch's order, beside its seed and number; all of it is part of a loader's state."""
+
+    lanes: int
+    """Places of the table that are read side by side; a multiple of the number of ranks reads each byte once."""
+    block_bytes: int
+    """About how many bytes of the heaviest column are read together."""
+    spread: float
+    """How far a row may move in its lane, in blocks; memory and quality grow with it."""
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1:
+            raise InvalidInputError(f"lanes must be at least 1, not {self.lanes}")
+        if self.block_bytes < 1:
+            raise InvalidInputError(f"shuffle_block must be a positive number of bytes, not {self.block_bytes}")
+        if not 0 <= self.spread <= 1000:
+            raise InvalidInputError(f"shuffle_spread must be a number of blocks from 0 to 1000, not {self.spread}")
+
+
+def choose_shuffle(
+    table_bytes: int, *, lanes: int | None = None, block_bytes: int | None = None, spread: float | None = None
+) -> Shuffle:
+    """Fill in what was not asked for, from the size of the table alone.
+
+    A small table is shuffled as a whole. Else blocks are small where the table is small and lanes are many where it is
+    large, and the spread is what a sixteenth of the table or a gigabyte has room for.
+    """
+    share = table_bytes // (_SMALL_LANES * _BLOCKS_PER_LANE)
+    block = block_bytes or min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
+    if lanes is None:
+        lanes = _HUGE_LANES if table_bytes >= _HUGE_BYTES else _SMALL_LANES
+        if table_bytes < _HUGE_BYTES and table_bytes // block >= _MANY_LANES * _BLOCKS_PER_LANE:
+            lanes = _MANY_LANES
+    if spread is None:
+        if table_bytes <= _SMALL_BYTES:
+            spread = float(-(-table_bytes // (block * lanes)) + 1)
+        else:
+            window = min(max(table_bytes // _WINDOW_SHARE, _SMALL_BYTES), _MAX_WINDOW_BYTES)
+            spread = max(_MIN_SPREAD, round(window / (block * lanes) - 1, 2))
+    return Shuffle(lanes, block, min(spread, 1000.0))
+
+
+IN_ORDER = Shuffle(lanes=1, block_bytes=_MAX_BLOCK_BYTES, spread=0.0)
+"""No shuffle: the rows as they are."""

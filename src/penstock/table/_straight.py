@@ -1,0 +1,46 @@
+"""Read pages that hold nothing but one column's numbers straight to where the rows go, without a copy in between."""
+
+from penstock.errors import CorruptError
+from penstock.format import DataFile, values_match, verify_pages
+from penstock.storage import Store
+from penstock.table._pages import PageRequest, Wanted
+from penstock.types import ByteRange
+
+
+def row_range(request: PageRequest, field_id: int, row_bytes: int, want: Wanted) -> range | None:
+    """Which of the wanted rows a request's pages hold, if they can be read straight: whole pages, no other column."""
+    file, first, last = request.file, request.pages[0], request.pages[-1]
+    if file.fields != (field_id,) or file.bare_row_bytes != row_bytes:
+        return None
+    start, end = int(want.rows[0]), int(want.rows[-1]) + 1
+    row = file.row_start + (file.row_ends[first - 1] if first else 0)
+    row_end = file.row_start + file.row_ends[last]
+    if end - start != len(want.rows) or last - first + 1 != len(request.pages) or not start <= row < row_end <= end:
+        return None
+    return range(row - start, row_end - start)
+
+
+def read_straight(store: Store, request: PageRequest, out: memoryview) -> None:
+    """Fill `out` with the values of a request's pages, and verify them."""
+    file, first, end = request.file, request.pages[0], request.pages[-1] + 1
+    try:
+        _read(store, file, first, end, out)
+    except CorruptError:  # perhaps it was the way and not the object: ask once more before saying so
+        _read(store, file, first, end, out)
+
+
+def _read(store: Store, file: DataFile, first: int, end: int, out: memoryview) -> None:
+    offsets = file.offsets
+    heads = file.value_starts[first:end, 0].tolist()
+    scratch = memoryview(bytearray(sum(heads)))
+    buffers: list[memoryview] = []
+    at = done = 0
+    for page, head in zip(range(first, end), heads, strict=True):
+        size = offsets[page + 1] - offsets[page] - head
+        buffers += (scratch[at : at + head], out[done : done + size])
+        at, done = at + head, done + size
+    store.read_into(file.key, offsets[first], buffers)
+    if not values_match(file, first, end, [bytes(head) for head in buffers[::2]], out):
+        whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))
+        verify_pages(file, first, end, whole, f"{store.uri}/{file.key}")  # names the page
+        raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")

@@ -1,0 +1,228 @@
+"""Rows for the standard DataLoader: any of them, in any order, read together, in any kind of worker."""
+
+import pickle
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subset, random_split
+
+import penstock
+from penstock import Boxes, Column, Dataset, Image, Json, Tensor, Text
+from penstock.errors import CorruptError, NotFoundError, PenstockWarning, SampleError
+from penstock.storage import open_store
+from penstock.testing import CountingStore
+from tests.adapters.transforms import doubled
+from tests.servers import new_place
+
+ROWS = 120
+PAGE_ROWS = 10
+WIDTH = 64
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def numbered(place: Any, rows: int = ROWS, **options: Any) -> Dataset:
+    """A table of two columns in files of their own, ten rows to a page."""
+    page = {"page_bytes": PAGE_ROWS * WIDTH * 4, "file_bytes": 3 * PAGE_ROWS * WIDTH * 4}
+    schema = {"n": Tensor("int64"), "x": Column(Tensor("float32", (WIDTH,)), **page)}  # type: ignore[arg-type]
+    ds = penstock.create(place, schema, **options)
+    n = np.arange(rows)
+    ds.append({"n": n, "x": np.repeat(n, WIDTH).reshape(rows, WIDTH).astype(np.float32)})
+    ds.commit()
+    return ds
+
+
+@pytest.fixture(scope="module")
+def ds() -> Dataset:
+    return numbered("memory://")
+
+
+def check(sample: dict[str, Any], number: int) -> None:
+    assert sample["n"] == number
+    assert torch.equal(sample["x"], torch.full((WIDTH,), float(number)))
+
+
+def test_length_and_indices_are_those_of_a_list(ds: Dataset) -> None:
+    rows = ds.pytorch()
+    assert len(rows) == ROWS
+    for index in (0, 7, ROWS - 1, -1, -ROWS):
+        check(rows[index], index % ROWS)
+        check(rows[np.int64(index)], index % ROWS)
+        check(rows[torch.tensor(index)], index % ROWS)  # type: ignore[index]
+    for index in (ROWS, -ROWS - 1, 10**9):
+        with pytest.raises(IndexError, match=f"no row {index}: there are {ROWS}"):
+            rows[index]
+    with pytest.raises(IndexError):
+        rows.__getitems__([1, ROWS, 2])
+    assert [int(sample["n"]) for sample in rows] == list(range(ROWS))
+
+
+def test_samples_come_in_the_order_asked_with_repeats(ds: Dataset) -> None:
+    asked = [5, 3, 3, 119, 0, -1, 64, 5]
+    samples = ds.pytorch().__getitems__(asked)
+    for sample, index in zip(samples, asked, strict=True):
+        check(sample, index % ROWS)
+    assert ds.pytorch().__getitems__([]) == []
+
+
+def test_who_writes_to_a_sample_writes_to_no_other() -> None:
+    table = penstock.create("memory://", {"n": int, "p": Image(), "b": Boxes(), "j": Json()})
+    table.append([{"n": k, "p": np.full((2, 2, 3), k, np.uint8), "b": [[k] * 4], "j": {"k": k}} for k in range(3)])
+    table.commit()
+    samples = table.pytorch().__getitems__([1, 1, 2])
+    for name in ("n", "p", "b"):
+        samples[0][name] += 50
+        assert samples[1][name].max() == 1
+        assert samples[2][name].max() == 2
+    samples[0]["j"]["k"] = 50
+    assert samples[1]["j"] == {"k": 1}
+    assert table.pytorch()[1]["p"].max() == 1
+
+
+@pytest.mark.parametrize("key", [slice(10, 50), slice(None, None, -3), [4, 90, 4, 7], slice(0, 0)], ids=str)
+def test_views_are_datasets_too(ds: Dataset, key: Any) -> None:
+    expected = np.arange(ROWS)[key].tolist()
+    rows = ds[key].select(["n", "_row_id"]).pytorch()
+    assert len(rows) == len(expected)
+    assert [int(sample["n"]) for sample in rows] == expected
+    assert [int(sample["_row_id"]) for sample in rows] == expected
+    assert set(ds[key].pytorch(columns=["x"]).__getitems__([0])[0] if expected else {"x"}) == {"x"}
+
+
+def test_transforms_and_their_random_numbers(ds: Dataset) -> None:
+    def drawn(sample: dict[str, Any], generator: np.random.Generator) -> tuple[int, float]:
+        return int(sample["n"]), float(generator.random())
+
+    rows = ds.pytorch(transform=drawn)
+    torch.manual_seed(3)
+    first = rows.__getitems__([4, 5, 4, -1])
+    assert [number for number, _ in first] == [4, 5, 4, ROWS - 1]
+    assert first[0] == first[2]
+    assert len({value for _, value in first}) == 3
+    assert rows.__getitems__([ROWS - 1, 4]) == [first[3], first[0]]
+    torch.manual_seed(4)
+    assert rows[4] != first[0]
+    assert ds.pytorch(transform=doubled)[7]["n"] == 14
+
+
+def test_standard_samplers_subsets_and_splits(ds: Dataset) -> None:
+    rows = ds.pytorch()
+    drawn = DataLoader(rows, batch_size=50, sampler=RandomSampler(rows, replacement=True, num_samples=200))
+    assert sum(len(batch["n"]) for batch in drawn) == 200
+    subset = DataLoader(Subset(rows, [9, 1, 1]), batch_size=3)
+    assert [batch["n"].tolist() for batch in subset] == [[9, 1, 1]]
+    parts = random_split(rows, [0.75, 0.25])
+    assert sorted(int(sample["n"]) for part in parts for sample in part) == list(range(ROWS))
+    share = DataLoader(rows, batch_size=7, sampler=DistributedSampler(rows, num_replicas=3, rank=1, shuffle=False))
+    assert [n for batch in share for n in batch["n"].tolist()] == list(range(1, ROWS, 3))
+
+
+def test_a_batch_costs_a_get_for_each_page_at_most() -> None:
+    store = CountingStore(open_store("memory://"))
+    rows = numbered(store).pytorch(columns=["x"])
+    rows[0]
+    generator = np.random.default_rng(0)
+    for size in (1, 8, 32, 64):
+        store.reset()
+        asked = generator.integers(0, ROWS, size).tolist()
+        for sample, index in zip(rows.__getitems__(asked), asked, strict=True):
+            assert sample["x"][0] == index
+        pages = {index // PAGE_ROWS for index in asked}
+        assert 0 < store.requests["get"] <= len(pages)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_of_every_kind_read_a_bucket_that_their_parent_has_read(method: str) -> None:
+    place = new_place("s3")
+    numbered(place.uri, options=place.options)
+    ds = penstock.load(place.uri, options=place.options)
+    assert ds[1]["n"] == 1
+    rows = ds.pytorch(transform=doubled)
+    check(ds.pytorch()[5], 5)
+    loader = DataLoader(rows, batch_size=25, shuffle=True, num_workers=2, multiprocessing_context=method, timeout=60)
+    numbers = []
+    for batch in loader:
+        numbers += batch["n"].tolist()
+        assert torch.equal(batch["x"][:, 0] * 2, batch["n"].float())
+    assert sorted(numbers) == list(range(0, 2 * ROWS, 2))
+    assert ds[1]["n"] == 1
+
+
+def test_a_worker_forked_while_others_read_is_not_held_up(tmp_path: Path) -> None:
+    """Locks that threads of the parent held at the fork stay held in the copy."""
+    ds = numbered(tmp_path / "t")
+    stopping = threading.Event()
+
+    def read_on() -> None:
+        while not stopping.is_set():
+            for _ in ds.pytorch(batch_size=16, num_workers=2):
+                pass
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    try:
+        for _ in range(5):
+            loader = DataLoader(ds.pytorch(), batch_size=40, num_workers=2, timeout=30)
+            assert [n for batch in loader for n in batch["n"].tolist()] == list(range(ROWS))
+    finally:
+        stopping.set()
+        reader.join()
+
+
+def test_a_pickled_dataset_is_small_and_reads(tmp_path: Path) -> None:
+    rows = numbered(tmp_path / "t").pytorch(columns=["n"])
+    pickled = pickle.dumps(rows)
+    assert len(pickled) < 20_000
+    assert pickle.loads(pickled)[7] == {"n": 7}
+
+
+def test_a_bad_row_is_named() -> None:
+    good = penstock.create("memory://", {"p": Image("png")})
+    good.append({"p": [np.zeros((2, 2, 3), np.uint8)] * 3 + [b"\x89PNG\r\n\x1a\n and then nothing"]})
+    good.commit()
+    rows = good.pytorch()
+    assert rows[2]["p"].shape == (2, 2, 3)
+    with pytest.raises(SampleError, match="column 'p'") as caught:
+        rows.__getitems__([0, 3])
+    assert caught.value.__notes__ == ["in row 3 of the table"]
+    assert good.pytorch(decode=False)[3]["p"].endswith(b"nothing")
+
+
+def test_a_damaged_page_is_corruption_and_other_rows_are_read(tmp_path: Path) -> None:
+    ds = numbered(tmp_path / "t")
+    [path] = (path for path in (tmp_path / "t" / "data").iterdir() if path.stat().st_size < 5000)
+    path.write_bytes(path.read_bytes()[:-1500] + bytes(1500))
+    with pytest.raises(CorruptError):
+        ds.pytorch()[0]
+    assert ds.pytorch(columns=["x"])[0]["x"].shape == (WIDTH,)
+    path.unlink()
+    with pytest.raises((CorruptError, NotFoundError)):
+        penstock.load(tmp_path / "t").pytorch()[0]
+
+
+def test_several_ranks_are_warned_once(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            ds.pytorch()
+    assert [warning.category for warning in caught] == [PenstockWarning]
+    assert "DistributedSampler" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_values_that_a_standard_loader_can_stack_are_stacked() -> None:
+    table = penstock.create("memory://", {"t": Text(), "m": Column(Tensor("int32"), nullable=True)})
+    table.append({"t": ["a", "b"], "m": [1, None]})
+    table.commit()
+    [batch] = DataLoader(table.pytorch(), batch_size=2)
+    assert batch["t"] == ["a", "b"]
+    assert batch["m"].tolist() == [1, 0]
+    assert batch["m_mask"].tolist() == [True, False]

@@ -1,0 +1,127 @@
+"""Functions for loaders and worker processes, which must be importable there."""
+
+import os
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+Sample = dict[str, Any]
+
+
+class Pair(NamedTuple):
+    n: Any
+    name: str
+
+
+class Broken(Exception):
+    """An error of the user's own, which survives pickling."""
+
+
+class Fragile(Exception):
+    """An error that does not."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+class Carrier:
+    """A batch of a type that nobody knows."""
+
+    def __init__(self, n: Any) -> None:
+        self.n = n
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def doubled(sample: Sample) -> Sample:
+    return {**sample, "n": sample["n"] * 2}
+
+
+def noisy(sample: Sample, generator: np.random.Generator) -> Sample:
+    return {"n": sample["n"], "noise": torch.from_numpy(generator.random(3))}
+
+
+def noisy_batch(batch: Sample, generator: np.random.Generator) -> Sample:
+    return {**batch, "noise": torch.from_numpy(generator.random(3))}
+
+
+def by_global_generators(sample: Sample) -> Sample:
+    return {"n": sample["n"], "numpy": np.random.random(), "torch": torch.rand(())}
+
+
+def reshaped(sample: Sample) -> Sample:
+    return {"n": sample["n"], "grid": torch.full((3, 5), float(sample["n"]))}
+
+
+def rewritten(sample: Sample) -> Sample:
+    """Writes to what it is given, and then fails for some rows."""
+    sample["n"] += 1000
+    if sample["n"] % 10 == 3:
+        raise Broken("three")
+    return sample
+
+
+def fails_at_threes(sample: Sample) -> Sample:
+    if sample["n"] % 10 == 3:
+        raise Broken(f"row {int(sample['n'])} ends with a three")
+    return sample
+
+
+def fragile(sample: Sample) -> Sample:
+    raise Fragile("one", "two")
+
+
+def always_fails(sample: Sample) -> Sample:
+    raise Broken("always")
+
+
+def batch_without_its_file(batch: Sample) -> Sample:
+    raise FileNotFoundError("the file that this transform needs")
+
+
+def dies(sample: Sample) -> Sample:
+    os._exit(3)
+
+
+def dies_once(sample: Sample) -> Sample:
+    """Ends its process the first time that the row of number 20 comes."""
+    marker = Path(os.environ["PENSTOCK_TEST_MARKER"])
+    if sample["n"] == 20 and not marker.exists():
+        marker.touch()
+        os._exit(9)
+    return sample
+
+
+def says_where(sample: Sample) -> Sample:
+    return {"n": sample["n"], "pid": os.getpid()}
+
+
+def slow(sample: Sample) -> Sample:
+    time.sleep(0.002)
+    return sample
+
+
+def very_slow(sample: Sample) -> Sample:
+    time.sleep(5)
+    return sample
+
+
+def cannot_travel(batch: Sample) -> Sample:
+    return {**batch, "f": lambda: 1}
+
+
+def in_types_of_all_kinds(batch: Sample) -> Any:
+    """The batch inside a named tuple, an ordered dictionary, a list and a tuple, beside plain values."""
+    n = batch["n"]
+    ordered = OrderedDict(b=n.to(torch.bfloat16), a=[n.bool(), (n.to(torch.complex64), "text", None)])
+    return {"pair": Pair(n, "pair"), "ordered": ordered, "shape": n.shape, "empty": n[:0], "one": n[0]}
+
+
+def in_a_type_of_its_own(batch: Sample) -> Carrier:
+    return Carrier(batch["n"])

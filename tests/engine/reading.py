@@ -1,0 +1,192 @@
+"""Small tables of every shape, and ways to read them through `ds.pytorch` on many ranks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+import penstock
+from penstock import Column, Dataset, Tensor, Text, View
+from tests.servers import new_place
+
+Rows = npt.NDArray[np.int64]
+Key = slice | list[int] | None
+
+WORLDS = (3, 6, 7, 24, 65)
+X_BYTES = 300
+"""Enough for the column to have files of its own."""
+SCHEMA = {
+    "n": Column(Tensor("int64"), page_bytes=512),
+    "t": Column(Text(), page_bytes=512),
+    "x": Column(Tensor("uint8", (X_BYTES,)), page_bytes=5 * X_BYTES, file_bytes=100 * X_BYTES),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, and what its column n holds."""
+
+    ds: Dataset
+    numbers: Rows
+
+    def view(self, key: Key) -> tuple[View, Rows]:
+        """Some rows, and what they should be; None is the table itself."""
+        return (self.ds, self.numbers) if key is None else (self.ds[key], self.numbers[key])
+
+
+def rows_of(numbers: Rows) -> dict[str, Any]:
+    x = np.repeat((numbers % 251).astype(np.uint8)[:, None], X_BYTES, axis=1)
+    return {"n": numbers, "t": [f"row {n}" for n in numbers], "x": x}
+
+
+@cache
+def table(name: str) -> Table:
+    """One of `TABLES`, made when first asked for; in memory, or in a folder."""
+    ds, numbers = _MAKERS[name]()
+    ds.commit()
+    return Table(ds, numbers)
+
+
+def _of(*sizes: int, kind: str = "memory") -> tuple[Dataset, Rows]:
+    """A fragment for each size."""
+    ds = penstock.create(new_place(kind).uri, SCHEMA)
+    numbers = np.arange(sum(sizes))
+    for part in np.split(numbers, np.cumsum(sizes)[:-1]):
+        ds.append(rows_of(part))
+    return ds, numbers
+
+
+def _broken() -> tuple[Dataset, Rows]:
+    """Two leaves of fragments of all sizes, with deleted rows everywhere; the first, one inside and the last are gone."""
+    sizes = [17, *(1 + 7 * k % 40 for k in range(36)), 23, 5]
+    ds, numbers = _of(*sizes)
+    starts = np.cumsum([0, *sizes])
+    gone = np.random.default_rng(0).random(len(numbers)) < 0.2
+    for fragment in (0, 12, len(sizes) - 1):
+        gone[starts[fragment] : starts[fragment + 1]] = True
+    gone[starts[5] : starts[5] + 12] = True  # whole pages of the heavy column
+    ds.delete(np.flatnonzero(gone).tolist())
+    return ds, numbers[~gone]
+
+
+def _late() -> tuple[Dataset, Rows]:
+    """The heaviest column is not in the first fragment."""
+    ds = penstock.create(new_place("memory").uri, {name: SCHEMA[name] for name in ("n", "t")})
+    numbers = np.arange(210)
+    ds.append({name: values for name, values in rows_of(numbers[:101]).items() if name != "x"})
+    ds.add_column("x", SCHEMA["x"], fill=np.zeros(X_BYTES, np.uint8))
+    ds.append(rows_of(numbers[101:]))
+    return ds, numbers
+
+
+def _long() -> tuple[Dataset, Rows]:
+    """Enough rows for a lane to be planned in several chunks, in pages that blocks can be cut from."""
+    ds = penstock.create(new_place("memory").uri, {"n": Column(Tensor("int64"), page_bytes=1024)})
+    numbers = np.arange(9001)
+    for part in np.split(numbers, [4000, 4001]):
+        ds.append({"n": part})
+    return ds, numbers
+
+
+_MAKERS = {
+    "odd": lambda: _of(397),
+    "folder": lambda: _of(113, 1, 90, kind="folder"),
+    "broken": _broken,
+    "late": _late,
+    "long": _long,
+    "one row": lambda: _of(1),
+    "no rows": lambda: (penstock.create(new_place("memory").uri, SCHEMA), np.zeros(0, np.int64)),
+}
+TABLES = tuple(_MAKERS)
+
+
+class Batch(NamedTuple):
+    """The numbers of a batch, and which of them only fill it up; None where nothing says so."""
+
+    numbers: Rows
+    padding: npt.NDArray[np.bool_] | None
+
+    @property
+    def real(self) -> Rows:
+        return self.numbers if self.padding is None else self.numbers[~self.padding]
+
+
+def batch_of(found: dict[str, Any]) -> Batch:
+    """A batch as it was delivered; checks that the columns of a row belong together."""
+    numbers = found["n"].numpy().copy()
+    if "t" in found:
+        assert found["t"] == [f"row {n}" for n in numbers]
+    if "x" in found:
+        x = found["x"].numpy()
+        assert (x == x[:, :1]).all()
+        assert ((x[:, 0] == numbers % 251) | (x[:, 0] == 0)).all()
+    return Batch(numbers, found["_pad"].numpy().copy() if "_pad" in found else None)
+
+
+def read(view: View, *, rank: int = 0, ranks: int = 1, **options: Any) -> list[Batch]:
+    """A rank's batches of the first epoch."""
+    with view.pytorch(distributed=(rank, ranks), **options) as loader:
+        batches = [batch_of(found) for found in loader]
+        assert len(batches) == len(loader)
+    return batches
+
+
+def read_all(view: View, *, ranks: int, **options: Any) -> list[list[Batch]]:
+    """The same for every rank."""
+    return [read(view, rank=rank, ranks=ranks, **options) for rank in range(ranks)]
+
+
+def by_step(all_ranks: Sequence[Sequence[Batch]]) -> Iterator[Rows]:
+    """The rows of each step over all ranks, sorted, without what only fills it up."""
+    for batches in zip(*all_ranks, strict=True):
+        yield np.sort(np.concatenate([batch.real for batch in batches]))
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+# What the order depends on, …
+columns = st.sampled_from([None, ["n"], ["n", "t"], ["x", "n"], ["_row_id", "n"]])
+shuffles = st.one_of(
+    st.just({"shuffle": False}),
+    st.fixed_dictionaries(
+        {
+            "shuffle": st.just(True),
+            "shuffle_block": st.sampled_from([1, 700, 1500, 5000, 1 << 20]),
+            "shuffle_spread": st.sampled_from([0, 0.3, 1, 4.5, 100]),
+            "lanes": st.one_of(st.sampled_from([1, 2, 4, 24]), st.integers(1, 40)),
+            "seed": st.integers(0, 3),
+        }
+    ),
+)
+# … and what it does not.
+machines = st.fixed_dictionaries(
+    {
+        "num_workers": st.integers(0, 3),
+        "prefetch_factor": st.integers(1, 4),
+        "memory_budget": st.sampled_from([None, None, 1 << 20, 8 << 20]),
+    }
+)
+worlds = st.one_of(st.integers(1, 7), st.sampled_from([1, 2, 4]))
+
+
+@st.composite
+def views(draw: st.DrawFn, names: Sequence[str] = TABLES) -> tuple[Table, Key]:
+    """A table and some of its rows: all, a slice, or a list in any order and with repeats."""
+    chosen = table(draw(st.sampled_from(names)))
+    count = len(chosen.numbers)
+    form = draw(st.sampled_from(["all", "all", "slice", "steps", "backwards", "list", "sorted"]))
+    if form == "all" or not count:
+        return chosen, None
+    start, stop = sorted((draw(st.integers(0, count)), draw(st.integers(0, count))))
+    if form in ("slice", "steps"):
+        return chosen, slice(start, stop, 1 if form == "slice" else draw(st.integers(2, 9)))
+    if form == "backwards":
+        return chosen, slice(None, None, -draw(st.integers(1, 5)))
+    some = draw(st.lists(st.integers(0, count - 1), max_size=90))
+    return chosen, sorted(some) if form == "sorted" else some

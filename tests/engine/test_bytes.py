@@ -1,0 +1,235 @@
+"""What an epoch costs: each byte once over all ranks, few manifests for a step, and how well rows are shuffled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Column, Dataset, Tensor
+from penstock.format import Fragment, new_number
+from penstock.storage import Store, open_store
+from penstock.testing import CountingStore
+from penstock.types import ByteRange
+from tests.engine.reading import Rows, joined
+
+ROWS = 6401
+X_BYTES = 1024
+
+
+class RecordingStore(CountingStore):
+    """Notes what was read, in order."""
+
+    fan_out = 1
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.reads: list[tuple[str, int, int]] = []
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        found = super().get(key, byte_range=byte_range, etag=etag)
+        start = 0 if byte_range is None else byte_range.start
+        self.reads.append((key, start, start + len(found)))
+        return found
+
+    def count(self, prefix: str) -> int:
+        return sum(key.startswith(prefix) for key, _, _ in self.reads)
+
+
+@dataclass
+class Sorted:
+    """A table sorted by class, in one fragment: 200 blocks of eight pages."""
+
+    store: RecordingStore = field(default_factory=lambda: RecordingStore(open_store("memory://")))
+
+    def __post_init__(self) -> None:
+        x = np.zeros((ROWS, X_BYTES), np.uint8)
+        self.ds = penstock.create(
+            self.store,
+            {
+                "n": Column(Tensor("int64"), page_bytes=256),
+                "x": Column(Tensor("uint8", (X_BYTES,)), page_bytes=4 * X_BYTES, file_bytes=1 << 20),
+            },
+        )
+        self.ds.append({"n": np.arange(ROWS), "x": x})
+        self.ds.commit()
+
+    def pages(self, rows: Rows) -> dict[tuple[str, int], int]:
+        """The pages that hold some rows, by where they start, and where they end."""
+        [fragment] = self.ds._session.tree.fragments(self.ds._session.snapshot.nodes)
+        found: dict[tuple[str, int], int] = {}
+        for file in fragment.files:
+            inside = rows[(rows >= file.row_start) & (rows < file.row_start + file.page_ends[-1])] - file.row_start
+            for page in np.unique(np.searchsorted(file.page_ends, inside, side="right")).tolist():
+                found[file.key, file.offsets[page]] = file.offsets[page + 1]
+        return found
+
+
+def size_of(pages: dict[tuple[str, int], int]) -> int:
+    return sum(end - start for (_, start), end in pages.items())
+
+
+def read_for(reads: Sequence[tuple[str, int, int]], pages: dict[tuple[str, int], int]) -> int:
+    """Bytes that were read until all those pages had been: what comes then is for the next epoch."""
+    missing, total = dict(pages), 0
+    for key, start, end in reads:
+        if not missing:
+            break
+        if key.startswith("data/"):
+            total += end - start
+            for page in [page for page in missing if page[0] == key and start <= page[1] < end]:
+                del missing[page]
+    assert not missing
+    return total
+
+
+@pytest.fixture(scope="module")
+def sorted_table() -> Sorted:
+    return Sorted()
+
+
+SHUFFLED = {"shuffle": True, "shuffle_block": 32 << 10, "lanes": 4, "shuffle_spread": 1, "num_workers": 1}
+
+
+def read_bytes(table: Sorted, ranks: int, **options: Any) -> tuple[float, float]:
+    """How many times a byte of the first epoch is read over all ranks, and what the loader says."""
+    total, factors, seen = 0, set(), []
+    for rank in range(ranks):
+        table.store.reads.clear()
+        with table.ds.pytorch(distributed=(rank, ranks), **options) as loader:
+            rows = joined([batch["n"].numpy() for batch in loader])
+            factors.add(loader.stats().read_factor)
+        seen.append(rows)
+        total += read_for(table.store.reads, table.pages(rows))
+    assert np.array_equal(np.unique(joined(seen)), np.arange(ROWS))
+    [factor] = factors
+    return total / size_of(table.pages(np.arange(ROWS))), factor
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_each_byte_is_read_once_where_ranks_divide_the_lanes(sorted_table: Sorted, ranks: int) -> None:
+    factor, said = read_bytes(sorted_table, ranks, batch_size=32, **SHUFFLED)
+    assert 1.0 <= factor <= 1.05
+    assert said == 1.0
+
+
+@pytest.mark.parametrize(("ranks", "batch_size"), [(3, 16), (7, 16), (6, 2), (3, 1)])
+def test_elsewhere_the_factor_is_told(sorted_table: Sorted, ranks: int, batch_size: int) -> None:
+    factor, said = read_bytes(sorted_table, ranks, batch_size=batch_size, **SHUFFLED)
+    assert 1.05 < factor <= 1.05 * said
+    assert said <= 1.3 * factor
+
+
+def test_each_byte_is_read_once_in_order(sorted_table: Sorted) -> None:
+    factor, said = read_bytes(sorted_table, 1, batch_size=32, shuffle=False)
+    assert 1.0 <= factor <= 1.05
+    assert said == 1.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_resumed_run_reads_nothing_that_was_consumed(sorted_table: Sorted, share: float, ranks: int) -> None:
+    options: dict[str, Any] = {**SHUFFLED, "batch_size": 32}
+    with sorted_table.ds.pytorch(**options) as loader:
+        batches = iter(loader)
+        for _ in range(round(share * len(loader))):
+            next(batches)
+        state = loader.state_dict()
+    sorted_table.store.reads.clear()
+    with sorted_table.ds.pytorch(**options, distributed=(0, ranks)) as loader:
+        loader.load_state_dict(state)
+        rest = joined([batch["n"].numpy() for batch in loader])
+    pages = sorted_table.pages(rest)
+    assert read_for(sorted_table.store.reads, pages) <= 1.05 * size_of(pages)
+
+
+def entropy(labels: Rows, batch_size: int) -> float:
+    """Mean entropy of the labels of a batch, in bits."""
+    found = []
+    for batch in labels[: len(labels) // batch_size * batch_size].reshape(-1, batch_size):
+        shares = np.unique(batch, return_counts=True)[1] / batch_size
+        found.append(-(shares * np.log2(shares)).sum())
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize(("lanes", "spread"), [(4, 25), (24, 4)])
+def test_batches_of_a_table_sorted_by_class_have_the_labels_of_a_true_shuffle(
+    sorted_table: Sorted, lanes: int, spread: float
+) -> None:
+    options = {**SHUFFLED, "lanes": lanes, "shuffle_spread": spread, "columns": ["n", "x"]}
+    with sorted_table.ds.pytorch(batch_size=64, **options) as loader:
+        rows = joined([batch["n"].numpy() for batch in loader])
+        quality = loader.stats().quality
+    labels = np.arange(ROWS) * 100 // ROWS
+    true = np.random.default_rng(0).permutation(ROWS)
+    assert entropy(labels[rows], 64) >= 0.9 * entropy(labels[true], 64)
+    drawn = [len(np.unique(batch // 32)) for batch in rows[: ROWS // 64 * 64].reshape(-1, 64)]
+    assert quality is not None
+    assert quality.blocks_per_batch == pytest.approx(np.mean(drawn), rel=0.15)
+    assert quality.perfect == pytest.approx(200 * (1 - (1 - 1 / 200) ** 64), rel=0.02)
+    assert quality.share > 0.7
+
+
+def test_a_poor_shuffle_is_reported(sorted_table: Sorted) -> None:
+    options = {**SHUFFLED, "lanes": 1, "shuffle_spread": 1}
+    with sorted_table.ds.pytorch(batch_size=64, **options) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    assert stats.quality is not None
+    assert stats.quality.share < 0.2
+    assert str(stats.quality) in str(stats)
+
+
+def many_fragments(fragments: int) -> tuple[RecordingStore, Dataset]:
+    """A table of fragments of a thousand rows that hold nothing but row ids."""
+    store = RecordingStore(open_store("memory://"))
+    session = penstock.create(store, {"n": Column(Tensor("int64"), nullable=True)})._session
+    made = [
+        Fragment(id=new_number(), rows=1000, row_ids=session.row_ids.take(1000), files=()) for _ in range(fragments)
+    ]
+    nodes = session.tree.append(session.snapshot.nodes, made)
+    session.changes.appended += made
+    session.put(nodes, session.snapshot.schema, {})
+    session.commit("")
+    return store, penstock.load(store)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_step_needs_the_manifests_of_the_rows_it_reads_and_no_others(shuffle: bool) -> None:
+    """Of 32 fragments each; five times the fragments cost only the nodes above them."""
+    counts = []
+    for fragments in (80 * 32, 400 * 32):
+        store, ds = many_fragments(fragments)
+        store.reads.clear()
+        options = {"lanes": 4, "shuffle_block": 1000} if shuffle else {}
+        with ds.pytorch(batch_size=10, shuffle=shuffle, columns=["_row_id"], **options) as loader:
+            batches = iter(loader)
+            for _ in range(20):
+                assert len(next(batches)["_row_id"]) == 10
+            state = loader.state_dict()
+        leaves, above = -(-fragments // 32), len(list(_inner(ds)))
+        assert above < leaves / 8
+        counts.append(store.count("manifests/") - above)
+        assert counts[-1] <= (12 if shuffle else 4) < leaves
+        store.reads.clear()
+        again = penstock.load(store)
+        with again.pytorch(batch_size=10, shuffle=shuffle, columns=["_row_id"], **options) as loader:
+            loader.load_state_dict({**state, "consumed": 3 * len(ds) // 4})
+            next(iter(loader))
+        assert store.count("manifests/") - above <= (12 if shuffle else 4)
+    assert abs(counts[0] - counts[1]) <= 4
+
+
+def _inner(ds: Dataset) -> Sequence[str]:
+    """The nodes above the leaves."""
+    found: list[str] = []
+    waiting = list(ds._session.snapshot.nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.level:
+            found.append(node.id)
+            waiting += ds._session.tree.load(node).nodes
+    return found

@@ -1,0 +1,62 @@
+"""The shuffle's options follow from the table alone."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidInputError
+from penstock.plan import IN_ORDER, Shuffle, choose_shuffle
+
+MIB = 1 << 20
+sizes = st.one_of(st.integers(0, 1 << 30), st.integers(0, 1 << 54))
+
+
+@given(sizes)
+@settings(deadline=None)
+def test_the_defaults_depend_on_the_size_alone(table_bytes: int) -> None:
+    chosen = choose_shuffle(table_bytes)
+    assert chosen == choose_shuffle(table_bytes)
+    assert MIB // 4 <= chosen.block_bytes <= 4 * MIB
+    assert chosen.lanes == 1 or table_bytes // chosen.block_bytes >= 50 * chosen.lanes
+    assert 384 % chosen.lanes == 0
+
+
+def test_larger_tables_have_more_lanes_and_larger_blocks() -> None:
+    steps = [choose_shuffle(1 << power) for power in range(10, 55)]
+    for small, large in pairwise(steps):
+        assert small.lanes <= large.lanes
+        assert small.block_bytes <= large.block_bytes
+    assert {chosen.lanes for chosen in steps} >= {1, 24, 96, 384}
+
+
+@given(sizes, st.integers(1, 400), st.integers(1, 1 << 30), st.floats(0, 1000))
+@settings(deadline=None)
+def test_what_is_asked_for_is_taken(table_bytes: int, lanes: int, block_bytes: int, spread: float) -> None:
+    wanted = Shuffle(lanes, block_bytes, spread)
+    assert choose_shuffle(table_bytes, lanes=lanes, block_bytes=block_bytes, spread=spread) == wanted
+    assert choose_shuffle(table_bytes, lanes=lanes).lanes == lanes
+    assert choose_shuffle(table_bytes, block_bytes=block_bytes).block_bytes == block_bytes
+    assert choose_shuffle(table_bytes, spread=spread).spread == spread
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"lanes": 0}, "lanes"),
+        ({"lanes": -1}, "lanes"),
+        ({"block_bytes": 0}, "shuffle_block"),
+        ({"block_bytes": -1}, "shuffle_block"),
+        ({"spread": -0.5}, "shuffle_spread"),
+        ({"spread": 1001.0}, "shuffle_spread"),
+        ({"spread": float("nan")}, "shuffle_spread"),
+    ],
+)
+def test_nonsense_is_refused(option: dict[str, int], named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        choose_shuffle(1 << 30, **option)
+
+
+def test_no_shuffle_has_one_lane_and_no_spread() -> None:
+    assert (IN_ORDER.lanes, IN_ORDER.spread) == (1, 0.0)

@@ -1,0 +1,95 @@
+"""A state is a small JSON value, comes back as it was, and says in words where two runs differ."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidInputError
+from penstock.plan import Order, Shuffle, State
+
+ORDER = Order(
+    table="s3://bucket/table",
+    version="main@7",
+    snapshot="0" * 32,
+    selection="1" * 32,
+    rows=10**12,
+    seed=2**63,
+    shuffled=True,
+    shuffle=Shuffle(384, 4 << 20, 1.0),
+)
+shuffles = st.builds(Shuffle, st.integers(1, 384), st.integers(1, 1 << 30), st.floats(0, 1000))
+digests = st.text("0123456789abcdef", min_size=32, max_size=32)
+orders = st.builds(
+    Order,
+    table=st.text(max_size=40),
+    version=st.text(max_size=20),
+    snapshot=digests,
+    selection=digests,
+    rows=st.integers(0, 10**13),
+    seed=st.integers(-(2**63), 2**64),
+    shuffled=st.booleans(),
+    shuffle=shuffles,
+)
+states = st.builds(State, orders, st.integers(0, 10**6), st.integers(0, 10**13))
+
+
+@given(states)
+@settings(deadline=None)
+def test_a_state_survives_json_and_is_small(state: State) -> None:
+    text = json.dumps(state.to_json(), allow_nan=False, ensure_ascii=False)
+    assert len(text.encode()) < 1024
+    assert State.from_json(json.loads(text)) == state
+
+
+@given(orders, orders)
+@settings(deadline=None)
+def test_orders_differ_unless_everything_that_decides_is_the_same(one: Order, two: Order) -> None:
+    same = replace(one, table=two.table, version=two.version)
+    assert one.difference(same) is None
+    assert (one.difference(two) is None) == (replace(two, table=one.table, version=one.version) == one)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"snapshot": "2" * 32}, "snapshot"),
+        ({"selection": "2" * 32}, "selection of rows and columns"),
+        ({"rows": 5}, "number of rows"),
+        ({"seed": 5}, "seed: 5 there"),
+        ({"shuffled": False}, "whether rows are shuffled"),
+        ({"shuffle": Shuffle(96, 4 << 20, 1.0)}, "shuffle options: .*96.* there"),
+        ({"shuffle": Shuffle(384, 1 << 20, 1.0)}, "shuffle options"),
+        ({"shuffle": Shuffle(384, 4 << 20, 2.0)}, "shuffle options"),
+    ],
+)
+def test_a_difference_is_named(change: dict[str, Any], words: str) -> None:
+    difference = ORDER.difference(replace(ORDER, **change))
+    assert difference is not None
+    assert re.search(words, difference)
+
+
+GOOD = State(ORDER, 3, 4).to_json()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({}, "not the state"),
+        ([1], "not the state"),
+        ({"model": 1}, "not the state"),
+        ({**GOOD, "penstock": 99}, "format 99"),
+        ({"penstock": 1}, "damaged"),
+        ({**GOOD, "order": {}}, "damaged"),
+        ({**GOOD, "order": {**GOOD["order"], "shuffle": {"lanes": 0, "block_bytes": 1, "spread": 1.0}}}, "damaged"),
+        ({**GOOD, "consumed": "many"}, "damaged"),
+        ({**GOOD, "epoch": None}, "damaged"),
+    ],
+)
+def test_what_is_not_a_state_is_refused(value: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        State.from_json(value)
