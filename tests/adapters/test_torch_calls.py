@@ -38,8 +38,8 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @contextmanager
-def process_group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def process_group_of_one(folder: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
     try:
         yield
     finally:
@@ -74,8 +74,8 @@ def test_batches_of_128(ds: Dataset) -> None:
     assert numbers == list(range(ROWS))
 
 
-def test_distributed_in_a_group_of_one(ds: Dataset) -> None:
-    with process_group_of_one():
+def test_distributed_in_a_group_of_one(ds: Dataset, tmp_path: Path) -> None:
+    with process_group_of_one(tmp_path):
         for choice in (True, None, dist.group.WORLD):
             numbers, _ = checked(ds.pytorch(num_workers=8, distributed=choice))
             assert numbers == list(range(ROWS))

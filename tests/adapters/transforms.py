@@ -3,7 +3,6 @@
 import os
 import time
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,8 +50,10 @@ def noisy_batch(batch: Sample, generator: np.random.Generator) -> Sample:
     return {**batch, "noise": torch.from_numpy(generator.random(3))}
 
 
-def by_global_generators(sample: Sample) -> Sample:
-    return {"n": sample["n"], "numpy": np.random.random(), "torch": torch.rand(())}
+def drawn_in_every_way(sample: Sample, generator: np.random.Generator) -> Sample:
+    """Random numbers of its own and of the global generators, and where this is."""
+    drawn = {"noise": torch.from_numpy(generator.random(3)), "numpy": np.random.random(), "torch": torch.rand(())}
+    return {"n": sample["n"], "pid": os.getpid(), **drawn}
 
 
 def reshaped(sample: Sample) -> Sample:
@@ -73,33 +74,30 @@ def fails_at_threes(sample: Sample) -> Sample:
     return sample
 
 
-def fragile(sample: Sample) -> Sample:
-    raise Fragile("one", "two")
-
-
 def always_fails(sample: Sample) -> Sample:
     raise Broken("always")
 
 
-def batch_without_its_file(batch: Sample) -> Sample:
-    raise FileNotFoundError("the file that this transform needs")
+def fails_at_13_and_23(sample: Sample) -> Sample:
+    if sample["n"] == 13:
+        raise Broken("thirteen")
+    if sample["n"] == 23:
+        raise Fragile("one", "two")
+    return sample
+
+
+def fails_at_33_and_43(batch: Sample) -> Sample:
+    if 33 in batch["n"]:
+        raise FileNotFoundError("the file that this transform needs")
+    return {**batch, "f": lambda: 1} if 43 in batch["n"] else batch
 
 
 def dies(sample: Sample) -> Sample:
     os._exit(3)
 
 
-def dies_once(sample: Sample) -> Sample:
-    """Ends its process the first time that the row of number 20 comes."""
-    marker = Path(os.environ["PENSTOCK_TEST_MARKER"])
-    if sample["n"] == 20 and not marker.exists():
-        marker.touch()
-        os._exit(9)
-    return sample
-
-
 def says_where(sample: Sample) -> Sample:
-    return {"n": sample["n"], "pid": os.getpid()}
+    return {**sample, "pid": os.getpid()}
 
 
 def slow(sample: Sample) -> Sample:
@@ -112,16 +110,9 @@ def very_slow(sample: Sample) -> Sample:
     return sample
 
 
-def cannot_travel(batch: Sample) -> Sample:
-    return {**batch, "f": lambda: 1}
-
-
 def in_types_of_all_kinds(batch: Sample) -> Any:
     """The batch inside a named tuple, an ordered dictionary, a list and a tuple, beside plain values."""
     n = batch["n"]
     ordered = OrderedDict(b=n.to(torch.bfloat16), a=[n.bool(), (n.to(torch.complex64), "text", None)])
-    return {"pair": Pair(n, "pair"), "ordered": ordered, "shape": n.shape, "empty": n[:0], "one": n[0]}
-
-
-def in_a_type_of_its_own(batch: Sample) -> Carrier:
-    return Carrier(batch["n"])
+    plain = {"shape": n.shape, "empty": n[:0], "one": n[0], "t": batch["t"], "b": batch["b"]}
+    return {"pair": Pair(n, "pair"), "ordered": ordered, "carrier": Carrier(n), **plain}

@@ -1,21 +1,26 @@
 """Small tables of every shape, and ways to read them through `ds.pytorch` on many ranks."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import penstock
 from penstock import Column, Dataset, Tensor, Text, View
+from penstock.format import new_number
+from penstock.storage import Store
 from tests.servers import new_place
 
 Rows = npt.NDArray[np.int64]
 Key = slice | list[int] | None
 
+few = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 1500, "lanes": 4, "num_workers": 0}
 WORLDS = (3, 6, 7, 24, 65)
 X_BYTES = 300
 """Enough for the column to have files of its own."""
@@ -61,7 +66,7 @@ def _of(*sizes: int, kind: str = "memory") -> tuple[Dataset, Rows]:
 
 
 def _broken() -> tuple[Dataset, Rows]:
-    """Two leaves of fragments of all sizes, with deleted rows everywhere; the first, one inside and the last are gone."""
+    """Two leaves of fragments of all sizes, with deleted rows everywhere; three fragments have none left."""
     sizes = [17, *(1 + 7 * k % 40 for k in range(36)), 23, 5]
     ds, numbers = _of(*sizes)
     starts = np.cumsum([0, *sizes])
@@ -92,7 +97,7 @@ def _long() -> tuple[Dataset, Rows]:
     return ds, numbers
 
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[[], tuple[Dataset, Rows]]] = {
     "odd": lambda: _of(397),
     "folder": lambda: _of(113, 1, 90, kind="folder"),
     "broken": _broken,
@@ -102,6 +107,30 @@ _MAKERS = {
     "no rows": lambda: (penstock.create(new_place("memory").uri, SCHEMA), np.zeros(0, np.int64)),
 }
 TABLES = tuple(_MAKERS)
+
+
+def of_fragments(store: Store, fragments: int, rows: int) -> Dataset:
+    """A table of so many fragments of so many rows, which share their file; of every seventh one row is left."""
+    ds = penstock.create(store, {"n": Column(Tensor("int64"), page_bytes=16)})
+    ds.append({"n": np.arange(rows)})
+    ds.commit()
+    session = ds._session
+    [model] = session.tree.fragments(session.snapshot.nodes)
+    deleted = np.packbits(np.arange(rows) < rows - 1, bitorder="little").tobytes()
+    made = [
+        replace(
+            model,
+            id=new_number(),
+            row_ids=session.row_ids.take(rows),
+            deleted=None if number % 7 else deleted,
+            live=rows if number % 7 else 1,
+        )
+        for number in range(fragments)
+    ]
+    session.changes.appended += made
+    session.put(session.tree.append(session.snapshot.nodes, made), session.snapshot.schema, {})
+    ds.commit()
+    return penstock.load(store)
 
 
 class Batch(NamedTuple):

@@ -9,11 +9,10 @@ import pytest
 
 import penstock
 from penstock import Column, Dataset, Tensor
-from penstock.format import Fragment, new_number
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore
 from penstock.types import ByteRange
-from tests.engine.reading import Rows, joined
+from tests.engine.reading import Rows, joined, of_fragments
 
 ROWS = 6401
 X_BYTES = 1024
@@ -56,11 +55,11 @@ class Sorted:
         self.ds.append({"n": np.arange(ROWS), "x": x})
         self.ds.commit()
 
-    def pages(self, rows: Rows) -> dict[tuple[str, int], int]:
+    def pages(self, rows: Rows, columns: Sequence[str] = ("n", "x")) -> dict[tuple[str, int], int]:
         """The pages that hold some rows, by where they start, and where they end."""
         [fragment] = self.ds._session.tree.fragments(self.ds._session.snapshot.nodes)
         found: dict[tuple[str, int], int] = {}
-        for file in fragment.files:
+        for file in (file for name in columns for file in fragment.files_of(self.ds.schema[name].id)):
             inside = rows[(rows >= file.row_start) & (rows < file.row_start + file.page_ends[-1])] - file.row_start
             for page in np.unique(np.searchsorted(file.page_ends, inside, side="right")).tolist():
                 found[file.key, file.offsets[page]] = file.offsets[page + 1]
@@ -72,12 +71,12 @@ def size_of(pages: dict[tuple[str, int], int]) -> int:
 
 
 def read_for(reads: Sequence[tuple[str, int, int]], pages: dict[tuple[str, int], int]) -> int:
-    """Bytes that were read until all those pages had been: what comes then is for the next epoch."""
-    missing, total = dict(pages), 0
+    """Bytes of their files that were read until all those pages had been: what comes then is for the next epoch."""
+    missing, files, total = dict(pages), {key for key, _ in pages}, 0
     for key, start, end in reads:
         if not missing:
             break
-        if key.startswith("data/"):
+        if key in files:
             total += end - start
             for page in [page for page in missing if page[0] == key and start <= page[1] < end]:
                 del missing[page]
@@ -90,7 +89,13 @@ def sorted_table() -> Sorted:
     return Sorted()
 
 
-SHUFFLED = {"shuffle": True, "shuffle_block": 32 << 10, "lanes": 4, "shuffle_spread": 1, "num_workers": 1}
+SHUFFLED: dict[str, Any] = {
+    "shuffle": True,
+    "shuffle_block": 32 << 10,
+    "lanes": 4,
+    "shuffle_spread": 1,
+    "num_workers": 1,
+}
 
 
 def read_bytes(table: Sorted, ranks: int, **options: Any) -> tuple[float, float]:
@@ -141,8 +146,23 @@ def test_a_resumed_run_reads_nothing_that_was_consumed(sorted_table: Sorted, sha
     with sorted_table.ds.pytorch(**options, distributed=(0, ranks)) as loader:
         loader.load_state_dict(state)
         rest = joined([batch["n"].numpy() for batch in loader])
-    pages = sorted_table.pages(rest)
+    pages = sorted_table.pages(rest, ["x"])  # of light columns, what is near is read with it
     assert read_for(sorted_table.store.reads, pages) <= 1.05 * size_of(pages)
+
+
+def test_the_window_keeps_to_its_budget_and_still_reads_each_byte_once() -> None:
+    store = RecordingStore(open_store("memory://"))
+    ds = penstock.create(store, {"x": Column(Tensor("uint8", (X_BYTES,)), page_bytes=32 * X_BYTES)})
+    ds.append({"x": np.zeros((40_000, X_BYTES), np.uint8)})
+    ds.commit()
+    options: dict[str, Any] = {**SHUFFLED, "shuffle_block": 128 << 10, "batch_size": 50, "memory_budget": 12 << 20}
+    with ds.pytorch(**options) as loader:
+        for _ in range(3):
+            assert sum(len(batch["x"]) for batch in loader) == 40_000
+        stats = loader.stats()
+    assert stats.notes == ()
+    assert stats.window_peak_bytes <= stats.budget_bytes
+    assert stats.bytes <= 3 * 1.05 * 40_000 * X_BYTES + stats.budget_bytes  # the next epoch has been begun
 
 
 def entropy(labels: Rows, batch_size: int) -> float:
@@ -183,28 +203,15 @@ def test_a_poor_shuffle_is_reported(sorted_table: Sorted) -> None:
     assert str(stats.quality) in str(stats)
 
 
-def many_fragments(fragments: int) -> tuple[RecordingStore, Dataset]:
-    """A table of fragments of a thousand rows that hold nothing but row ids."""
-    store = RecordingStore(open_store("memory://"))
-    session = penstock.create(store, {"n": Column(Tensor("int64"), nullable=True)})._session
-    made = [
-        Fragment(id=new_number(), rows=1000, row_ids=session.row_ids.take(1000), files=()) for _ in range(fragments)
-    ]
-    nodes = session.tree.append(session.snapshot.nodes, made)
-    session.changes.appended += made
-    session.put(nodes, session.snapshot.schema, {})
-    session.commit("")
-    return store, penstock.load(store)
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_step_needs_the_manifests_of_the_rows_it_reads_and_no_others(shuffle: bool) -> None:
     """Of 32 fragments each; five times the fragments cost only the nodes above them."""
     counts = []
     for fragments in (80 * 32, 400 * 32):
-        store, ds = many_fragments(fragments)
+        store = RecordingStore(open_store("memory://"))
+        ds = of_fragments(store, fragments, 1000)
         store.reads.clear()
-        options = {"lanes": 4, "shuffle_block": 1000} if shuffle else {}
+        options: dict[str, Any] = {"lanes": 4, "shuffle_block": 1000, "shuffle_spread": 2} if shuffle else {}
         with ds.pytorch(batch_size=10, shuffle=shuffle, columns=["_row_id"], **options) as loader:
             batches = iter(loader)
             for _ in range(20):

@@ -3,7 +3,7 @@
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, Literal, NamedTuple
@@ -91,7 +91,7 @@ def row_dataset(
             "every rank sees the whole table through this dataset: give DataLoader a DistributedSampler, or ask for "
             "batches (ds.pytorch(batch_size=…)), which ranks share by themselves",
             PenstockWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     return RowDataset(RowReader(reader, names, rows, decode), transform)
 
@@ -149,10 +149,11 @@ class TorchFinish:
         else:
             flags = columns.get(PAD) if self.transform is not None else None
             if self.transform is None:
-                samples = _samples(columns)
+                samples = originals = _samples(columns)
             else:
-                samples = self._transformed(self.transform, self._originals(columns), keys)
-            batch = (self.collate_fn or default_collate)(samples)
+                originals = self._originals(columns)
+                samples = self._transformed(self.transform, list(map(copy, originals)), keys)
+            batch = self._together(samples, originals) if self.collate_fn is None else self.collate_fn(samples)
             if flags is not None and isinstance(batch, dict):
                 batch[PAD] = _tensor(np.asarray(flags))
         if self.batch_transform is None:
@@ -202,6 +203,25 @@ class TorchFinish:
             raise BadRows(failures)
         return done
 
+    def _together(self, samples: list[Any], originals: list[Sample]) -> Any:
+        """Samples stacked; what cannot be, because shapes differ, or is a ragged column as it was, as `ragged` says."""
+        if not all(isinstance(sample, dict) for sample in samples):
+            return default_collate(samples)
+        batch: dict[str, Any] = {}
+        for name in samples[0]:
+            values = [sample[name] for sample in samples]
+            if not all(value is None or isinstance(value, torch.Tensor) for value in values):
+                plain = any(value is None or isinstance(value, str | bytes) for value in values)
+                batch[name] = values if plain else default_collate(values)
+                continue
+            same = all(value is sample.get(name) for value, sample in zip(values, originals, strict=True))
+            shapes = {None if value is None else value.shape for value in values}
+            if len(shapes) == 1 and None not in shapes and not (same and name in self.ragged_columns):
+                batch[name] = default_collate(values)
+            else:
+                batch.update(self._tensors({name: [None if value is None else _numpy(value) for value in values]}))
+        return batch
+
     def _tensors(self, columns: Columns) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for name, values in columns.items():
@@ -214,7 +234,7 @@ class TorchFinish:
             elif self.ragged == "pad":
                 padded, shapes = pad(values, empty)
                 batch[name], batch[f"{name}_shape"] = _tensor(padded), torch.from_numpy(shapes)
-            elif self.ragged == "nested" and empty is not None:
+            elif self.ragged == "nested" and empty is not None and 0 not in empty.shape[1:]:
                 batch[name] = _nested(values, empty)
             else:
                 batch[name] = [None if value is None else _tensor(value) for value in values]
@@ -252,15 +272,26 @@ def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Undo `_tensor`."""
+    for dtype, (bits, its) in _BITS.items():
+        if tensor.dtype == its:
+            return tensor.view(getattr(torch, np.dtype(bits).name)).numpy().view(dtype)
+    return tensor.numpy()
+
+
 def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) -> torch.Tensor:
     """Rows of different lengths as one tensor; a missing one is empty."""
-    inner = next((value.shape[1:] for value in values if value is not None), empty.shape[1:])
-    rows = [np.zeros((0, *inner), empty.dtype) if value is None else value for value in values]
-    if any(row.shape[1:] != inner for row in rows):
-        return torch.nested.nested_tensor([_tensor(row) for row in rows])
+    rows = [empty if value is None else value for value in values]
+    lengths = [len(row) for row in rows]
     offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return torch.nested.nested_tensor_from_jagged(_tensor(np.concatenate(rows)), torch.from_numpy(offsets))
+    np.cumsum(lengths, out=offsets[1:])
+    return torch.nested.nested_tensor_from_jagged(
+        _tensor(np.concatenate(rows)),
+        torch.from_numpy(offsets),
+        min_seqlen=min(lengths),
+        max_seqlen=max(lengths),
+    )
 
 
 def _ragged_columns(reader: Reader, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:

@@ -103,8 +103,9 @@ class Streaming:
         columns: the columns to read, `_row_id` among them if named; all of the view's if not given.
         decode: False leaves media as bytes; a mapping says for each column whether, or by which function of the bytes.
         image_size: scale pictures to this height and width, so that they can share a batch.
-        ragged: how values of different shapes share a batch: numbers as a "nested" tensor (pictures and sound then
-            come as lists), or all padded ("pad", with their shapes in `<column>_shape`), or all as a "list".
+        ragged: how values of different shapes share a batch: numbers as a "nested" tensor (pictures, sound and what
+            differs in more than its first length then come as lists), or all padded ("pad", with their shapes in
+            `<column>_shape`), or all as a "list".
         collate_fn: makes a batch of a list of samples, instead of stacking them.
         drop_last: leave out the rows that do not fill the last step. Else one rank gets a short batch, and several
             ranks get theirs filled with rows that `batch["_pad"]` marks.

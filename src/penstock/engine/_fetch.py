@@ -3,8 +3,9 @@
 The contract; if the code disagrees with this list, the code is wrong:
 
 - A request is answered once: with pages that have been verified, or with an error.
-- No more requests are under way than the limit, which grows while the loop waits for them and the store is slow to
-  answer; hedges come on top, one for every twenty requests at most.
+- No more requests are under way than the limit. It grows while requests take little longer than the quickest of late,
+  for then the store is far and not busy; and it shrinks when they take much longer, for then more only get in each
+  other's way. Hedges come on top, one for every twenty requests at most.
 - `stop` returns at once: requests under way end by themselves, and their answers are dropped.
 """
 
@@ -15,7 +16,8 @@ from threading import Condition, Lock, Thread
 
 from penstock.engine._stats import Gauge
 
-_FIRST_LIMIT = 16
+_LEAST_LIMIT = 8
+_NOT_BUSY, _BUSY = 1.6, 3.0
 _HEDGE_SHARE = 0.05
 _HEDGE_FACTOR = 3.0
 _HEDGE_MIN_S = 0.1
@@ -28,10 +30,11 @@ Runs = list[tuple[int, memoryview]]
 class Request:
     """Pages that somebody waits for."""
 
-    __slots__ = ("answer", "answered", "bytes", "read", "started_s", "tries")
+    __slots__ = ("answer", "answered", "read", "started_s", "tries")
 
-    def __init__(self, size: int, read: Callable[[], Runs], answer: Callable[[Runs | BaseException], None]) -> None:
-        self.bytes, self.read, self.answer = size, read, answer
+    def __init__(self, read: Callable[[], tuple[Runs, int]], answer: Callable[[Runs | BaseException], None]) -> None:
+        """`read` gives the pages, and the bytes that were fetched for them; none if they were there already."""
+        self.read, self.answer = read, answer
         self.started_s = 0.0
         self.tries = 1
         """Threads that are at it, or will be."""
@@ -44,13 +47,15 @@ class Fetcher:
     def __init__(self, gauge: Gauge, *, remote: bool, max_threads: int) -> None:
         """A remote store may answer late; a local one is read with all threads from the start."""
         self._gauge, self._remote, self._max_threads = gauge, remote, max_threads
-        self.limit = min(_FIRST_LIMIT, max_threads) if remote else max_threads
+        self.limit = min(_LEAST_LIMIT, max_threads) if remote else max_threads
         self._waiting: deque[Request] = deque()
         self._hedges: deque[Request] = deque()
         self._under_way: set[Request] = set()
         self._idle = self._threads = self._hedging = 0
         self._asked = self._hedged = 0
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+        self._round: list[float] = []
+        """How long requests took since the limit was last looked at."""
         self._late_s = float("inf")
         self._lock = Lock()
         self._work = Condition(self._lock)
@@ -65,13 +70,6 @@ class Fetcher:
             self._asked += 1
             self._staff()
 
-    def hurry(self) -> None:
-        """The loop waits for what is under way: if the store is far, more requests at once help."""
-        with self._lock:
-            if self._remote and len(self._under_way) >= self.limit < self._max_threads:
-                self.limit = min(self._max_threads, self.limit + max(1, self.limit // 8))
-                self._staff()
-
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
@@ -80,7 +78,9 @@ class Fetcher:
             self._work.notify_all()
 
     def _staff(self) -> None:
-        """Have a thread for what waits; called with the lock."""
+        """Have a thread for what waits, if it may start; called with the lock."""
+        if len(self._under_way) >= self.limit and not self._hedges:
+            return
         if self._idle:
             self._work.notify()
         elif self._threads < self.limit + self._hedging and not self._stopped:
@@ -107,11 +107,14 @@ class Fetcher:
         while (request := self._next()) is not None:
             started = time.perf_counter()
             found: Runs | BaseException
+            size = 0
             try:
-                found = request.read()
+                found, size = request.read()
             except BaseException as error:
                 found = error
             seconds = time.perf_counter() - started
+            if size or isinstance(found, BaseException):
+                self._gauge.got(size, seconds)
             with self._lock:
                 request.tries -= 1
                 # A failure is an answer only if nobody else may still succeed.
@@ -119,17 +122,25 @@ class Fetcher:
                 if first:
                     request.answered = True
                     self._under_way.discard(request)
-                    self._note(seconds)
-                if self._waiting and self._idle:
-                    self._work.notify()
+                    if size:
+                        self._note(seconds)
+                if self._waiting:
+                    self._staff()
                 stopped = self._stopped
-            self._gauge.got(request.bytes, seconds)
             if first and not stopped:
                 request.answer(found)
             del request, found
 
     def _note(self, seconds: float) -> None:
         self._latencies.append(seconds)
+        self._round.append(seconds)
+        if self._remote and len(self._round) >= self.limit:
+            typical, quickest = sum(self._round) / len(self._round), min(self._latencies)
+            if typical < _NOT_BUSY * quickest and self._waiting:
+                self.limit = min(self._max_threads, self.limit + self.limit // 2)
+            elif typical > _BUSY * quickest:
+                self.limit = max(_LEAST_LIMIT, self.limit - self.limit // 8)
+            self._round.clear()
         if len(self._latencies) >= 32 and (self._asked % 32 == 0 or self._late_s == float("inf")):
             ordered = sorted(self._latencies)
             typical, slow = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]

@@ -52,7 +52,8 @@ class Loader:
         count = max(1, options.num_workers)
         apart = options.worker_type == "process"
         self._processes = [ProcessFinish(finish, gauge.note) for _ in range(count)] if apart else []
-        weakref.finalize(self, _close_all, self._processes)
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        weakref.finalize(self, _let_go, self._runs, self._processes)
         self._reader, self._agree, self._display = reader, agree, display
         finishers: Sequence[Finish] = self._processes or [finish] * count
         self._stream = Stream(reader, names, rows, world=world, options=options, finishers=finishers, gauge=gauge)
@@ -110,7 +111,7 @@ class Loader:
             self._run.close()
             self._run = None
         self._lease.give_back()
-        _close_all(self._processes)
+        _let_go(self._runs, self._processes)
 
     def __enter__(self) -> "Loader":
         return self
@@ -132,6 +133,7 @@ class Loader:
                 run.close()
             self._lease.take()
             run = self._run = self._stream.run(start)
+            self._runs.add(run)
         complete = False
         try:
             with Live(self._display, self.stats, self._stream.steps) as live:
@@ -187,6 +189,8 @@ def _hold(reader: Reader, over: threading.Event) -> None:
         over.wait()
 
 
-def _close_all(processes: Sequence[ProcessFinish]) -> None:
+def _let_go(runs: "weakref.WeakSet[Run]", processes: Sequence[ProcessFinish]) -> None:
+    for run in list(runs):
+        run.stop()  # or it would start processes anew
     for process in processes:
         process.close()

@@ -1,11 +1,12 @@
 """Pieces, the parts of a table that are in the window, and spans, the steps that are put together from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine._selection import Block
+from penstock.engine._stats import BadSample
 from penstock.table import Cells, PageRequest, Pages, Rows, Wanted
 
 
@@ -74,6 +75,8 @@ class Span:
     """Blocks that each batch draws from, added up."""
     missing: int = 0
     """Pieces that are not filled."""
+    bad: list[tuple[int, BadSample]] = field(default_factory=list)
+    """Rows that were replaced."""
 
     def position(self, index: int) -> int:
         """Where in the table a row is."""

@@ -28,8 +28,7 @@ from penstock.engine._window import Window
 from penstock.errors import CorruptError, InvalidInputError
 
 _PLANNED_AHEAD = 64
-_HURRY_S = 0.02
-_JOIN_S = 1.0
+_JOIN_S = 0.5
 
 Work = Callable[[Span], Sequence[Any]]
 
@@ -60,12 +59,12 @@ class Pipeline:
         self._workers = [] if inline else workers
         self._tolerant, self._depth, self._gauge = tolerant, depth, gauge
         self._lock = Lock()
-        self._room, self._ready, self._done = (Condition(self._lock) for _ in range(3))
+        self._room, self._near, self._ready, self._done = (Condition(self._lock) for _ in range(4))
         self._spans_ready: list[tuple[int, Span]] = []
         self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
         self._delivered = self._admitted = self._released = 0
         self._failure: BaseException | None = None
-        self._stopped = False
+        self._stopped = self._waited_for = False
         self._threads: list[Thread] = []
 
     def start(self, epoch: int, consumed: int) -> None:
@@ -84,10 +83,11 @@ class Pipeline:
         with self._lock:
             self._stopped = True
             self._results.clear()
-            for condition in (self._room, self._ready, self._done):
+            for condition in (self._room, self._near, self._ready, self._done):
                 condition.notify_all()
         self._fetcher.stop()
-        if wait:
+        if wait and not self._waited_for:
+            self._waited_for = True
             ends = time.monotonic() + _JOIN_S
             for thread in self._threads:
                 if thread is not current_thread():
@@ -102,7 +102,7 @@ class Pipeline:
                     raise self._failure
                 if self._stopped:
                     raise InvalidInputError("this loader was closed while it was read")
-                if self._inline is not None and self._spans_ready:
+                if self._inline is not None and self._startable():
                     span = heappop(self._spans_ready)[1]
                     self._lock.release()
                     began = time.perf_counter()
@@ -111,11 +111,12 @@ class Pipeline:
                     finally:
                         busy += time.perf_counter() - began
                         self._lock.acquire()
-                elif not self._done.wait(_HURRY_S):
-                    self._fetcher.hurry()
+                else:
+                    self._done.wait()
             self._delivered += 1
-            self._ready.notify()
-            self._room.notify()
+            if self._startable():
+                self._ready.notify()
+            self._near.notify()
         waited = time.perf_counter() - started
         self._gauge.add("loop", "starved", waited)
         if self._inline is not None:
@@ -158,7 +159,7 @@ class Pipeline:
         """Make room for what a span needs, and ask for it; False when stopped."""
         with self._lock:
             while span.number >= self._delivered + self._depth + _PLANNED_AHEAD and not self._stopped:
-                self._room.wait()
+                self._near.wait()
         for piece in span.needed:
             if not piece.admitted:
                 self._window.describe(piece)
@@ -190,9 +191,8 @@ class Pipeline:
     def _ask(self, piece: Piece) -> None:
         if not piece.requests:
             self._fill(piece)
-        for number, request in enumerate(piece.requests):
-            read, answer = partial(self._window.read, piece, number), partial(self._answer, piece, number)
-            self._fetcher.ask(Request(request.bytes, read, answer))
+        for number in range(len(piece.requests)):
+            self._fetcher.ask(Request(partial(self._window.read, piece, number), partial(self._answer, piece, number)))
 
     def _answer(self, piece: Piece, number: int, found: Runs | BaseException) -> None:
         with self._lock:
@@ -223,13 +223,15 @@ class Pipeline:
                 if not span.missing:
                     self._is_ready(span)
             piece.waiting = []
-            self._room.notify()
+            if piece.raw_bytes:
+                self._room.notify()
 
     def _is_ready(self, span: Span) -> None:
         """A span can be put together; called with the lock."""
         heappush(self._spans_ready, (span.number, span))
-        self._ready.notify()
-        if not self._workers:
+        if self._workers and self._startable():
+            self._ready.notify()
+        elif not self._workers:
             self._done.notify()
 
     def _work(self, work: Work) -> None:

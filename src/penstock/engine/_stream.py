@@ -5,16 +5,18 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 from penstock.device import HostBuffers
 from penstock.engine._collate import Collator, DecodeOptions
 from penstock.engine._fetch import Fetcher
+from penstock.engine._kept import KeptPages
 from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
 from penstock.engine._selection import Selection
 from penstock.engine._slab import Layout
-from penstock.engine._stats import Gauge, LoaderStats
+from penstock.engine._stats import BadSample, Gauge, LoaderStats
 from penstock.engine._window import Window
 from penstock.engine._work import BadPolicy, Failure, Finish, Worker
 from penstock.errors import InvalidInputError
@@ -24,7 +26,8 @@ from penstock.types import World
 
 _SPAN_BYTES = 4 << 20
 _MAX_SPAN_BATCHES = 64
-_STRETCH_ROWS = 16 << 10
+_STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 64 << 20
+_KEPT_BYTES = 64 << 20
 _MAX_FETCHERS = 96
 _LEAST_BUDGET = 1 << 30
 
@@ -101,6 +104,8 @@ class Stream:
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )
         self._retries = reader.store.retries
+        fits = 0 < self._light_bytes <= min(_KEPT_BYTES, self._budget // 8)
+        self._kept = KeptPages(reader.store) if fits else None
 
     @property
     def steps(self) -> int:
@@ -114,6 +119,14 @@ class Stream:
     def run(self, state: State) -> "Run":
         """Read on from some point."""
         return Run(self, self._pipeline(), state)
+
+    def report(self, bad: BadSample) -> None:
+        """A sample of the batch that is about to be delivered was bad; raises if it was one too many."""
+        policy = self._options.bad
+        count = self.gauge.spoil(bad)
+        if policy.tell is not None:
+            policy.tell(bad)
+        policy.check(count, self.gauge.rows)
 
     def stats(self) -> LoaderStats:
         gauge, options = self.gauge, self._options
@@ -151,6 +164,11 @@ class Stream:
         return round(held * min(rows, max(1, self.order.rows)) * self._selection.row_bytes)
 
     @property
+    def _light_bytes(self) -> int:
+        """Bytes of all columns but the heaviest, in the whole selection."""
+        return round((self._selection.row_bytes - self._selection.heavy_row_bytes) * self.order.rows)
+
+    @property
     def _batch_bytes(self) -> int:
         return round(self._options.batch_size * self._out_row_bytes)
 
@@ -178,7 +196,8 @@ class Stream:
         workers = max(1, options.num_workers)
         depth = max(2, workers + -(-workers * options.prefetch_factor // per_span))
         depth = max(2, min(depth, budget // 4 // (per_span * batch_bytes)))
-        window_bytes = max(budget // 2, budget - depth * per_span * batch_bytes)
+        kept_bytes = self._light_bytes if self._kept is not None else 0
+        window_bytes = max(budget // 2, budget - kept_bytes - depth * per_span * batch_bytes)
         fits = self._window_need <= window_bytes
         by_blocks = fits and (self._dealer.owns_lanes or self.order.shuffle.spread > 0)
         if not fits and not selection.scattered:
@@ -190,10 +209,18 @@ class Stream:
         layout = Layout(self._reader.snapshot.schema, self._names)
         row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
         capacity = round(4 * (window_bytes / row_bytes + span_rows))
-        window = Window(self._reader, layout, capacity_rows=capacity, budget_bytes=window_bytes, gauge=gauge)
+        window = Window(
+            self._reader,
+            layout,
+            capacity_rows=capacity,
+            budget_bytes=window_bytes,
+            heavy=selection.heaviest,
+            kept=self._kept,
+            gauge=gauge,
+        )
         plan_options = PlanOptions(
             span_rows=span_rows,
-            stretch_rows=max(_STRETCH_ROWS, span_rows) if by_blocks else span_rows,
+            stretch_rows=min(_STRETCH_ROWS, round(_STRETCH_BYTES / selection.row_bytes)) if by_blocks else span_rows,
             by_blocks=by_blocks,
             trim=not options.bad.tolerant,
         )
@@ -246,10 +273,17 @@ class Run:
             gauge.batches_drawn += len(span.batch_rows)
             waiting = list(zip(batches, span.batch_rows, span.consumed, strict=False))[::-1]  # a failure comes last
             del batches
+            spoilt = sorted(span.bad, key=itemgetter(0), reverse=True)
+            end = 0
             while waiting:
+                if not self._stop.alive:
+                    raise InvalidInputError("this loader was closed while it was read")
                 batch, rows, consumed = waiting.pop()
                 if isinstance(batch, Failure):
                     raise batch.error
+                end += rows
+                while spoilt and spoilt[-1][0] < end:
+                    self._stream.report(spoilt.pop()[1])
                 last = span.last and not waiting
                 self.state = State(order, span.epoch, consumed)
                 now = time.perf_counter()
@@ -267,6 +301,10 @@ class Run:
                 mark = now
         self.state = State(order, self.state.epoch + 1, 0)
         self.under_way = False
+
+    def stop(self) -> None:
+        """Stop the threads, and do not wait for them."""
+        self._stop()
 
     def close(self) -> None:
         """Stop the threads, and give them a moment to end."""

@@ -24,7 +24,7 @@ class Live:
         self._done, self._next_s = 0, 0.0
         self._live: RichLive | None = None
         if display is not None:
-            self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=display == "table")
+            self._live = RichLive(console=Console(stderr=True), auto_refresh=False)
 
     def __enter__(self) -> "Live":
         if self._live is not None:

@@ -1,22 +1,47 @@
 """The window: pieces of the table in memory, within one budget of bytes."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.engine._kept import KeptPages
 from penstock.engine._pieces import Piece
 from penstock.engine._slab import FixedColumn, Layout, Slab
 from penstock.engine._stats import Gauge
 from penstock.errors import NotFoundError
-from penstock.table import Cells, Reader, gather, number_pieces, page_requests, read_pages, read_straight, row_range
+from penstock.format import Field
+from penstock.table import (
+    Cells,
+    PageRequest,
+    Reader,
+    copy_numbers,
+    gather,
+    page_requests,
+    read_pages,
+    read_straight,
+    row_range,
+)
 
 
 class Window:
     """Knows how pieces of some columns are asked for, what they cost, and how they are filled; not thread-safe."""
 
-    def __init__(self, reader: Reader, layout: Layout, *, capacity_rows: int, budget_bytes: int, gauge: Gauge) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        layout: Layout,
+        *,
+        capacity_rows: int,
+        budget_bytes: int,
+        heavy: Field | None,
+        kept: KeptPages | None,
+        gauge: Gauge,
+    ) -> None:
+        """With `kept`, pages of other columns than the heavy one come from there."""
+        self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
         self._ids = [field.id for field in layout.fields]
         self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed)
@@ -30,28 +55,46 @@ class Window:
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
         piece.requests = page_requests([piece.want], self._ids)
+        if self._kept is not None:
+            piece.requests = list(self._with_groups(self._kept, piece.requests))
         piece.missing = len(piece.requests)
         if self._reader.store.fan_out == 1:  # elsewhere a request may be answered twice, by whoever is first
             piece.straight = self._straight(piece)
-        piece.raw_bytes = sum(
-            request.bytes for number, request in enumerate(piece.requests) if number not in piece.straight
-        )
-        loose = sum(request.bytes for request in piece.requests if self._loose_ids.intersection(request.file.fields))
-        piece.bytes = piece.rows * self._fixed_row_bytes + loose
+        for number, request in enumerate(piece.requests):
+            if self._is_kept(request):
+                continue
+            if number not in piece.straight:
+                piece.raw_bytes += request.bytes
+            if self._loose_ids.intersection(request.file.fields):
+                piece.bytes += request.bytes
+        piece.bytes += piece.rows * self._fixed_row_bytes
 
-    def read(self, piece: Piece, number: int) -> list[tuple[int, memoryview]]:
-        """The pages of one of a piece's requests, or nothing where they have been put in their places at once."""
+    def read(self, piece: Piece, number: int) -> tuple[list[tuple[int, memoryview]], int]:
+        """The pages of one of a piece's requests, none if they are in their places; and how many bytes were fetched."""
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
-            if rows is None:
-                return read_pages(self._reader.store, request)
-            values = self.slab.values[self._names[request.file.fields[0]]]
-            out = values[piece.row_start + rows.start : piece.row_start + rows.stop]
-            read_straight(self._reader.store, request, out.reshape(-1).view(np.uint8).data)
-            return []
+            if rows is not None:
+                values = self.slab.values[self._names[request.file.fields[0]]]
+                out = values[piece.row_start + rows.start : piece.row_start + rows.stop]
+                read_straight(self._reader.store, request, out.reshape(-1).view(np.uint8).data)
+                return [], request.bytes
+            if self._kept is not None and self._is_kept(request):
+                runs, fetched = self._kept.read(request)
+                return runs, request.bytes if fetched else 0
+            return read_pages(self._reader.store, request), request.bytes
         except NotFoundError:
             with self._reader.explained():
                 raise
+
+    def _is_kept(self, request: PageRequest) -> bool:
+        return self._kept is not None and self._heavy_id not in request.file.fields
+
+    def _with_groups(self, kept: KeptPages, requests: Sequence[PageRequest]) -> Iterator[PageRequest]:
+        for request in requests:
+            if self._is_kept(request):
+                yield from kept.groups(request)
+            else:
+                yield request
 
     def _straight(self, piece: Piece) -> dict[int, range]:
         """The requests that can be read straight to their places; of a column, all or none."""
@@ -112,12 +155,7 @@ class Window:
         if column.field is None:
             values[:] = piece.want.fragment.row_ids_at(piece.want.rows)
             return
-        found = number_pieces(column.field, piece.want, piece.pages)
-        if found is not None:
-            done = 0
-            for part in found:
-                values[done : done + len(part)] = part
-                done += len(part)
+        if copy_numbers(column.field, piece.want, piece.pages, values):
             if mask is not None:
                 mask[:] = True
             return

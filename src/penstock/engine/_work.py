@@ -83,7 +83,7 @@ class BadPolicy:
 
     tolerant: bool
     tell: OnBad | None
-    """Called for every bad sample before it is replaced; it may raise."""
+    """Called for every bad sample before the batch without it is delivered; it may raise."""
     limit: int | float
     """Most bad samples, or most of them as a share of the rows read."""
 
@@ -182,12 +182,8 @@ class Worker:
         if not self._policy.tolerant:
             raise self._located(span, index, error)
         row_id = int(span.row_ids[index])
-        if not first or first == 1:
-            bad = BadSample(row_id, span.epoch, str(error))
-            count = self._gauge.spoil(bad)
-            if self._policy.tell is not None:
-                self._policy.tell(bad)
-            self._policy.check(count, self._gauge.rows)
+        if all(row != index for row, _ in span.bad):
+            span.bad.append((index, BadSample(row_id, span.epoch, str(error))))
         key = derive(self._seed, span.epoch, row_id)
         picks = mix(key, np.arange(first, _TRIES)) % np.uint64(len(self._selection))
         for position in self._selection.positions(picks.astype(np.int64)).tolist():

@@ -44,18 +44,20 @@ def choose_shuffle(
     large, and the spread is what a sixteenth of the table or a gigabyte has room for.
     """
     share = table_bytes // (_SMALL_LANES * _BLOCKS_PER_LANE)
-    block = block_bytes or min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
+    block = min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES) if block_bytes is None else block_bytes
     if lanes is None:
         lanes = _HUGE_LANES if table_bytes >= _HUGE_BYTES else _SMALL_LANES
-        if table_bytes < _HUGE_BYTES and table_bytes // block >= _MANY_LANES * _BLOCKS_PER_LANE:
+        if table_bytes < _HUGE_BYTES and table_bytes // max(block, 1) >= _MANY_LANES * _BLOCKS_PER_LANE:
             lanes = _MANY_LANES
     if spread is None:
+        row_of_blocks = max(block * lanes, 1)
         if table_bytes <= _SMALL_BYTES:
-            spread = float(-(-table_bytes // (block * lanes)) + 1)
+            spread = float(-(-table_bytes // row_of_blocks) + 1)
         else:
             window = min(max(table_bytes // _WINDOW_SHARE, _SMALL_BYTES), _MAX_WINDOW_BYTES)
-            spread = max(_MIN_SPREAD, round(window / (block * lanes) - 1, 2))
-    return Shuffle(lanes, block, min(spread, 1000.0))
+            spread = max(_MIN_SPREAD, round(window / row_of_blocks - 1, 2))
+        spread = min(spread, 1000.0)
+    return Shuffle(lanes, block, spread)
 
 
 IN_ORDER = Shuffle(lanes=1, block_bytes=_MAX_BLOCK_BYTES, spread=0.0)

@@ -34,7 +34,7 @@ class FolderStore(Store):
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
         self.fan_out = 1 if is_local(self._root) else Store.fan_out
-        self._open_files = OpenFiles()
+        self._open_files = OpenFiles(self._descriptor)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
@@ -73,10 +73,14 @@ class FolderStore(Store):
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
         """Read the file straight into the buffers."""
         uri = object_uri(self.uri, key)
-        with self._open_files.held(key, self._reading) as (fd, status):
-            _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), status.st_size)
-            for first in range(0, len(buffers), _MAX_BUFFERS):
-                start = _scatter(fd, start, buffers[first : first + _MAX_BUFFERS], uri)
+        file = self._open_files.take(key)
+        try:
+            _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
+            with _translated("read", uri):
+                for first in range(0, len(buffers), _MAX_BUFFERS):
+                    start = _scatter(file.fd, start, buffers[first : first + _MAX_BUFFERS], uri)
+        finally:
+            self._open_files.give_back(file)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""
@@ -110,6 +114,10 @@ class FolderStore(Store):
         for key in keys:
             with _translated("delete", object_uri(self.uri, key)), suppress(*_ABSENT):
                 os.unlink(self._root / key)
+
+    def _descriptor(self, key: str) -> int:
+        with self._reading(key) as (fd, _):
+            return os.dup(fd)
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[tuple[int, os.stat_result]]:

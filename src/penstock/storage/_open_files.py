@@ -2,59 +2,56 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from threading import Lock
 
-_MOST = 64
-
-Opened = tuple[int, os.stat_result]
+_MOST = 256
 
 
-class OpenFiles:
-    """The files read last, each closed when it is no longer among them and nobody reads it."""
+class OpenFile:
+    """A file and its size; closed when it has been dropped and nobody uses it."""
 
-    def __init__(self) -> None:
-        self._files: OrderedDict[str, _Shared] = OrderedDict()
-        self._lock = Lock()
+    __slots__ = ("_dropped", "fd", "size", "users")
 
-    @contextmanager
-    def held(self, key: str, opening: Callable[[str], AbstractContextManager[Opened]]) -> Iterator[Opened]:
-        """A file, opened if need be; it stays open at least while the block runs."""
-        with self._lock:
-            shared = self._files.pop(key, None)
-            if shared is None:
-                shared = _Shared()
-                with opening(key) as (fd, status):
-                    shared.opened = os.dup(fd), status
-            self._files[key] = shared
-            shared.users += 1
-            if len(self._files) > _MOST:
-                self._files.popitem(last=False)[1].drop()
-        try:
-            yield shared.opened
-        finally:
-            with self._lock:
-                shared.users -= 1
-                shared.close_if_idle()
-
-    def __del__(self) -> None:
-        for shared in self._files.values():
-            shared.drop()
-
-
-class _Shared:
-    opened: Opened
-
-    def __init__(self) -> None:
+    def __init__(self, fd: int) -> None:
+        self.fd, self.size = fd, os.fstat(fd).st_size
         self.users = 0
         self._dropped = False
 
     def drop(self) -> None:
-        """Close the file as soon as nobody reads it."""
         self._dropped = True
         self.close_if_idle()
 
     def close_if_idle(self) -> None:
         if self._dropped and not self.users:
-            os.close(self.opened[0])
+            os.close(self.fd)
+
+
+class OpenFiles:
+    """The files used last; `take` one, and `give_back` it."""
+
+    def __init__(self, opening: Callable[[str], int]) -> None:
+        self._opening = opening
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._lock = Lock()
+
+    def take(self, key: str) -> OpenFile:
+        with self._lock:
+            file = self._files.get(key)
+            if file is None:
+                file = self._files[key] = OpenFile(self._opening(key))
+                if len(self._files) > _MOST:
+                    self._files.popitem(last=False)[1].drop()
+            else:
+                self._files.move_to_end(key)
+            file.users += 1
+            return file
+
+    def give_back(self, file: OpenFile) -> None:
+        with self._lock:
+            file.users -= 1
+            file.close_if_idle()
+
+    def __del__(self) -> None:
+        for file in self._files.values():
+            file.drop()

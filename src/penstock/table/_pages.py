@@ -1,8 +1,9 @@
 """From rows to the pages that hold them, and back: plan which pages to read, read and verify them, gather the rows."""
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +31,13 @@ class Wanted:
     fragment: Fragment
     rows: Rows
     _parts: dict[int, list["PageRows"]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def together(self) -> range | None:
+        """The rows as a range, where they follow each other."""
+        if not len(self.rows) or int(self.rows[-1]) - int(self.rows[0]) != len(self.rows) - 1:  # rows rise
+            return None
+        return range(int(self.rows[0]), int(self.rows[-1]) + 1)
 
     def parts(self, field_id: int) -> list["PageRows"]:
         """The pages that hold a field of these rows; worked out once."""
@@ -128,15 +136,17 @@ class PageRequest(NamedTuple):
     """Pages of a file that are near enough to each other to be read as one."""
 
     file: DataFile
-    pages: list[int]
+    pages: Sequence[int]
 
     @property
     def bytes(self) -> int:
         return self.file.offsets[self.pages[-1] + 1] - self.file.offsets[self.pages[0]]
 
 
-def page_requests(wanted: Iterable[Wanted], field_ids: Sequence[int]) -> list[PageRequest]:
+def page_requests(wanted: Sequence[Wanted], field_ids: Sequence[int]) -> list[PageRequest]:
     """What to ask a store for, so that it gives every page that the rows need; pure."""
+    if len(wanted) == 1 and wanted[0].together is not None:
+        return _run_requests(wanted[0].fragment, field_ids, wanted[0].together)
     needed: dict[str, tuple[DataFile, set[int]]] = {}
     for want in wanted:
         for field_id in field_ids:
@@ -145,7 +155,23 @@ def page_requests(wanted: Iterable[Wanted], field_ids: Sequence[int]) -> list[Pa
     return [request for file, pages in needed.values() for request in _requests(file, sorted(pages))]
 
 
-def fetch(store: Store, wanted: Iterable[Wanted], field_ids: Sequence[int], *, max_workers: int) -> Pages:
+def _run_requests(fragment: Fragment, field_ids: Sequence[int], rows: range) -> list[PageRequest]:
+    """The same for rows that follow each other, which is what a loader asks for most."""
+    found: dict[str, list[PageRequest]] = {}
+    for field_id in field_ids:
+        for file in fragment.files_between(field_id, rows.start, rows.stop):
+            if file.id in found:
+                continue
+            first = bisect_right(file.row_ends, rows.start - file.row_start)
+            last = bisect_left(file.row_ends, rows.stop - file.row_start, hi=len(file.row_ends) - 1)
+            if file.offsets[last + 1] - file.offsets[first] <= _MAX_REQUEST_BYTES:
+                found[file.id] = [PageRequest(file, range(first, last + 1))]
+            else:
+                found[file.id] = list(_requests(file, range(first, last + 1)))
+    return [request for requests in found.values() for request in requests]
+
+
+def fetch(store: Store, wanted: Sequence[Wanted], field_ids: Sequence[int], *, max_workers: int) -> Pages:
     """Read and verify every page that the rows need, neighbours together."""
     requests = page_requests(wanted, field_ids)
     found = Pages()
@@ -265,6 +291,65 @@ def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[
         whole = isinstance(rows, slice) and rows.stop - rows.start == counts[page]
         pieces.append(values if whole else values[rows])
     return pieces if element.stored == element.logical else [element.from_stored(piece) for piece in pieces]
+
+
+def copy_numbers(field: Field, want: Wanted, pages: Pages, out: npt.NDArray[Any]) -> bool:
+    """Put rows where they belong, straight out of the pages' bytes; False where a page must be parsed.
+
+    Whole pages that are alike are copied in one go, with the GIL released once.
+    """
+    if want.together is not None and field.stored_bytes:
+        files = want.fragment.files_between(field.id, want.together.start, want.together.stop)
+        if len(files) == 1 and files[0].bare_row_bytes == field.stored_bytes:
+            _copy_run(files[0], want.together, pages, out.reshape(len(out), -1).view(np.uint8))
+            return True
+    pieces = number_pieces(field, want, pages)
+    if pieces is None:
+        return False
+    done = 0
+    for piece in pieces:
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return True
+
+
+def _copy_run(file: DataFile, rows: range, pages: Pages, out: npt.NDArray[np.uint8]) -> None:
+    """Bytes of rows of one file that has no other column."""
+    row, end, width = rows.start - file.row_start, rows.stop - file.row_start, out.shape[1]
+    page, done = bisect_right(file.row_ends, row), 0
+    while row < end:
+        data, start = pages.run(file, page)
+        page_start = file.row_ends[page - 1] if page else 0
+        count, height = 1, min(file.row_ends[page], end) - row
+        if row == page_start:
+            count = _pages_alike(file, page, end, start + len(data))
+        at = file.offsets[page] - start + int(file.value_starts[page, 0]) + (row - page_start) * width
+        source = np.lib.stride_tricks.as_strided(
+            np.frombuffer(data, np.uint8, offset=at),
+            (count, height * width),
+            (file.offsets[page + 1] - file.offsets[page], 1),
+            writeable=False,
+        )
+        out[done : done + count * height].reshape(count, height * width)[...] = source
+        done, row, page = done + count * height, row + count * height, page + count
+
+
+def _pages_alike(file: DataFile, page: int, end_row: int, end_byte: int) -> int:
+    """How many pages from one on are laid out as it is, so that they lie at equal distances; at least that one."""
+    alike = _layout(file, page)
+    last = page
+    while (
+        last + 1 < len(file.row_ends)
+        and file.row_ends[last + 1] <= end_row
+        and file.offsets[last + 2] <= end_byte
+        and _layout(file, last + 1) == alike
+    ):
+        last += 1
+    return last - page + 1
+
+
+def _layout(file: DataFile, page: int) -> tuple[int, int, int]:
+    return int(file.page_rows[page]), int(file.value_starts[page, 0]), file.offsets[page + 1] - file.offsets[page]
 
 
 def _numbers(field: Field, wanted: Sequence[Wanted], pages: Pages) -> npt.NDArray[Any] | None:

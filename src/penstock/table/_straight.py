@@ -12,12 +12,12 @@ def row_range(request: PageRequest, field_id: int, row_bytes: int, want: Wanted)
     file, first, last = request.file, request.pages[0], request.pages[-1]
     if file.fields != (field_id,) or file.bare_row_bytes != row_bytes:
         return None
-    start, end = int(want.rows[0]), int(want.rows[-1]) + 1
+    rows = want.together
     row = file.row_start + (file.row_ends[first - 1] if first else 0)
     row_end = file.row_start + file.row_ends[last]
-    if end - start != len(want.rows) or last - first + 1 != len(request.pages) or not start <= row < row_end <= end:
+    if rows is None or last - first + 1 != len(request.pages) or not rows.start <= row < row_end <= rows.stop:
         return None
-    return range(row - start, row_end - start)
+    return range(row - rows.start, row_end - rows.start)
 
 
 def read_straight(store: Store, request: PageRequest, out: memoryview) -> None:

@@ -1,0 +1,261 @@
+"""Several ranks: rows are shared out, steps are the same everywhere, and nobody waits for nobody."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import penstock
+from penstock import Column, Dataset, Image, Tensor, View
+from penstock.errors import InvalidInputError
+from tests.adapters.ranks import Ranks
+from tests.adapters.transforms import Broken
+from tests.servers import Place, new_place
+
+COUNT = 4
+ROWS = 501
+NO_PICTURE = b"\x89PNG\r\n\x1a\n and then nothing"
+MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 2048}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    group = Ranks(COUNT)
+    yield group
+    group.stop()
+
+
+@pytest.fixture(scope="module")
+def place() -> Place:
+    place = new_place("folder")
+    ds = penstock.create(place.uri, {"n": Column(Tensor("int64"), page_bytes=512), "x": Tensor("float32", (4,))})
+    ds.append({"n": np.arange(ROWS), "x": np.zeros((ROWS, 4), np.float32)})
+    ds.commit()
+    ds.append({"n": [ROWS], "x": np.zeros((1, 4), np.float32)})
+    ds.commit()
+    return place
+
+
+def opened(uri: str, version: str = "main@1") -> Dataset:
+    return penstock.load(uri, version=version)
+
+
+def numbers(loader: Any) -> list[list[int]]:
+    """The rows of each step, without those that only fill it up."""
+    return [batch["n"][~batch["_pad"]].tolist() if "_pad" in batch else batch["n"].tolist() for batch in loader]
+
+
+def _epochs(uri: str, options: dict[str, Any], epochs: int) -> list[tuple[list[list[int]], int]]:
+    """Epochs with an all-reduce at each step, as in training."""
+    with opened(uri).pytorch(**options) as loader:
+        found = []
+        for _ in range(epochs):
+            steps = []
+            for batch in loader:
+                total = torch.tensor(float(len(batch["n"])))
+                dist.all_reduce(total)
+                steps.append(batch["n"][~batch["_pad"]].tolist() if "_pad" in batch else batch["n"].tolist())
+            found.append((steps, len(loader)))
+        return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 16},
+        {"batch_size": 16, "drop_last": True, **MIXED},
+        {"batch_size": 7, "lanes": 8, "num_workers": 2, **MIXED},
+        {"batch_size": 7, "lanes": 3, "distributed": True, **MIXED},
+        {"num_workers": 8, "distributed": True},
+    ],
+    ids=str,
+)
+def test_ranks_share_an_epoch(ranks: Ranks, place: Place, options: dict[str, Any]) -> None:
+    found = ranks.run(_epochs, place.uri, options, 2)
+    for epoch in range(2):
+        steps = {(len(rank[epoch][0]), rank[epoch][1]) for rank in found}
+        assert len(steps) == 1, "as many steps on every rank, and as many as the loader says"
+        seen = [n for rank in found for step in rank[epoch][0] for n in step]
+        assert len(seen) == len(set(seen))
+        whole = ROWS // (COUNT * 16) * COUNT * 16 if options.get("drop_last") else ROWS
+        assert len(seen) == whole
+        assert set(seen) <= set(range(ROWS))
+
+
+def _shared_or_not(uri: str) -> dict[str, Any]:
+    ds = opened(uri)
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    alone = numbers(ds.pytorch(batch_size=50, distributed=False))
+    given = numbers(ds.pytorch(batch_size=50, distributed=((rank + 1) % COUNT, COUNT)))
+    pair = numbers(ds.pytorch(batch_size=50, distributed=pairs[rank // 2]))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    meshed = numbers(ds.pytorch(batch_size=50, distributed=mesh["dp"], **MIXED))
+    found = {"alone": alone, "given": given, "pair": pair, "meshed": meshed, "dp": mesh["dp"].get_local_rank()}
+    with pytest.raises(InvalidInputError, match=r"this mesh has 2 dimensions.*mesh\[\"dp\"\].*\('dp', 'tp'\)"):
+        ds.pytorch(batch_size=50, distributed=mesh)
+    with pytest.raises(InvalidInputError, match="not int"):
+        ds.pytorch(batch_size=50, distributed=pairs[1 - rank // 2])  # a group that this rank is not in
+    return found
+
+
+def test_groups_meshes_and_explicit_ranks(ranks: Ranks, place: Place) -> None:
+    found = ranks.run(_shared_or_not, place.uri)
+
+    def flat(rank: int, name: str) -> list[int]:
+        return [n for step in found[rank][name] for n in step]
+
+    everything = list(range(ROWS))
+    for rank in range(COUNT):
+        assert flat(rank, "alone") == everything
+    assert sorted(n for rank in range(COUNT) for n in flat(rank, "given")) == everything
+    explicit = numbers(opened(place.uri).pytorch(batch_size=50, distributed=(1, COUNT)))
+    assert found[0]["given"] == explicit, "rank 0 has said that it is rank 1"
+    for first in (0, 2):
+        assert sorted(flat(first, "pair") + flat(first + 1, "pair")) == everything
+    assert [rank["dp"] for rank in found] == [0, 0, 1, 1]
+    assert found[0]["meshed"] == found[1]["meshed"], "tensor-parallel peers read the same rows in the same order"
+    assert found[2]["meshed"] == found[3]["meshed"]
+    assert sorted(flat(0, "meshed") + flat(2, "meshed")) == everything
+
+
+def _disagreeing(uri: str, options: list[dict[str, Any]], versions: list[str], epochs: list[int]) -> str:
+    rank = dist.get_rank()
+    view: View = opened(uri, versions[rank])
+    if "rows" in options[rank]:
+        view = view[: options[rank]["rows"]]
+    loader = view.pytorch(**{name: value for name, value in options[rank].items() if name != "rows"})
+    loader.set_epoch(epochs[rank])
+    try:
+        for _ in loader:
+            dist.barrier()
+    except InvalidInputError as error:
+        return str(error)
+    return "read"
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"version": "main@2"}, "they differ in the snapshot"),
+        ({"batch_size": 8}, "batch_size: 8 there, 16 here"),
+        ({"seed": 9}, "the seed: 9 there, 0 here"),
+        ({"shuffle": True}, "whether rows are shuffled"),
+        ({"drop_last": True}, "drop_last: True there, False here"),
+        ({"rows": 500}, "the selection of rows and columns"),
+        ({"epoch": 3}, "the epoch: 3 there, 0 here"),
+    ],
+    ids=str,
+)
+def test_ranks_that_would_not_read_the_same_are_all_told(
+    ranks: Ranks, place: Place, change: dict[str, Any], difference: str
+) -> None:
+    change = dict(change)
+    versions = ["main@1", "main@1", change.pop("version", "main@1"), "main@1"]
+    epochs = [0, 0, change.pop("epoch", 0), 0]
+    options = [{"batch_size": 16, **(change if rank == 2 else {})} for rank in range(COUNT)]
+    found = ranks.run(_disagreeing, place.uri, options, versions, epochs)
+    for said in found:
+        assert said.startswith(f"ranks 0 and 2 would not read the same epoch, they differ in {difference}"[:60])
+        assert difference in said
+    if versions[2] == "main@2":
+        assert "versions main@1 and main@2" in found[3]
+    assert (
+        ranks.run(_disagreeing, place.uri, [{"batch_size": 16}] * COUNT, ["main@1"] * COUNT, [0] * COUNT)
+        == ["read"] * 4
+    )
+
+
+def _train_on_bad_rows(uri: str, bad_rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Steps with a collective each; rows whose number ends with 3 are bad for one rank's transform alone."""
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if dist.get_rank() == bad_rank and sample["n"] % 10 == 3:
+            raise Broken("on this rank only")
+        return sample
+
+    with penstock.load(uri).pytorch(transform=transform, on_bad_sample="replace", **options) as loader:
+        steps, real, flagged = 0, [], 0
+        for batch in loader:
+            total = torch.ones(())
+            dist.all_reduce(total)
+            assert total == COUNT
+            steps += 1
+            real += batch["n"][~batch["_pad"]].tolist()
+            flagged += int(batch["_pad"].sum())
+        stats = loader.stats()
+        return {"steps": steps, "real": real, "flagged": flagged, "bad": [bad.row_id for bad in stats.bad_samples]}
+
+
+def test_bad_rows_on_one_rank_hold_up_nobody(ranks: Ranks, place: Place) -> None:
+    options = {"batch_size": 8, "lanes": 8, "num_workers": 2, **MIXED}
+    found = ranks.run(_train_on_bad_rows, place.uri, 2, options)
+    assert {rank["steps"] for rank in found} == {-(-(ROWS + 1) // (COUNT * 8))}
+    assert [bool(rank["bad"]) for rank in found] == [False, False, True, False]
+    assert all(row % 10 == 3 for row in found[2]["bad"])
+    assert len(found[2]["bad"]) > 3
+    real = [n for rank in found for n in rank["real"]]
+    assert sorted(real + list(set(found[2]["bad"]))) == list(range(ROWS + 1)), "each row once, or named in the report"
+
+
+def test_damaged_pictures_of_one_rank_hold_up_nobody(ranks: Ranks) -> None:
+    place = new_place("folder")
+    ds = penstock.create(place.uri, {"n": Column(Tensor("int64"), page_bytes=128), "p": Image("png", (2, 2, 3))})
+    share = [n for step in numbers(_numbered().pytorch(batch_size=5, distributed=(1, COUNT))) for n in step]
+    bad = share[3:40:4]
+    pictures = [NO_PICTURE if k in bad else np.full((2, 2, 3), k % 256, np.uint8) for k in range(200)]
+    ds.append({"n": np.arange(200), "p": pictures})
+    ds.commit()
+    found = ranks.run(_train_on_bad_rows, place.uri, -1, {"batch_size": 5})
+    assert {rank["steps"] for rank in found} == {10}
+    assert [rank["bad"] for rank in found] == [[], bad, [], []]
+    assert [rank["flagged"] for rank in found] == [0, len(bad), 0, 0]
+
+
+def _numbered() -> Dataset:
+    ds = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=128)})
+    ds.append({"n": np.arange(200)})
+    ds.commit()
+    return ds
+
+
+def _resumed(uri: str, state: dict[str, Any]) -> list[list[int]]:
+    loader = opened(uri).pytorch(batch_size=6, lanes=8, **MIXED)
+    loader.load_state_dict(state)
+    return numbers(loader)
+
+
+def test_four_ranks_go_on_where_three_have_stopped(ranks: Ranks, place: Place) -> None:
+    before: list[int] = []
+    states = []
+    for rank in range(3):
+        loader = opened(place.uri).pytorch(batch_size=11, lanes=8, distributed=(rank, 3), **MIXED)
+        for step, batch in enumerate(loader):
+            before += batch["n"][~batch["_pad"]].tolist()
+            if step == 6:
+                break
+        states.append(loader.state_dict())
+    assert states[0] == states[1] == states[2]
+    after = [n for rank in ranks.run(_resumed, place.uri, states[0]) for step in rank for n in step]
+    assert sorted(before + after) == list(range(ROWS))
+
+
+def _warned(uri: str) -> list[str]:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            rows = opened(uri).pytorch()
+    assert len(rows) == ROWS
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_dataset_of_rows_says_once_that_every_rank_sees_all(ranks: Ranks, place: Place) -> None:
+    for said in ranks.run(_warned, place.uri):
+        assert len(said) == 1
+        assert "give DataLoader a DistributedSampler" in said[0]

@@ -1,0 +1,111 @@
+"""One budget of bytes: it bounds what is held, never changes what is read, and never stops the stream."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Column, Dataset, Tensor, Text
+
+ROWS = 3000
+WIDTH = 512
+ROW_BYTES = WIDTH * 4
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Six megabytes of numbers and one of text, in pages of 16 KiB."""
+    made = penstock.create(
+        tmp_path_factory.mktemp("memory") / "t",
+        {
+            "n": Column(Tensor("int64"), page_bytes=4096),
+            "x": Column(Tensor("float32", (WIDTH,)), page_bytes=16384),
+            "t": Column(Text(), page_bytes=16384),
+        },
+    )
+    n = np.arange(ROWS)
+    for part in np.array_split(n, 3):
+        x = np.repeat(part, WIDTH).reshape(-1, WIDTH).astype(np.float32)
+        made.append({"n": part, "x": x, "t": [f"{k:400}" for k in part]})
+    made.commit()
+    return made
+
+
+def read(ds: Dataset, **options: Any) -> tuple[list[int], Any]:
+    numbers: list[int] = []
+    with ds.pytorch(**options) as loader:
+        for batch in loader:
+            assert (batch["x"][:, -1] == batch["n"]).all()
+            if "t" in batch:
+                assert [int(text) for text in batch["t"]] == batch["n"].tolist()
+            numbers += batch["n"].tolist()
+        return numbers, loader.stats()
+
+
+@pytest.mark.parametrize("columns", [None, ["n", "x"]], ids=["with text", "numbers alone"])
+@pytest.mark.parametrize("batch_size", [1, 16, 100])
+def test_a_small_budget_changes_nothing_but_the_reading(ds: Dataset, batch_size: int, columns: Any) -> None:
+    shuffle: dict[str, Any] = {"shuffle": True, "shuffle_block": 64 << 10, "lanes": 24, "columns": columns}
+    expected, plenty = read(ds, batch_size=batch_size, **shuffle)
+    assert sorted(expected) == list(range(ROWS))
+    assert plenty.notes == ()
+    found, tight = read(ds, batch_size=batch_size, memory_budget=MIB, num_workers=2, **shuffle)
+    assert found == expected
+    span = max(batch_size, 4 * MIB // (batch_size * ROW_BYTES) * batch_size) * (ROW_BYTES + 500)
+    assert tight.window_peak_bytes <= MIB + 3 * span
+    assert tight.budget_bytes == MIB
+    assert any("memory_budget" in note and "raise it" in note for note in tight.notes)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 16])
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        {"shuffle": True, "shuffle_block": 32 << 10, "lanes": 96, "shuffle_spread": 3},
+        {"shuffle": True, "shuffle_block": 2 * MIB, "lanes": 2},
+        {"shuffle": True, "shuffle_block": 100, "lanes": 384},
+        {"shuffle": False},
+    ],
+    ids=str,
+)
+def test_the_least_budget_and_many_lanes_and_workers_come_to_an_end(
+    ds: Dataset, shuffle: dict[str, Any], num_workers: int
+) -> None:
+    found, stats = read(ds, batch_size=32, memory_budget=MIB, num_workers=num_workers, prefetch_factor=8, **shuffle)
+    assert sorted(found) == list(range(ROWS))
+    assert stats.batches == 94
+
+
+def test_rows_larger_than_the_budget_come_through_one_by_one(tmp_path: Any) -> None:
+    made = penstock.create(tmp_path / "t", {"n": int, "x": Tensor("float32", (MIB,))})
+    made.append({"n": range(5), "x": np.repeat(np.arange(5, dtype=np.float32), MIB).reshape(5, MIB)})
+    made.commit()
+    for shuffle in (False, True):
+        found, stats = read(made, batch_size=2, memory_budget=MIB, num_workers=3, shuffle=shuffle)
+        assert sorted(found) == list(range(5))
+        assert stats.window_peak_bytes < 5 * 4 * MIB
+
+
+def test_what_a_left_loop_held_is_not_held_against_the_next(ds: Dataset) -> None:
+    with ds.pytorch(
+        batch_size=32, memory_budget=40 * MIB, num_workers=2, shuffle=True, shuffle_block=64 << 10
+    ) as loader:
+        for _ in range(8):
+            next(iter(loader))
+        numbers = [n for batch in loader for n in batch["n"].tolist()]
+        assert sorted(numbers) == list(range(ROWS))
+        assert loader.stats().window_peak_bytes <= 40 * MIB
+
+
+def test_narrow_rows_and_large_tables_take_no_more_room_than_the_budget(ds: Dataset) -> None:
+    """A column of a byte, or none but the ids: rows are few bytes, and must not be counted by the billion."""
+    for columns in (["_row_id"], ["n"], ["_row_id", "n"]):
+        with ds.pytorch(batch_size=100, columns=columns, shuffle=True) as loader:
+            found = sorted(n for batch in loader for n in batch[columns[0]].tolist())
+        assert found == list(range(ROWS))
+    made = penstock.create("memory://", {"b": Column(Tensor("bool"), codec="zstd")})
+    made.append({"b": np.zeros(5000, bool)})
+    made.commit()
+    assert sum(len(batch["b"]) for batch in made.pytorch(batch_size=512, shuffle=True)) == 5000

@@ -1,0 +1,199 @@
+"""Worker processes: the same batches as from threads, whatever happens to the processes."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock import Boxes, Column, Dataset, Tensor, Text
+from penstock.engine import RowKeys
+from penstock.errors import InvalidInputError, PenstockError, SampleError
+from tests.adapters import transforms
+from tests.adapters.transforms import Broken, Carrier, Pair
+from tests.engine.watch import open_files, our_threads, soon, threads_end
+
+ROWS = 60
+MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 256, "lanes": 2}
+
+
+@pytest.fixture(scope="module")
+def ds() -> Dataset:
+    made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=64), "t": Text(), "b": Boxes()})
+    made.append([{"n": k, "t": f"row {k}", "b": [[k] * 4] * (k % 3)} for k in range(ROWS)])
+    made.commit()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert threads_end(), our_threads()
+    assert soon(lambda: not multiprocessing.active_children()), multiprocessing.active_children()
+
+
+def numbers(batches: Any) -> list[int]:
+    return [n for batch in batches for n in batch["n"].tolist()]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_processes_make_the_batches_that_threads_make(ds: Dataset, num_workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "columns": ["n"], **MIXED}
+    apart = ds.pytorch(
+        num_workers=num_workers, worker_type="process", transform=transforms.drawn_in_every_way, **options
+    )
+    here = ds.pytorch(transform=transforms.noisy, **options)
+    drawn: dict[int, tuple[Any, Any]] = {}
+    pids: set[int] = set()
+    with apart, here:
+        for epoch in range(2):
+            for one, other in zip(apart, here, strict=True):
+                assert torch.equal(one["n"], other["n"])
+                assert torch.equal(one["noise"], other["noise"])
+                pids |= set(one["pid"].tolist())
+                if not epoch:
+                    drawn.update(zip(one["n"].tolist(), zip(one["numpy"], one["torch"], strict=True), strict=True))
+        assert os.getpid() not in pids
+        assert 1 <= len(pids) <= len(multiprocessing.active_children()) <= max(1, num_workers)
+    for n, found in drawn.items():
+        seed = int(RowKeys(0, 0, np.array([n])).generator(0).integers(1 << 32))
+        expected = np.random.RandomState(seed).random(), torch.rand((), generator=torch.Generator().manual_seed(seed))
+        assert found == expected, "global generators are seeded by the row"
+
+
+def test_batches_of_all_types_cross(ds: Dataset) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "batch_transform": transforms.in_types_of_all_kinds}
+    with ds.pytorch(num_workers=1, worker_type="process", **options) as loader:
+        for batch, other in zip(loader, ds.pytorch(**options), strict=True):
+            n = batch["pair"].n
+            assert torch.equal(n, other["pair"].n)
+            assert isinstance(batch["pair"], Pair)
+            assert (batch["pair"].name, list(batch["ordered"])) == ("pair", ["b", "a"])
+            assert torch.equal(batch["ordered"]["b"], n.to(torch.bfloat16))
+            truth, (waves, text, nothing) = batch["ordered"]["a"]
+            assert torch.equal(truth, n.bool())
+            assert torch.equal(waves, n.to(torch.complex64))
+            assert (text, nothing, batch["shape"], len(batch["empty"])) == ("text", None, n.shape, 0)
+            assert batch["one"] == n[0]
+            assert isinstance(batch["carrier"], Carrier)
+            assert torch.equal(batch["carrier"].n, n)
+            assert batch["t"] == other["t"]
+            assert all(map(torch.equal, batch["b"].unbind(), other["b"].unbind()))
+            n += 1  # a batch is the user's to write to
+
+
+def test_what_cannot_be_sent_to_a_process_is_refused_in_words(ds: Dataset) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r'worker_type="process" needs transforms that another process can import.*lambda'
+    ):
+        ds.pytorch(batch_size=8, worker_type="process", transform=lambda sample: sample)
+
+
+def test_errors_come_back_as_themselves_in_their_place_and_the_process_goes_on(ds: Dataset) -> None:
+    loader = ds.pytorch(
+        batch_size=10, num_workers=1, worker_type="process", columns=["n"],
+        transform=transforms.fails_at_13_and_23, batch_transform=transforms.fails_at_33_and_43,
+    )  # fmt: skip
+
+    def failure(consumed: int, kind: type[Exception]) -> Exception:
+        loader.load_state_dict({**loader.state_dict(), "epoch": 0, "consumed": consumed})
+        with pytest.raises(kind) as caught:
+            list(loader)
+        assert loader.state_dict()["consumed"] == max(consumed, 10)
+        return caught.value
+
+    with loader:
+        broken = failure(0, Broken)
+        assert str(broken) == "thirteen"
+        assert "in row 13 of the table (row id 13)" in broken.__notes__
+        assert any("transforms.py" in note for note in broken.__notes__), "where it happened in the process"
+        assert str(failure(20, SampleError)) == "Fragile: one"
+        assert str(failure(30, FileNotFoundError)) == "the file that this transform needs"
+        assert "what transforms return is sent from one process to another" in str(failure(40, InvalidInputError))
+        loader.load_state_dict({**loader.state_dict(), "consumed": 50})
+        assert numbers(loader) == list(range(50, 60))
+        assert loader.stats().notes == (), "no process has died of it"
+
+
+def test_bad_samples_are_replaced_by_the_same_as_in_threads(ds: Dataset) -> None:
+    options: dict[str, Any] = {"transform": transforms.rewritten, "on_bad_sample": "replace", "columns": ["n"], **MIXED}
+    with ds.pytorch(batch_size=8, num_workers=1, worker_type="process", **options) as loader:
+        apart = [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in loader]
+    assert apart == [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in ds.pytorch(batch_size=8, **options)]
+
+
+def test_a_killed_process_is_replaced_and_nothing_is_lost(ds: Dataset) -> None:
+    with ds.pytorch(batch_size=4, num_workers=1, worker_type="process", transform=transforms.slow) as loader:
+        seen: list[int] = []
+        for step, batch in enumerate(loader):
+            seen += batch["n"].tolist()
+            if step == 1:
+                [child] = multiprocessing.active_children()
+                assert child.pid is not None
+                os.kill(child.pid, signal.SIGKILL)
+        assert seen == list(range(ROWS))
+        assert any("exit code -9" in note for note in loader.stats().notes)
+
+
+def test_a_process_that_keeps_dying_is_an_error_that_says_how(ds: Dataset) -> None:
+    loader = ds.pytorch(batch_size=4, num_workers=1, worker_type="process", transform=transforms.dies)
+    with pytest.raises(PenstockError, match="3 times while it transformed the same batch, the last time exit code 3"):
+        list(loader)
+
+
+def test_closing_does_not_wait_for_a_transform_nor_start_it_again(ds: Dataset) -> None:
+    loader = ds.pytorch(batch_size=1, num_workers=1, worker_type="process", transform=transforms.very_slow)
+    reader = at_work(iter(loader))
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 4
+    reader.join(20)
+    assert not reader.is_alive()
+    assert soon(lambda: not multiprocessing.active_children())
+    time.sleep(0.5)
+    assert not multiprocessing.active_children()
+    assert loader.stats().notes == ()
+
+
+def at_work(batches: Iterator[Any]) -> threading.Thread:
+    """Read in a thread, and wait until the process is busy."""
+
+    def read() -> None:
+        with pytest.raises(InvalidInputError, match="closed while it was read"):
+            next(batches)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert soon(lambda: len(multiprocessing.active_children()) == 1)
+    time.sleep(0.5)
+    return reader
+
+
+def test_a_loop_that_is_left_keeps_its_process_for_the_next(tmp_path: Path) -> None:
+    made = penstock.create(tmp_path / "t", {"n": int, "x": Tensor("float32", (300_000,))})
+    made.append({"n": range(12), "x": np.repeat(np.arange(12, dtype=np.float32), 300_000).reshape(12, -1)})
+    made.commit()
+    loader = made.pytorch(batch_size=5, num_workers=1, worker_type="process", transform=transforms.says_where)
+    pids: list[int] = []
+    files = []
+    for steps in (1, 2, 3, 3, 3, 3):  # the last of three is shorter
+        for batch in islice(loader, steps):
+            assert torch.equal(batch["x"][:, -1], batch["n"].float())
+            pids += batch["pid"].tolist()
+        files.append(open_files())
+    assert len(set(pids)) == 1
+    assert files[-1] <= files[2] + 2
+    loader.close()
+    assert soon(lambda: not multiprocessing.active_children())
+    assert sorted(numbers(loader)) == list(range(12)), "a closed loader can be iterated again"
+    del loader
+    assert soon(lambda: not multiprocessing.active_children()), "and one that is dropped ends its process"

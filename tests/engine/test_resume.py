@@ -1,0 +1,205 @@
+"""A run goes on from any point: on other ranks, with other batches, and never on other rows."""
+
+import json
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import penstock
+from penstock import View
+from penstock.errors import InvalidInputError
+from tests.engine.reading import (
+    MIXED,
+    Key,
+    Rows,
+    Table,
+    batch_of,
+    columns,
+    few,
+    joined,
+    machines,
+    shuffles,
+    table,
+    views,
+    worlds,
+)
+from tests.servers import new_place
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run: so many steps on so many ranks."""
+
+    ranks: int
+    batch_size: int
+    steps: int
+    machine: dict[str, Any]
+
+
+stages = st.builds(Stage, worlds, st.integers(1, 20), st.integers(0, 6), machines)
+
+
+def read_stage(
+    view: View, stage: Stage, state: dict[str, Any] | None, **options: Any
+) -> tuple[list[Rows], dict[str, Any], bool]:
+    """Go on from a state for some steps: what was read, the state then, and whether the epoch has ended."""
+    found, states, ended = [], [], []
+    for rank in range(stage.ranks):
+        with view.pytorch(
+            batch_size=stage.batch_size, distributed=(rank, stage.ranks), **stage.machine, **options
+        ) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+                assert loader.state_dict() == state
+            batches = iter(loader)
+            taken = [batch_of(batch) for batch in islice(batches, stage.steps)]
+            found += [batch.real for batch in taken]
+            ended.append(len(taken) < stage.steps)
+            text = json.dumps(loader.state_dict())
+            assert len(text) < 1024
+            states.append(json.loads(text))
+    assert all(state == states[0] for state in states)
+    assert len(set(ended)) == 1
+    return found, states[0], ended[0]
+
+
+@given(views(), shuffles, st.lists(stages, min_size=1, max_size=4), columns)
+@few
+@example(
+    (table("long"), None),
+    {"shuffle": True, "shuffle_block": 8192, "shuffle_spread": 1.5, "lanes": 2, "seed": 0},
+    [Stage(1, 5000, 1, {}), Stage(2, 700, 1, {}), Stage(3, 333, 1, {})],
+    None,
+)
+def test_what_was_seen_and_what_is_resumed_is_the_whole_epoch(
+    chosen: tuple[Table, Key], shuffle: dict[str, Any], run: list[Stage], names: list[str] | None
+) -> None:
+    view, wanted = chosen[0].view(chosen[1])
+    options = {**shuffle, "columns": None if chosen[0] is table("long") else names}
+    seen: list[Rows] = []
+    state: dict[str, Any] | None = None
+    for stage in [*run, Stage(1, 64, 10**6, {"num_workers": 0})]:
+        found, state, ended = read_stage(view, stage, state, **options)
+        seen += found
+        if ended:
+            assert (state["epoch"], state["consumed"]) == (1, 0)
+            break
+        assert (state["epoch"], state["consumed"]) == (0, min(len(joined(seen)), len(wanted)))
+    assert np.array_equal(np.sort(joined(seen)), np.sort(wanted))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((3, 5), (7, 4)), ((7, 2), (24, 1)), ((24, 3), (1, 50)), ((65, 2), (6, 9))]
+)
+def test_a_run_goes_on_with_other_ranks(before: tuple[int, int], after: tuple[int, int]) -> None:
+    chosen = table("broken")
+    options = {**MIXED, "lanes": 24, "columns": ["n"]}
+    del options["num_workers"]
+    seen, state, _ = read_stage(chosen.ds, Stage(*before, 2, {"num_workers": 0}), None, **options)
+    assert state["consumed"] == 2 * before[0] * before[1]
+    rest, _, ended = read_stage(chosen.ds, Stage(*after, 10**6, {"num_workers": 0}), state, **options)
+    assert ended
+    assert np.array_equal(np.sort(joined([*seen, *rest])), chosen.numbers)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: bool, drop_last: bool, ranks: int) -> None:
+    """From the state of every step, and of the end, come the same batches as without a break; then the next epoch's."""
+    chosen = table("folder")
+    options: dict[str, Any] = {**MIXED, "shuffle": shuffle, "drop_last": drop_last, "batch_size": 9, "columns": ["n"]}
+    options["distributed"] = (ranks - 1, ranks)
+    with chosen.ds.pytorch(**options) as loader:
+        states = [loader.state_dict()]
+        epochs: list[list[list[int]]] = []
+        for _ in range(2):
+            epochs.append([])
+            for found in loader:
+                epochs[-1].append(found["n"].tolist())
+                states.append(loader.state_dict())
+    assert epochs[0] != epochs[1] or not shuffle
+    for done, state in enumerate(states[: len(epochs[0]) + 1]):
+        with chosen.ds.pytorch(**options) as loader:
+            loader.load_state_dict(state)
+            assert [found["n"].tolist() for found in loader] == epochs[0][done:]
+            assert [found["n"].tolist() for found in loader] == epochs[1]
+    with chosen.ds.pytorch(**options) as loader:
+        for _ in loader:
+            pass
+        assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
+
+
+def test_a_loader_can_be_sent_back() -> None:
+    chosen = table("odd")
+    with chosen.ds.pytorch(batch_size=20, **MIXED) as loader:
+        start = loader.state_dict()
+        first = [found["n"].tolist() for found in loader]
+        loader.load_state_dict(start)
+        batches = iter(loader)
+        assert [next(batches)["n"].tolist() for _ in range(3)] == first[:3]
+        middle = loader.state_dict()
+        loader.load_state_dict(middle)
+        loader.set_epoch(0)  # as a training loop does at the head of every epoch: the point is kept
+        assert [found["n"].tolist() for found in loader] == first[3:]
+        loader.set_epoch(0)
+        assert [found["n"].tolist() for found in loader] == first
+
+
+def test_a_state_of_another_run_is_refused_and_says_what_to_load() -> None:
+    place = new_place("memory")
+    ds = penstock.create(place.uri, {"n": int, "m": int})
+    ds.append({"n": range(100), "m": range(100)})
+    ds.commit()
+    options: dict[str, Any] = {"batch_size": 10, "shuffle": True, "shuffle_block": 256, "lanes": 2, "shuffle_spread": 2}
+
+    def attempt(view: View, words: str, state: dict[str, Any], **changes: Any) -> None:
+        with view.pytorch(**{**options, **changes}) as loader:
+            with pytest.raises(InvalidInputError, match=words) as refused:
+                loader.load_state_dict(state)
+            assert "main@1" in str(refused.value)
+            assert place.uri in str(refused.value)
+            assert len(list(loader)) == len(loader)  # nothing of it was taken over
+
+    with ds.pytorch(**options) as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    attempt(ds, "the seed: 0 there, 3 here", state, seed=3)
+    attempt(ds, "whether rows are shuffled", state, shuffle=False)
+    attempt(ds, "shuffle options", state, lanes=4)
+    attempt(ds, "shuffle options", state, shuffle_block=512)
+    attempt(ds, "shuffle options", state, shuffle_spread=1)
+    attempt(ds[:90], "selection", state)
+    attempt(ds.select(["n"]), "selection", state)
+    attempt(ds, "selection", state, columns=["m", "n"])
+    ds.append({"n": [100], "m": [100]})
+    attempt(ds, "the snapshot", state)  # a change that is not committed counts
+    ds.commit()
+    attempt(ds, "the snapshot", state)
+    ds.delete([100])
+    ds.commit()
+    attempt(ds, "the snapshot", state)  # as many rows as then, but a row more has been there
+    with penstock.load(place.uri, version="main@1").pytorch(**{**options, "batch_size": 7}) as loader:
+        loader.load_state_dict(state)
+        assert sum(len(batch["n"]) for batch in loader) == 90
+
+
+def test_a_tag_or_a_branch_of_the_same_version_goes_on() -> None:
+    place = new_place("memory")
+    ds = penstock.create(place.uri, {"n": int})
+    ds.append({"n": range(50)})
+    ds.commit()
+    ds.branch("side")
+    ds.tag("v1")
+    with ds.pytorch(batch_size=10, shuffle=True) as loader:
+        seen = next(iter(loader))["n"].tolist()
+        state = loader.state_dict()
+    for same in (penstock.load(place.uri, tag="v1"), penstock.load(place.uri, branch="side")):
+        with same.pytorch(batch_size=15, shuffle=True) as loader:
+            loader.load_state_dict(state)
+            assert sorted(seen + [n for batch in loader for n in batch["n"].tolist()]) == list(range(50))

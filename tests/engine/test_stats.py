@@ -1,0 +1,184 @@
+"""What a loader says of itself: numbers that fit what it did, and one sentence that names what holds it up."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Column, Dataset, Tensor
+from penstock.engine import Loader
+from penstock.storage import RetryPolicy, open_store
+from penstock.testing import CountingStore, Fault, FaultyStore
+from tests.adapters.transforms import slow
+from tests.servers import moto_port, new_place, s3_options
+from tests.storage.proxy import FaultProxy
+
+ROWS = 2000
+WIDTH = 256
+PAGE_ROWS = 10
+ROW_BYTES = WIDTH * 4
+MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 4 * PAGE_ROWS * ROW_BYTES, "lanes": 4}
+
+
+def fill(place: Any, rows: int = ROWS, **options: Any) -> Dataset:
+    """Pages of ten rows, so that there is much to ask for."""
+    column = Column(Tensor("float32", (WIDTH,)), page_bytes=PAGE_ROWS * ROW_BYTES)
+    ds = penstock.create(place, {"x": column}, **options)
+    ds.append({"x": np.repeat(np.arange(rows, dtype=np.float32), WIDTH).reshape(rows, WIDTH)})
+    ds.commit()
+    return ds
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return fill(tmp_path_factory.mktemp("stats") / "t")
+
+
+def read(loader: Loader, pause_s: float = 0.0) -> None:
+    for _ in loader:
+        if pause_s:
+            time.sleep(pause_s)
+
+
+def test_before_anything_is_read(ds: Dataset) -> None:
+    stats = ds.pytorch(batch_size=10).stats()
+    assert (stats.rows, stats.batches, stats.bytes, stats.gets, stats.rows_per_s, stats.gets_per_gb) == (0,) * 6
+    assert stats.bottleneck == "bottleneck: nothing has been read yet"
+    assert stats.bottleneck in str(stats)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_numbers_fit_what_was_done(num_workers: int) -> None:
+    store = CountingStore(open_store("memory://"))
+    table = fill(store)
+    with table.pytorch(batch_size=64, num_workers=num_workers, **MIXED) as loader:
+        started = time.perf_counter()
+        store.reset()
+        read(loader)
+        took = time.perf_counter() - started
+        loader.close()
+        stats = loader.stats()
+    assert (stats.rows, stats.batches) == (ROWS, len(loader))
+    assert 0 < stats.first_batch_s <= stats.seconds <= took
+    assert stats.rows_per_s == pytest.approx(ROWS / stats.seconds)
+    assert ROWS * ROW_BYTES <= stats.bytes <= store.bytes["get"]
+    assert 0 < stats.gets <= store.requests["get"]
+    assert stats.gets_per_gb == pytest.approx(1e9 * stats.gets / stats.bytes)
+    assert 0 < stats.latency_s[0] <= stats.latency_s[1] <= stats.latency_s[2] <= took
+    assert (stats.retries, stats.hedges, stats.bad_count, stats.bad_samples) == (0, 0, 0, ())
+    assert stats.read_factor == 1
+    assert 0 < stats.window_peak_bytes <= stats.budget_bytes
+    assert set(stats.stages) == {"fetch", "work", "transform", "loop"}
+    for stage in stats.stages.values():
+        assert min(stage.busy_s, stage.starved_s, stage.blocked_s) >= 0
+    assert stats.stages["loop"].starved_s <= took
+    assert stats.stages["work"].busy_s >= stats.stages["transform"].busy_s > 0
+    assert stats.quality is not None
+    assert stats.quality.blocks_per_batch > 1
+    assert 0 < stats.quality.share <= 1
+    text = str(stats)
+    for part in (f"{ROWS:,} rows in", "GETs", "window", "busy", "shuffle: a batch draws from", stats.bottleneck):
+        assert part in text
+
+
+def test_rows_that_are_not_shuffled_have_no_quality(ds: Dataset) -> None:
+    loader = ds.pytorch(batch_size=64)
+    read(loader)
+    assert loader.stats().quality is None
+
+
+def test_ranks_that_do_not_divide_the_lanes_read_bytes_more_than_once(ds: Dataset) -> None:
+    assert ds.pytorch(distributed=(0, 2), **MIXED).stats().read_factor == 1
+    assert ds.pytorch(distributed=(0, 3), **MIXED).stats().read_factor > 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_slow_store_is_named(num_workers: int) -> None:
+    place = new_place("memory")
+    fill(place.uri, 400)
+    store = FaultyStore(place.open(), Fault("delay", "get", key="data/*", times=10**6, delay_s=0.05))
+    loader = penstock.load(store).pytorch(
+        batch_size=10, num_workers=num_workers, memory_budget=1 << 20, shuffle=True, lanes=1,
+        shuffle_block=PAGE_ROWS * ROW_BYTES,
+    )  # fmt: skip
+    read(loader)
+    assert loader.stats().bottleneck.startswith("bottleneck: storage; the loop waited")
+    assert loader.stats().latency_s[0] >= 0.05
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_slow_transform_is_named(ds: Dataset, num_workers: int) -> None:
+    loader = ds[:200].pytorch(batch_size=10, num_workers=num_workers, transform=slow)
+    read(loader)
+    assert "bottleneck: your transform;" in loader.stats().bottleneck
+
+
+def test_a_slow_loop_is_named(ds: Dataset) -> None:
+    loader = ds[:400].pytorch(batch_size=10, num_workers=2)
+    read(loader, pause_s=0.02)
+    assert loader.stats().bottleneck.startswith("bottleneck: the training loop; it waited for data")
+
+
+def test_a_get_in_fifty_that_is_late_is_asked_again() -> None:
+    place = new_place("memory")
+    fill(place.uri, 6000)
+    late = [Fault("delay", "get", key="data/*", skip=59 + 50 * k, times=1, delay_s=4.0) for k in range(9)]
+    store = FaultyStore(place.open(), *late)
+    loader = penstock.load(store).pytorch(
+        batch_size=PAGE_ROWS, num_workers=2, memory_budget=1 << 20, shuffle=True,
+        shuffle_block=PAGE_ROWS * ROW_BYTES, shuffle_spread=0, lanes=1,
+    )  # fmt: skip
+    waits, numbers = [], []
+    mark = time.perf_counter()
+    for batch in loader:
+        waits.append(time.perf_counter() - mark)
+        numbers += batch["x"][:, 0].tolist()
+        mark = time.perf_counter()
+    assert sorted(numbers) == list(range(6000))
+    fired = sum(store.fired.values())
+    stats = loader.stats()
+    assert fired >= 5, "the store was late often enough"
+    assert fired - 1 <= stats.hedges <= 0.05 * stats.gets + 1
+    assert max(waits) < 3, "and nobody waited for that"
+
+
+def test_retries_are_counted() -> None:
+    place = new_place("s3")
+    fill(place.uri, 400, options=place.options)
+    policy = RetryPolicy(deadline_s=30, attempt_timeout_s=10, initial_backoff_s=0.01, max_backoff_s=0.05)
+    with FaultProxy(moto_port(), ["503", "pass"] * 100) as proxy:
+        table = penstock.load(open_store(place.uri, options=s3_options(proxy.endpoint), retry=policy))
+        before = table._reader.store.retries
+        assert before > 0
+        with table.pytorch(batch_size=50, num_workers=2, **MIXED) as loader:
+            assert loader.stats().retries == 0
+            found = sorted(n for batch in loader for n in batch["x"][:, 0].tolist())
+            assert loader.stats().retries > 0
+    assert found == list(range(400))
+
+
+@pytest.mark.parametrize("show", ["line", "table"])
+def test_a_live_picture_goes_to_standard_error(ds: Dataset, show: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with ds[:400].pytorch(batch_size=100, show=show) as loader:
+        read(loader)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "step 4/4" in err
+    assert "bottleneck" in err
+    assert ("starved" in err) == (show == "table")
+
+
+def test_no_picture_without_asking(ds: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+    read(ds[:400].pytorch(batch_size=100))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_statistics_of_two_loaders_are_apart(ds: Dataset, tmp_path: Path) -> None:
+    one, other = ds.pytorch(batch_size=100), ds[:500].pytorch(batch_size=100)
+    read(one)
+    read(other)
+    read(other)
+    assert (one.stats().rows, other.stats().rows) == (2000, 1000)

@@ -1,0 +1,52 @@
+"""What is left of a loader: threads, processes, open files, memory, names in /dev/shm."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SOON_S = 10.0
+
+
+def our_threads() -> list[str]:
+    """Names of the threads that loaders have started and that are alive."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-"))
+
+
+def soon(happens: Callable[[], bool]) -> bool:
+    """Whether something happens before long."""
+    deadline = time.monotonic() + SOON_S
+    while not happens():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def threads_end() -> bool:
+    gc.collect()
+    return soon(lambda: not our_threads())
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def processes_of_session(session: int) -> set[int]:
+    """Processes, zombies aside, of the session that a process has started."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended while we looked
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.add(int(entry.name))
+    return found
