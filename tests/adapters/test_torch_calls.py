@@ -1,5 +1,6 @@
 """The calls that users of PyTorch know work as they are written."""
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +127,10 @@ def test_a_loader_is_not_indexed_and_a_dataset_of_rows_is(ds: Dataset) -> None:
         {"batch_size": 2.5},
         {"num_workers": -1},
         {"prefetch_factor": 0},
+        {"batch_size": 4, "seed": None},
+        {"batch_size": 4, "seed": 1.5},
+        {"batch_size": 4, "on_bad_sample": "skip", "bad_sample_limit": -1},
+        {"batch_size": 4, "on_bad_sample": "skip", "bad_sample_limit": "few"},
         {"batch_size": 4, "memory_budget": 1000},
         {"batch_size": 4, "worker_type": "fibre"},
         {"batch_size": 4, "ragged": "torn"},
@@ -145,6 +150,17 @@ def test_a_loader_is_not_indexed_and_a_dataset_of_rows_is(ds: Dataset) -> None:
 def test_what_makes_no_sense_is_refused_at_once(ds: Dataset, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(reversed(options)) + r"|'n'|init_process_group"):
         ds.pytorch(**options)
+
+
+def test_numbers_of_numpy_are_numbers(ds: Dataset) -> None:
+    options: dict[str, Any] = {"batch_size": np.int64(100), "num_workers": np.int8(1), "seed": np.uint32(7)}
+    with ds.pytorch(shuffle=True, **options) as loader:
+        loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+        assert sorted(checked(loader)[0]) == list(range(ROWS))
+        json.dumps(loader.state_dict())
+        for epoch in (-1, "one", None):
+            with pytest.raises(InvalidInputError, match="an epoch is a number"):
+                loader.set_epoch(epoch)  # type: ignore[arg-type]
 
 
 def test_a_column_that_is_not_there_is_named(ds: Dataset) -> None:

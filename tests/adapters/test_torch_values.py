@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import av
@@ -334,12 +335,14 @@ def wave(k: int) -> npt.NDArray[np.float32]:
     return np.repeat((np.arange(50 + k) % 7 - 3) / 8, 2).reshape(-1, 2).astype(np.float32)
 
 
+@cache
 def sound(k: int) -> bytes:
     stream = io.BytesIO()
     soundfile.write(stream, wave(k), 8000, format="WAV", subtype="FLOAT")
     return stream.getvalue()
 
 
+@cache
 def film(k: int) -> bytes:
     stream = io.BytesIO()
     with av.open(stream, "w", format="avi") as container:

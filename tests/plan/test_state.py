@@ -35,7 +35,7 @@ orders = st.builds(
     shuffled=st.booleans(),
     shuffle=shuffles,
 )
-states = st.builds(State, orders, st.integers(0, 10**6), st.integers(0, 10**13))
+states = st.builds(lambda order, epoch: State(order, epoch, order.rows // 3), orders, st.integers(0, 10**6))
 
 
 @given(states)
@@ -88,6 +88,8 @@ GOOD = State(ORDER, 3, 4).to_json()
         ({**GOOD, "order": {**GOOD["order"], "shuffle": {"lanes": 0, "block_bytes": 1, "spread": 1.0}}}, "damaged"),
         ({**GOOD, "consumed": "many"}, "damaged"),
         ({**GOOD, "epoch": None}, "damaged"),
+        ({**GOOD, "consumed": -1}, "damaged.*-1 of"),
+        ({**GOOD, "consumed": ORDER.rows + 1}, "damaged"),
     ],
 )
 def test_what_is_not_a_state_is_refused(value: Any, words: str) -> None:

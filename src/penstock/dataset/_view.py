@@ -48,6 +48,8 @@ class View(Streaming):
         if isinstance(key, int | np.integer):
             row = self._reader.columns(self._columns, [self._at(key)])[0]
             return {name: column.item(0) for name, column in row.items()}
+        if isinstance(key, slice) and isinstance(self._rows, range):
+            return View(self._reader, self._columns, self._rows[key])
         return View(self._reader, self._columns, self._at(key))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

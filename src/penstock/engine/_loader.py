@@ -5,6 +5,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from numbers import Integral
 from typing import Any
 
 from penstock.engine._process import ProcessFinish
@@ -98,8 +99,10 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next iteration reads; one that was loaded from a state goes on where it was."""
+        if not isinstance(epoch, Integral) or epoch < 0:
+            raise InvalidInputError(f"an epoch is a number from 0 on, not {epoch!r}")
         if not (self._resumed and self._next.epoch == epoch):
-            self._next = self._reached = State(self._stream.order, epoch, 0)
+            self._next = self._reached = State(self._stream.order, int(epoch), 0)
 
     def stats(self) -> LoaderStats:
         """What the loader has done so far, and what it waits for."""
@@ -132,6 +135,8 @@ class Loader:
             if run is not None:
                 run.close()
             self._lease.take()
+            for process in self._processes:
+                process.open()
             run = self._run = self._stream.run(start)
             self._runs.add(run)
         complete = False

@@ -63,6 +63,7 @@ class ProcessFinish:
         self._sent: SharedMemory | None = None
         self._received: SharedMemory | None = None
         self._closings = 0
+        self._open = False
         self._lock = RLock()  # the garbage collector may close this in the thread that waits for an answer
 
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
@@ -71,11 +72,13 @@ class ProcessFinish:
         for _ in range(_DEATHS):
             try:
                 with self._lock:
+                    if not self._open:
+                        raise EOFError
                     answer = self._ask(columns, keys, closings)
             except (EOFError, OSError) as error:
                 with self._lock:
                     ended = self._bury()
-                if closings != self._closings:
+                if not self._open or closings != self._closings:
                     raise PenstockError("this loader was closed while it was read") from error
                 self._note(f"a worker process ended ({ended}) and was started again")
                 last = error
@@ -88,8 +91,13 @@ class ProcessFinish:
             "look for a transform that crashes or takes too much memory"
         ) from last
 
+    def open(self) -> None:
+        """Allow for a process to be started."""
+        self._open = True
+
     def close(self) -> None:
-        """End the process."""
+        """End the process, and start none until this is opened."""
+        self._open = False
         self._closings += 1
         process = self._process
         if process is not None:

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -54,10 +55,12 @@ class StreamOptions:
     worker_type: Literal["thread", "process"] = "thread"
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
+        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1), ("seed", None)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InvalidInputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            if not isinstance(value, Integral) or (least is not None and value < least):
+                wanted = "" if least is None else f" of at least {least}"
+                raise InvalidInputError(f"{name} must be a whole number{wanted}, not {value!r}")
+            object.__setattr__(self, name, int(value))  # numpy's would not go into a state
         if self.memory_budget is not None and self.memory_budget < 1 << 20:
             raise InvalidInputError(f"memory_budget is a number of bytes, at least 1 MiB, not {self.memory_budget}")
         if self.worker_type not in ("thread", "process"):

@@ -11,7 +11,7 @@ from penstock.engine._pieces import Span
 from penstock.engine._selection import Selection
 from penstock.engine._slab import Slab
 from penstock.engine._stats import BadSample, Gauge
-from penstock.errors import CorruptError, SampleError
+from penstock.errors import CorruptError, InvalidInputError, SampleError
 from penstock.plan import derive, mix
 from penstock.table import Rows
 
@@ -86,6 +86,10 @@ class BadPolicy:
     """Called for every bad sample before the batch without it is delivered; it may raise."""
     limit: int | float
     """Most bad samples, or most of them as a share of the rows read."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.limit, int | float) or self.limit < 0:
+            raise InvalidInputError(f"bad_sample_limit is a number or a share of samples, not {self.limit!r}")
 
     def check(self, count: int, rows: int) -> None:
         """Stop a run that is rotting."""

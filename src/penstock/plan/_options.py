@@ -7,10 +7,10 @@ from penstock.errors import InvalidInputError
 _SMALL_BYTES = 64 << 20
 _HUGE_BYTES = 1 << 40
 _SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
-_BLOCKS_PER_LANE = 50
+_BLOCKS_PER_LANE = 64
 _MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES = 4 << 20
-_WINDOW_SHARE = 16
+_WINDOW_SHARE = 12
 _MAX_WINDOW_BYTES = 1 << 30
 _MIN_SPREAD = 1.0
 
@@ -41,7 +41,7 @@ def choose_shuffle(
     """Fill in what was not asked for, from the size of the table alone.
 
     A small table is shuffled as a whole. Else blocks are small where the table is small and lanes are many where it is
-    large, and the spread is what a sixteenth of the table or a gigabyte has room for.
+    large, and the spread is what a twelfth of the table or a gigabyte has room for.
     """
     share = table_bytes // (_SMALL_LANES * _BLOCKS_PER_LANE)
     block = min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES) if block_bytes is None else block_bytes

@@ -68,6 +68,9 @@ class State:
         try:
             order = dict(value["order"])
             shuffle = Shuffle(**order.pop("shuffle"))
-            return cls(Order(**order, shuffle=shuffle), int(value["epoch"]), int(value["consumed"]))
+            state = cls(Order(**order, shuffle=shuffle), int(value["epoch"]), int(value["consumed"]))
+            if not 0 <= state.consumed <= state.order.rows:
+                raise ValueError(f"{state.consumed} of {state.order.rows} rows were read")
+            return state
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(f"this state of a loader is damaged: {error!r}") from error

@@ -1,0 +1,55 @@
+"""A table of one block is shuffled as a whole: neither rows nor batches follow from the order of the table."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Dataset, Tensor
+
+pytestmark = pytest.mark.xfail(strict=True, reason="lanes of a table of one block are runs of neighbouring rows")
+
+
+def sorted_by_class(rows: int, classes: int) -> Dataset:
+    ds = penstock.create("memory://", {"n": int, "x": Tensor("float32", (4,)), "y": int})
+    n = np.arange(rows)
+    ds.append({"n": n, "x": np.zeros((rows, 4), np.float32), "y": n * classes // rows})
+    ds.commit()
+    return ds
+
+
+def entropy(labels: list[int]) -> float:
+    shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def epochs(ds: Dataset, count: int, **options: Any) -> list[list[dict[str, list[int]]]]:
+    with ds.pytorch(shuffle=True, columns=["n", "y"], **options) as loader:
+        return [[{name: batch[name].tolist() for name in batch} for batch in loader] for _ in range(count)]
+
+
+def test_a_handful_of_rows_comes_in_another_order_in_each_epoch() -> None:
+    orders = {
+        tuple(n for batch in epoch for n in batch["n"]) for epoch in epochs(sorted_by_class(10, 2), 8, batch_size=5)
+    }
+    assert len(orders) >= 7
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 16])
+def test_batches_of_a_table_sorted_by_class_are_mixed(batch_size: int) -> None:
+    generator = np.random.default_rng(0)
+    found = [
+        entropy(batch["y"])
+        for epoch in epochs(sorted_by_class(150, 3), 10, batch_size=batch_size, drop_last=True)
+        for batch in epoch
+    ]
+    true = [entropy((generator.permutation(150)[:batch_size] * 3 // 150).tolist()) for _ in range(500)]
+    assert np.mean(found) >= 0.9 * np.mean(true)
+
+
+def test_no_row_comes_early_for_its_place_in_the_table() -> None:
+    """Over many epochs, the rows of the first tenth of an epoch are from the middle of the table on average."""
+    first = [n for epoch in epochs(sorted_by_class(200, 2), 30, batch_size=20) for n in epoch[0]["n"]]
+    assert abs(np.mean(first) - 99.5) < 12  # four standard errors of a true shuffle
+    assert {n // 50 for n in first} == {0, 1, 2, 3}
