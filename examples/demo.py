@@ -109,7 +109,7 @@ def train(ds: penstock.Dataset) -> None:
     loader = ds.pytorch(**options, num_workers=1)  # another machine, with fewer workers
     loader.load_state_dict(json.loads(state))
     rest = sum(1 for _ in loader)
-    print(f"   resumed from {len(state)} bytes of state: {rest} of {len(loader)} steps were left, and no row came twice\n")
+    print(f"   resumed from {len(state)} bytes of state: {rest} of {len(loader)} steps were left, no row came twice\n")
     loader.close()
 
 

@@ -8,8 +8,6 @@ import pytest
 import penstock
 from penstock import Dataset, Tensor
 
-pytestmark = pytest.mark.xfail(strict=True, reason="lanes of a table of one block are runs of neighbouring rows")
-
 
 def sorted_by_class(rows: int, classes: int) -> Dataset:
     ds = penstock.create("memory://", {"n": int, "x": Tensor("float32", (4,)), "y": int})

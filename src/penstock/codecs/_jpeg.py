@@ -4,6 +4,7 @@ Pillow takes over only where libjpeg-turbo cannot read the header (chroma sample
 lets corrupt entropy data pass.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -16,6 +17,7 @@ from penstock.codecs._pillow import PillowFormat
 from penstock.types import Buffer
 
 _DEFAULT_QUALITY: Final = 90
+_FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})  # markers of frames that libjpeg-turbo reads
 _UINT8: Final = np.dtype(np.uint8)
 _PILLOW: Final = PillowFormat(
     plugin=JpegImagePlugin.JpegImageFile,
@@ -45,6 +47,10 @@ class JpegFormat:
     def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
         """See `ImageFormat`."""
         view = memoryview(data).cast("B")
+        if out is not None and mode is not None and out.shape[:2] == _ordinary_size(view):
+            with suppress(ValueError):  # what is wrong is found out below
+                simplejpeg.decode_jpeg(view, colorspace="GRAY" if mode == "L" else mode, buffer=out)
+                return out
         if (header := _header(view)) is None:
             return _PILLOW.decode(data, mode, out, resize=resize)
         height, width, space = header
@@ -69,6 +75,18 @@ class JpegFormat:
             return _PILLOW.size(data)
         height, width, space = header
         return height, width, CHANNELS[_natural_mode(space)]
+
+
+def _ordinary_size(view: memoryview) -> tuple[int, int] | None:
+    """Height and width of a JPEG of one or three components, found without a call that gives up the GIL."""
+    at, end = 2, len(view) - 9
+    while at < end and view[at] == 0xFF:
+        marker = view[at + 1]
+        if marker in _FRAMES:
+            size = (view[at + 5] << 8) + view[at + 6], (view[at + 7] << 8) + view[at + 8]
+            return size if view[at + 9] in (1, 3) else None
+        at += 2 + (view[at + 2] << 8) + view[at + 3]
+    return None
 
 
 def _header(view: memoryview) -> tuple[int, int, str] | None:

@@ -15,7 +15,7 @@ from penstock.engine._pieces import Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, linked_kind
-from penstock.format.kinds import Audio, Image, Mask, Values, Video
+from penstock.format.kinds import Audio, Image, Linked, Mask, Values, Video
 from penstock.table import Cells, Reader, Rows, take
 
 Decoder = Callable[[bytes], Any]
@@ -78,7 +78,12 @@ class Collator:
             if column.nullable:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
         for field in self._layout.loose:
-            found.update(self._decoded(field, _cells_of(span, field.name), bad))
+            shape = self._options.picture_shape(field)
+            views = _views_of(span, field) if shape is not None and len(shape) == 3 else None
+            if views is not None:
+                found.update(self._decoded_into(field, views, bad))
+            else:
+                found.update(self._decoded(field, _cells_of(span, field.name), bad))
         return found, bad
 
     def rows(self, positions: Rows) -> tuple[Columns, dict[int, Exception]]:
@@ -145,26 +150,36 @@ class Collator:
         shape = self._options.picture_shape(field)
         if shape is None:
             return {field.name: _each(encoded, decode_image, field.name, bad)}
+        if len(shape) == 3 or (self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)):
+            return self._decoded_into(field, _views(encoded), bad)
+        # One channel may have 16 bits, and only the picture knows.
+        pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
+        kinds = {picture.dtype for picture in pictures if picture is not None}
+        out = self._buffers.empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
+        for row, picture in enumerate(pictures):
+            out[row] = 0 if picture is None else picture
+        return _with_mask(field, out, np.asarray(encoded.is_valid()))
+
+    def _decoded_into(self, field: Field, views: Sequence[memoryview | None], bad: dict[int, Exception]) -> Columns:
+        """Pictures of one shape, each decoded into its place in the batch."""
+        shape = self._options.picture_shape(field)
+        assert shape is not None
         resize = self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
-        there = np.asarray(encoded.is_valid())
-        if len(shape) < 3 and not resize:  # one channel may have 16 bits, and only the picture knows
-            pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
-            kinds = {picture.dtype for picture in pictures if picture is not None}
-            out = self._buffers.empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
-            for row, picture in enumerate(pictures):
-                out[row] = 0 if picture is None else picture
-        else:
-            out = self._buffers.empty((len(encoded), *shape), np.uint8)
-            for row, data in enumerate(_views(encoded)):
-                try:
-                    if data is None:
-                        out[row] = 0
-                    else:
-                        decode_image_into(data, out[row], resize=resize)
-                except SampleError as error:
-                    bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
+        out = self._buffers.empty((len(views), *shape), np.uint8)
+        for row, data in enumerate(views):
+            try:
+                if data is None:
                     out[row] = 0
-        return {field.name: out, f"{field.name}_mask": there} if field.nullable else {field.name: out}
+                else:
+                    decode_image_into(data, out[row], resize=resize)
+            except SampleError as error:
+                bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
+                out[row] = 0
+        return _with_mask(field, out, np.array([data is not None for data in views], bool))
+
+
+def _with_mask(field: Field, values: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> Columns:
+    return {field.name: values, f"{field.name}_mask": there} if field.nullable else {field.name: values}
 
 
 def _shaped(shape: tuple[int, ...], data: bytes) -> npt.NDArray[Any]:
@@ -222,6 +237,22 @@ def _cells_of(span: Span, name: str) -> Cells:
         pa.nulls(len(values), kind) if part is None else part for values, part in zip(arrays, references, strict=True)
     ]
     return Cells(None, array, take(pa.concat_arrays(whole), back))
+
+
+def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
+    """The encoded bytes of each row where they are in the window; None where some are blobs or links."""
+    if isinstance(field.kind, Linked):
+        return None
+    by_piece: dict[int, list[memoryview | None]] = {}
+    for number in np.flatnonzero(np.bincount(span.which)).tolist():
+        piece = span.pieces[number]
+        cells = piece.cells[field.name]
+        if cells.references is not None:
+            return None
+        if field.name not in piece.views:
+            piece.views[field.name] = _views(_array(cells))
+        by_piece[number] = piece.views[field.name]
+    return [by_piece[number][row] for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
 
 
 def _views(encoded: pa.Array) -> list[memoryview | None]:

@@ -14,18 +14,17 @@ class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "home", "missing", "pages",
-        "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "waiting", "want",
+        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "missing", "pages",
+        "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "views", "waiting", "want",
     )  # fmt: skip
 
-    def __init__(self, block: Block, home: Block) -> None:
+    def __init__(self, block: Block) -> None:
         self.again: Rows | None = None
         """For each row of the block its row here, where some are chosen more than once."""
         if not isinstance(block.chosen, range) and not (block.chosen[1:] > block.chosen[:-1]).all():
             _, firsts, self.again = np.unique(block.chosen, return_index=True, return_inverse=True)
             block = block.pick(firsts)
-        self.block, self.home, self.rows = block, home, len(block)
-        """What is read, and the whole of which it is a part."""
+        self.block, self.rows = block, len(block)
         self.want = Wanted(block.fragment, block.stored_rows)
         self.requests: list[PageRequest] = []
         self.straight: dict[int, range] = {}
@@ -39,6 +38,8 @@ class Piece:
         """Requests that have not been answered."""
         self.cells: dict[str, Cells] = {}
         """Columns that are not in the slab."""
+        self.views: dict[str, list[memoryview | None]] = {}
+        """Encoded values of those columns, once somebody has asked for them."""
         self.filled = False
         self.error: BaseException | None = None
         self.closed = False
@@ -81,10 +82,6 @@ class Span:
     def position(self, index: int) -> int:
         """Where in the table a row is."""
         return self.pieces[int(self.which[index])].block.position(int(self.rows[index]))
-
-    def home(self, index: int) -> Block:
-        """The block that a row belongs to."""
-        return self.pieces[int(self.which[index])].home
 
     @property
     def row_ids(self) -> Rows:

@@ -169,7 +169,7 @@ class _Scattered(_Course):
         pieces: list[Piece] = []
         for block, inside in self._selection.scatter(wanted):
             which[inside], rows[inside] = len(pieces), np.arange(len(inside))
-            pieces.append(Piece(block, block))
+            pieces.append(Piece(block))
         self._found = pieces
         return Found(pieces, which[inverse], rows[inverse])
 
@@ -285,7 +285,7 @@ class _ByBlocks(_Laned):
             unread = block.unread if self._trim else None
             if piece is None:
                 part = block.block if unread is None else block.block.pick(unread - block.first)
-                piece = opened[block] = Piece(part, block.block)
+                piece = opened[block] = Piece(part)
             if unread is not None:
                 here = which == index
                 local[here] = np.searchsorted(unread, rows[here])
@@ -312,7 +312,7 @@ class _ByRows(_Laned):
             here = np.flatnonzero(which == index)
             whole = blocks[number].block
             inside, local[here] = np.unique(rows[here] - blocks[number].first, return_inverse=True)
-            piece = Piece(whole.pick(inside), whole)
+            piece = Piece(whole.pick(inside))
             if piece.again is not None:
                 local[here] = piece.again[local[here]]
             pieces.append(piece)

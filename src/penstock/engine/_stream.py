@@ -231,7 +231,7 @@ class Stream:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         remote = self._reader.store.fan_out > 1
         fetcher = Fetcher(gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(2, min(cores, 8)))
-        buffers = HostBuffers(keep_bytes=budget // 4)
+        buffers = HostBuffers(keep_bytes=(depth + 2) * per_span * batch_bytes)
         collator = Collator(self._reader, layout, options.decode, buffers)
         flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
         work = [

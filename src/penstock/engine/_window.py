@@ -128,7 +128,7 @@ class Window:
         """Nobody needs a piece any more."""
         if self._layout.fixed:
             self.slab.give_back(piece.row_start, piece.rows)
-        piece.cells = {}
+        piece.cells, piece.views = {}, {}
         self._charge(-piece.bytes)
 
     def fill(self, piece: Piece) -> None:

@@ -5,11 +5,13 @@ nodes at the top, the oldest of them move under a new node. Nothing is ever chan
 that they have in common, and an uncommitted change is just another top.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,8 @@ _SAVERS = 8
 
 Part = TypeVar("Part", Node, Fragment)
 
+_trees: "WeakSet[Tree]" = WeakSet()
+
 
 class Tree:
     """Manifests by their nodes: loaded once, kept while used, and new ones held until they are saved."""
@@ -39,6 +43,7 @@ class Tree:
         self._unsaved: dict[str, Manifest] = {}
         self._stored: dict[str, Node] = {}
         self._lock = Lock()
+        _trees.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._unsaved:
@@ -223,6 +228,16 @@ class Tree:
             self._loaded[id] = manifest, weight
             while self._loaded_bytes > _CACHED_BYTES and len(self._loaded) > 1:
                 self._loaded_bytes -= self._loaded.popitem(last=False)[1][1]
+
+
+def _unlock_all() -> None:
+    """In a forked child: the thread that held a lock did not come along."""
+    for tree in _trees:
+        tree._lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_all)
 
 
 def _weight(manifest: Manifest) -> int:

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from penstock.errors import InvalidInputError
 
-_SMALL_BYTES = 64 << 20
+_SMALL_BYTES = 32 << 20
 _HUGE_BYTES = 1 << 40
 _SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
-_BLOCKS_PER_LANE = 64
+_BLOCKS_PER_LANE = 80
 _MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES = 4 << 20
-_WINDOW_SHARE = 12
+_WINDOW_SHARE = 15
 _MAX_WINDOW_BYTES = 1 << 30
 _MIN_SPREAD = 1.0
 
@@ -41,7 +41,7 @@ def choose_shuffle(
     """Fill in what was not asked for, from the size of the table alone.
 
     A small table is shuffled as a whole. Else blocks are small where the table is small and lanes are many where it is
-    large, and the spread is what a twelfth of the table or a gigabyte has room for.
+    large, and the spread is what a fifteenth of the table or a gigabyte has room for.
     """
     share = table_bytes // (_SMALL_LANES * _BLOCKS_PER_LANE)
     block = min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES) if block_bytes is None else block_bytes
@@ -49,12 +49,14 @@ def choose_shuffle(
         lanes = _HUGE_LANES if table_bytes >= _HUGE_BYTES else _SMALL_LANES
         if table_bytes < _HUGE_BYTES and table_bytes // max(block, 1) >= _MANY_LANES * _BLOCKS_PER_LANE:
             lanes = _MANY_LANES
+        blocks = table_bytes // max(block, 1)  # a lane of less than a few blocks would hold only neighbours
+        lanes = max(count for count in (1, 2, 4, 8, lanes) if count == 1 or 8 * count <= blocks)
     if spread is None:
         row_of_blocks = max(block * lanes, 1)
         if table_bytes <= _SMALL_BYTES:
             spread = float(-(-table_bytes // row_of_blocks) + 1)
         else:
-            window = min(max(table_bytes // _WINDOW_SHARE, _SMALL_BYTES), _MAX_WINDOW_BYTES)
+            window = min(table_bytes // _WINDOW_SHARE, _MAX_WINDOW_BYTES)
             spread = max(_MIN_SPREAD, round(window / row_of_blocks - 1, 2))
         spread = min(spread, 1000.0)
     return Shuffle(lanes, block, spread)

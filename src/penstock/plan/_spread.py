@@ -81,4 +81,6 @@ class Spread:
         rows = np.arange(first, min(start + self.width, self.length))
         fraction = self._bits[1]
         offsets = (mix(self.key, rows) >> np.uint64(64 - fraction)).astype(np.int64) * self.reach
+        if self.reach >= self.length:  # a row may go anywhere, so its place need not count
+            return first, offsets
         return first, ((rows - first) << fraction) + offsets
