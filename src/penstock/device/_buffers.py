@@ -1,7 +1,7 @@
 """Host memory for batches, used again when nobody holds the batch: fresh memory costs a fault per page."""
 
 from collections import defaultdict
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ class HostBuffers:
         self._keep_bytes = keep_bytes
         self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
         self._kept = 0
-        self._lock = Lock()
+        self._lock = RLock()  # the garbage collector may give memory back in the middle of `empty`
 
     def __reduce__(self) -> tuple[type["HostBuffers"], tuple[int]]:
         return HostBuffers, (self._keep_bytes,)

@@ -6,15 +6,16 @@ The contract; if the code disagrees with this list, the code is wrong:
 - No more requests are under way than the limit. It grows while requests take little longer than the quickest of late,
   for then the store is far and not busy; and it shrinks when they take much longer, for then more only get in each
   other's way. Hedges come on top, one for every twenty requests at most.
-- `stop` returns at once: requests under way end by themselves, and their answers are dropped.
+- `stop` returns at once: requests under way are not repeated, end by themselves, and their answers are dropped.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Lock, Thread
+from threading import Condition, Event, Lock, Thread
 
 from penstock.engine._stats import Gauge
+from penstock.storage import give_up_when
 
 _LEAST_LIMIT = 8
 _NOT_BUSY, _BUSY = 1.6, 3.0
@@ -60,6 +61,7 @@ class Fetcher:
         self._lock = Lock()
         self._work = Condition(self._lock)
         self._stopped = False
+        self._over = Event()
         if self._remote:
             Thread(target=self._watch, name="penstock-hedge", daemon=True).start()
 
@@ -73,6 +75,7 @@ class Fetcher:
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
+            self._over.set()
             self._waiting.clear()
             self._hedges.clear()
             self._work.notify_all()
@@ -104,6 +107,7 @@ class Fetcher:
             return None
 
     def _run(self) -> None:
+        give_up_when(self._over)
         while (request := self._next()) is not None:
             started = time.perf_counter()
             found: Runs | BaseException

@@ -11,7 +11,7 @@ _BLOCKS_PER_LANE = 80
 _MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES = 4 << 20
 _WINDOW_SHARE = 15
-_MAX_WINDOW_BYTES = 1 << 30
+_MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 24 << 20, 1 << 30
 _MIN_SPREAD = 1.0
 
 
@@ -56,7 +56,7 @@ def choose_shuffle(
         if table_bytes <= _SMALL_BYTES:
             spread = float(-(-table_bytes // row_of_blocks) + 1)
         else:
-            window = min(table_bytes // _WINDOW_SHARE, _MAX_WINDOW_BYTES)
+            window = min(max(table_bytes // _WINDOW_SHARE, _MIN_WINDOW_BYTES), _MAX_WINDOW_BYTES)
             spread = max(_MIN_SPREAD, round(window / row_of_blocks - 1, 2))
         spread = min(spread, 1000.0)
     return Shuffle(lanes, block, spread)

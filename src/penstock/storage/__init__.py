@@ -7,7 +7,7 @@ from penstock.storage._open import open_store
 from penstock.storage._pool import run_all
 from penstock.storage._probe import Capabilities, probe
 from penstock.storage._ranges import coalesce, get_ranges
-from penstock.storage._retry import RetryPolicy
+from penstock.storage._retry import RetryPolicy, give_up_when
 from penstock.storage._store import ObjectInfo, Store
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Store",
     "coalesce",
     "get_ranges",
+    "give_up_when",
     "open_store",
     "probe",
     "run_all",

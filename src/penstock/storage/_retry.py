@@ -1,6 +1,7 @@
 """When to ask a store again, and when to give up."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,27 @@ from typing import TypeVar
 from penstock.errors import AccessDenied, InvalidInputError, StorageError
 
 T = TypeVar("T")
+
+_jitter = random.Random()  # of its own: nobody's seeded generator is disturbed
+_thread = threading.local()
+
+
+def give_up_when(event: threading.Event) -> None:
+    """Let this thread ask nothing again once the event is set: nobody waits for the answer any more."""
+    _thread.event = event
+
+
+def _pause(seconds: float) -> None:
+    event: threading.Event | None = getattr(_thread, "event", None)
+    if event is None:
+        time.sleep(seconds)
+    else:
+        event.wait(seconds)
+
+
+def _nobody_waits() -> bool:
+    event: threading.Event | None = getattr(_thread, "event", None)
+    return event is not None and event.is_set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +64,8 @@ def retry(
     is_transient: Callable[[StorageError], bool],
     repeating: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    uniform: Callable[[], float] = random.random,
+    sleep: Callable[[float], None] = _pause,
+    uniform: Callable[[], float] = _jitter.random,
 ) -> T:
     """Call `attempt` with the seconds it may take until it succeeds, fails for good, or the deadline is near.
 
@@ -58,7 +80,7 @@ def retry(
         except StorageError as error:
             attempts += 1
             refusals += isinstance(error, AccessDenied)
-            if refusals > 1 or not (isinstance(error, AccessDenied) or is_transient(error)):
+            if refusals > 1 or not (isinstance(error, AccessDenied) or is_transient(error)) or _nobody_waits():
                 raise
             longest = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
             pause = longest * uniform()
