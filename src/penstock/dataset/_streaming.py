@@ -1,12 +1,19 @@
 """Stream a view to a framework."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from operator import index
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from penstock.engine import BadPolicy, BadSample, DecodeOptions, Decoder, Display, Loader, StreamOptions
+from penstock.engine import (
+    BadPolicy,
+    BadSample,
+    DecodeOptions,
+    Decoder,
+    Display,
+    Loader,
+    StreamOptions,
+    available_cores,
+)
 from penstock.errors import InvalidInputError
 from penstock.table import ROW_ID, Reader, Rows
 
@@ -130,13 +137,13 @@ class Streaming:
         options = StreamOptions(
             batch_size=_BATCH_SIZE if batch_size is None else batch_size,
             shuffle=bool(shuffle),
-            seed=_whole("seed", seed),
-            num_workers=_default_workers() if num_workers is None else num_workers,
+            seed=seed,
+            num_workers=min(available_cores(), _MAX_WORKERS) if num_workers is None else num_workers,
             prefetch_factor=2 if prefetch_factor is None else prefetch_factor,
             drop_last=drop_last,
             memory_budget=memory_budget,
-            lanes=None if lanes is None else _whole("lanes", lanes),
-            block_bytes=None if shuffle_block is None else _whole("shuffle_block", shuffle_block),
+            lanes=lanes,
+            block_bytes=shuffle_block,
             spread=shuffle_spread,
             decode=decoding,
             bad=_bad_policy(on_bad_sample, bad_sample_limit),
@@ -174,19 +181,6 @@ def _torch_adapter() -> ModuleType:
             raise
         raise InvalidInputError("PyTorch is not installed: pip install 'penstock[torch]'") from error
     return torch
-
-
-def _whole(name: str, value: Any) -> int:
-    """A whole number of any kind, also numpy's."""
-    try:
-        return index(value)
-    except TypeError:
-        raise InvalidInputError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _default_workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MAX_WORKERS)
 
 
 def _bad_policy(choice: OnBadSample, limit: int | float) -> BadPolicy:

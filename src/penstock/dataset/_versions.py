@@ -158,12 +158,7 @@ class Versions:
         """Keep this version from vacuum while the block runs, and for `duration` if the process dies."""
         with self._session.reader.lease(duration.total_seconds()) as held:
             if not held:
-                warnings.warn(
-                    f"{self._session.store.uri} cannot be written by this user, so nothing keeps this version"
-                    " from vacuum while it is read; if it is removed, reading raises SnapshotExpired",
-                    PenstockWarning,
-                    stacklevel=3,
-                )
+                warnings.warn(self._session.reader.without_lease, PenstockWarning, stacklevel=3)
             yield self
 
     @property

@@ -10,7 +10,7 @@ from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
-from penstock.table import ROW_ID, Reader, Rows, as_batch, resolve
+from penstock.table import ROW_ID, Reader, Rows, as_batch, resolve, rows_at
 
 _ARROW_ROWS = 1 << 14
 
@@ -111,10 +111,7 @@ class View(Streaming):
         if isinstance(key, slice) and isinstance(self._rows, range):
             chosen = self._rows[key]
             return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
-        places = resolve(key, len(self))
-        if isinstance(self._rows, range):
-            return self._rows.start + self._rows.step * places
-        return self._rows[places]
+        return rows_at(self._rows, resolve(key, len(self)))
 
     def _groups(self, size: int) -> Iterator[Rows]:
         for start in range(0, len(self), size):

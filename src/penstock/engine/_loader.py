@@ -4,7 +4,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
@@ -13,7 +12,7 @@ from penstock.engine._stats import Gauge, LoaderStats
 from penstock.engine._stream import Run, Stream, StreamOptions
 from penstock.engine._view import Display, Live
 from penstock.engine._work import Finish
-from penstock.errors import InvalidInputError, PenstockError, PenstockWarning
+from penstock.errors import InvalidInputError, PenstockError, PenstockWarning, StorageError
 from penstock.plan import State
 from penstock.table import Reader, Rows
 from penstock.types import World
@@ -182,16 +181,22 @@ class _Lease:
 
 
 def _hold(reader: Reader, over: threading.Event) -> None:
-    with suppress(PenstockError), reader.lease(_LEASE_S) as held:  # if the version is gone, reading it says so
-        if not held and reader.store.uri not in _warned:
-            _warned.add(reader.store.uri)
-            warnings.warn(
-                f"{reader.store.uri} cannot be written by this user, so nothing keeps this version from vacuum "
-                "while it is read; if it is removed, reading raises SnapshotExpired",
-                PenstockWarning,
-                stacklevel=2,
-            )
+    try:
+        with reader.lease(_LEASE_S) as held:
+            if not held:
+                _warn_once(reader)
+            over.wait()
+    except StorageError:  # a store that only serves files refuses in its own way
+        _warn_once(reader)
         over.wait()
+    except PenstockError:  # if the version is gone, reading it says so
+        pass
+
+
+def _warn_once(reader: Reader) -> None:
+    if reader.store.uri not in _warned:
+        _warned.add(reader.store.uri)
+        warnings.warn(reader.without_lease, PenstockWarning, stacklevel=3)
 
 
 def _let_go(runs: "weakref.WeakSet[Run]", processes: Sequence[ProcessFinish]) -> None:

@@ -9,7 +9,7 @@ from penstock.device import HostBuffers
 from penstock.engine._collate import Collator, Columns, DecodeOptions
 from penstock.engine._slab import Layout
 from penstock.format.kinds import Values
-from penstock.table import Reader, Rows
+from penstock.table import Reader, Rows, rows_at
 
 
 class RowReader:
@@ -30,11 +30,7 @@ class RowReader:
         outside = (wanted < -len(self)) | (wanted >= len(self))
         if outside.any():
             raise IndexError(f"there is no row {int(wanted[outside][0])}: there are {len(self)}")
-        wanted = wanted % max(1, len(self))
-        if isinstance(self._rows, range):
-            positions = self._rows.start + self._rows.step * wanted
-        else:
-            positions = self._rows[wanted]
+        positions = rows_at(self._rows, wanted % max(1, len(self)))
         rising, inverse = np.unique(positions, return_inverse=True)
         found, bad = self._collator.rows(rising)
         for index, error in bad.items():

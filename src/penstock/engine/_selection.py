@@ -15,7 +15,7 @@ from penstock.engine._slab import fixed_column
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.plan import Epoch, Shuffle, cut_blocks
 from penstock.storage import run_all
-from penstock.table import ROW_ID, Reader, Rows
+from penstock.table import ROW_ID, Reader, Rows, rows_at
 
 _MANIFEST_READERS = 32
 _MANY_LEAVES = 64
@@ -90,9 +90,7 @@ class Selection:
 
     def positions(self, places: Rows) -> Rows:
         """Positions in the table of rows that come in an order of their own."""
-        if isinstance(self._asked, range):
-            return self._asked.start + self._asked.step * places
-        return self._asked[places]
+        return rows_at(self._asked, places)
 
     @cached_property
     def digest(self) -> str:

@@ -31,6 +31,10 @@ _STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 64 << 20
 _KEPT_BYTES = 64 << 20
 _MAX_FETCHERS = 96
 _LEAST_BUDGET = 1 << 30
+_WHOLE_NUMBERS = {
+    "batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": None, "lanes": None, "block_bytes": None,
+}  # fmt: skip
+"""Options that are whole numbers, and the least of each; the shuffle knows its own bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +59,14 @@ class StreamOptions:
     worker_type: Literal["thread", "process"] = "thread"
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1), ("seed", None)):
+        for name, least in _WHOLE_NUMBERS.items():
             value = getattr(self, name)
+            if value is None and name in ("lanes", "block_bytes"):
+                continue
             if not isinstance(value, Integral) or (least is not None and value < least):
                 wanted = "" if least is None else f" of at least {least}"
-                raise InvalidInputError(f"{name} must be a whole number{wanted}, not {value!r}")
+                given = "shuffle_block" if name == "block_bytes" else name
+                raise InvalidInputError(f"{given} must be a whole number{wanted}, not {value!r}")
             object.__setattr__(self, name, int(value))  # numpy's would not go into a state
         if self.memory_budget is not None and self.memory_budget < 1 << 20:
             raise InvalidInputError(f"memory_budget is a number of bytes, at least 1 MiB, not {self.memory_budget}")
@@ -228,9 +235,10 @@ class Stream:
             trim=not options.bad.tolerant,
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         remote = self._reader.store.fan_out > 1
-        fetcher = Fetcher(gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(2, min(cores, 8)))
+        fetcher = Fetcher(
+            gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(2, min(available_cores(), 8))
+        )
         buffers = HostBuffers(keep_bytes=(depth + 2) * per_span * batch_bytes)
         collator = Collator(self._reader, layout, options.decode, buffers)
         flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
@@ -245,6 +253,11 @@ class Stream:
             planner, window, fetcher, work,
             inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=depth, gauge=gauge,
         )  # fmt: skip
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> int:

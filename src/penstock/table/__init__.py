@@ -21,7 +21,7 @@ from penstock.table._pages import (
 )
 from penstock.table._read import ROW_ID, Filled, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
-from penstock.table._select import Where, positions, resolve
+from penstock.table._select import Where, positions, resolve, rows_at
 from penstock.table._session import Session, author
 from penstock.table._straight import read_straight, row_range
 from penstock.table._verify import Report, Verifier
@@ -64,6 +64,7 @@ __all__ = [
     "rename_column",
     "resolve",
     "row_range",
+    "rows_at",
     "take",
     "update_rows",
 ]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError, SnapshotExpired, StorageError
+from penstock.errors import AccessDenied, CorruptError, InvalidInputError, NotFoundError, SampleError, SnapshotExpired
 from penstock.format import Commit, Field, Fragment, Snapshot, linked_kind
 from penstock.format.kinds import Kind, Linked, Place, Tensor, Values
 from penstock.history import Tree, check_not_condemned, expired, lease
@@ -234,7 +234,7 @@ class Reader:
         held = lease(self.store, self.commit, seconds=seconds)
         try:
             held.__enter__()
-        except StorageError:
+        except AccessDenied:
             yield False
             return
         try:
@@ -242,6 +242,14 @@ class Reader:
             yield True
         finally:
             held.__exit__(None, None, None)
+
+    @property
+    def without_lease(self) -> str:
+        """What to tell whoever reads this version without keeping it."""
+        return (
+            f"{self.store.uri} cannot be written by this user, so nothing keeps this version from vacuum "
+            "while it is read; if it is removed, reading raises SnapshotExpired"
+        )
 
     @contextmanager
     def explained(self) -> Iterator[None]:

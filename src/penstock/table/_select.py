@@ -90,3 +90,8 @@ def _fails(table: pa.Table, expression: pc.Expression) -> bool:
     except pa.ArrowInvalid:
         return True
     return False
+
+
+def rows_at(rows: range | Rows, places: Rows) -> Rows:
+    """Of rows that were chosen, those at some places."""
+    return rows.start + rows.step * places if isinstance(rows, range) else rows[places]
