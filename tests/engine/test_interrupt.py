@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.servers import Place, moto_port, new_place
 from tests.storage.proxy import FaultProxy
 
 ENDS_WITHIN_S = 2.0
+TRIES = 4
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,8 +53,18 @@ def reading(scenario: str, place: Place, endpoint: str = "") -> Iterator[subproc
         program.communicate()
 
 
-def check_end(program: subprocess.Popen[str], *, to_all: bool) -> str:
-    """Interrupt the program, as a terminal does or as a supervisor, and see it end; returns what it printed."""
+def check_end(begin: Callable[[], AbstractContextManager[subprocess.Popen[str]]], *, to_all: bool = False) -> str:
+    """See a program end in time; a machine that has other work may be late with it, but not again and again."""
+    for _ in range(TRIES):
+        with begin() as program:
+            printed, took = end(program, to_all=to_all)
+        if took < ENDS_WITHIN_S:
+            return printed
+    pytest.fail(f"it took {took:.1f} s to end, and no less before, {TRIES} times")
+
+
+def end(program: subprocess.Popen[str], *, to_all: bool) -> tuple[str, float]:
+    """Interrupt the program, as a terminal does or as a supervisor; returns what it printed, and how long it took."""
     mine = processes_of_session(program.pid)
     assert program.pid in mine
     started = time.monotonic()
@@ -64,13 +75,12 @@ def check_end(program: subprocess.Popen[str], *, to_all: bool) -> str:
     _, printed = program.communicate(timeout=60)
     took = time.monotonic() - started
     assert program.returncode == -signal.SIGINT, printed
-    assert took < ENDS_WITHIN_S, f"{took:.1f} s"
     assert soon(lambda: not processes_of_session(program.pid)), processes_of_session(program.pid)
     named = [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in mine)]
     assert not named
     assert printed.count("Traceback") == 1, printed
     assert "KeyboardInterrupt" in printed
-    return printed
+    return printed, took
 
 
 def slowly(*values: Any) -> Any:
@@ -81,13 +91,12 @@ def slowly(*values: Any) -> Any:
     "scenario", ["plain", "slow store", "slow transform", slowly("inline"), slowly("slow transform inline")]
 )
 def test_a_program_that_reads_a_folder_ends(scenario: str) -> None:
-    with reading(scenario, table("folder")) as program:
-        check_end(program, to_all=False)
+    check_end(lambda: reading(scenario, table("folder")))
 
 
 def test_a_program_whose_bucket_does_not_answer_ends() -> None:
-    with FaultProxy(moto_port(), ["hang"]) as proxy, reading("hanging bucket", table("s3"), proxy.endpoint) as program:
-        check_end(program, to_all=False)
+    with FaultProxy(moto_port(), ["hang"]) as proxy:
+        check_end(lambda: reading("hanging bucket", table("s3"), proxy.endpoint))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +104,7 @@ def test_a_program_whose_bucket_does_not_answer_ends() -> None:
     [("process", True), slowly("process", False), slowly("slow process", True), slowly("slow process", False)],
 )
 def test_a_program_with_worker_processes_ends_with_them(scenario: str, to_all: bool) -> None:
-    with reading(scenario, table("folder")) as program:
-        printed = check_end(program, to_all=to_all)
+    printed = check_end(lambda: reading(scenario, table("folder")), to_all=to_all)
     assert "penstock-worker" not in printed
 
 

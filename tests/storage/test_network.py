@@ -99,7 +99,7 @@ def test_a_server_that_hangs_is_a_timeout(verb: str) -> None:
         started = time.monotonic()
         with pytest.raises(StorageTimeout):
             _call(store, verb)
-        assert time.monotonic() - started < (HASTY.deadline_s + 1 if verb != "put_stream" else 10)
+        assert time.monotonic() - started < (HASTY.deadline_s + 5 if verb != "put_stream" else 10)
 
 
 @pytest.mark.parametrize("verb", ["get", "head", "list", "put", "delete", "create", "put_stream"])
@@ -110,7 +110,7 @@ def test_a_server_that_is_away_is_a_storage_error(verb: str) -> None:
     started = time.monotonic()
     with pytest.raises(StorageError, match=r"s3://bucket/t.*check that the store can be reached"):
         _call(store, verb)
-    assert time.monotonic() - started < (HASTY.deadline_s + 1 if verb != "put_stream" else 10)
+    assert time.monotonic() - started < (HASTY.deadline_s + 5 if verb != "put_stream" else 10)
 
 
 @pytest.mark.parametrize("verb", ["get", "list", "put", "delete", "create", "put_stream"])

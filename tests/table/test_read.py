@@ -457,7 +457,8 @@ def test_a_reader_that_is_left_half_way_stops_reading() -> None:
     batches = penstock.load(counting).batches(16)
     assert len(list(islice(batches, 2))) == 2
     del batches
-    assert counting.bytes["get"] < 1 << 26
+    ahead = 10 * (8 << 20)  # what ten jobs may have read until then; the table has 125 MiB
+    assert counting.bytes["get"] < ahead + (4 << 20)
 
 
 def test_a_version_that_was_loaded_stays_what_it_was() -> None:
