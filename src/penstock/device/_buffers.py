@@ -1,6 +1,7 @@
 """Host memory for batches, used again when nobody holds the batch: fresh memory costs a fault per page."""
 
 from collections import defaultdict
+from math import prod
 from threading import RLock
 from typing import Any
 
@@ -25,7 +26,7 @@ class HostBuffers:
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of any content."""
         element = np.dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * element.itemsize
+        size = prod(shape) * element.itemsize
         if size < _SIZE_STEP:
             return np.empty(shape, element)
         room = -(-size // _SIZE_STEP) * _SIZE_STEP

@@ -16,7 +16,7 @@ from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, linked_kind
 from penstock.format.kinds import Audio, Image, Linked, Mask, Values, Video
-from penstock.table import Cells, Reader, Rows, take
+from penstock.table import Cells, PickedRows, Reader, Rows, take
 
 Decoder = Callable[[bytes], Any]
 Columns = dict[str, Values]
@@ -86,16 +86,18 @@ class Collator:
                 found.update(self._decoded(field, _cells_of(span, field.name), bad))
         return found, bad
 
-    def rows(self, positions: Rows) -> tuple[Columns, dict[int, Exception]]:
+    def rows(self, positions: Rows, picked: PickedRows | None = None) -> tuple[Columns, dict[int, Exception]]:
         """The same for rows of the table, rising, that are read by themselves."""
-        cells = self._reader.cells(self._layout.fields, [positions])[0]
+        numbers = {} if picked is None or not picked.serves else self._numbers(positions, picked)
+        others = [field for field in self._layout.fields if field.name not in numbers]
+        cells = self._reader.cells(others, [positions])[0] if others else {}
         found: Columns = {}
         bad: dict[int, Exception] = {}
         for column in self._layout.fixed:
             if column.field is None:
                 found[column.name] = self._reader.row_ids(positions)
                 continue
-            filled = self._reader.values(column.field, cells[column.name])
+            filled = self._reader.values(column.field, numbers.get(column.name) or cells[column.name])
             found[column.name] = filled.values
             if column.nullable:
                 there = filled.mask
@@ -103,6 +105,17 @@ class Collator:
         for field in self._layout.loose:
             found.update(self._decoded(field, cells[field.name], bad))
         return found, bad
+
+    def _numbers(self, positions: Rows, picked: PickedRows) -> dict[str, Cells]:
+        """The columns that can be had without reading whole pages."""
+        wanted = self._reader.wanted(positions)
+        found = {}
+        with self._reader.explained():
+            for column in self._layout.fixed:
+                values = None if column.field is None else picked.numbers(column.field, wanted)
+                if values is not None:
+                    found[column.name] = Cells(values, None)
+        return found
 
     def row(self, position: int) -> Columns:
         """One row; raises if it is bad."""

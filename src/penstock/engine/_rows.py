@@ -9,7 +9,7 @@ from penstock.device import HostBuffers
 from penstock.engine._collate import Collator, Columns, DecodeOptions
 from penstock.engine._slab import Layout
 from penstock.format.kinds import Values
-from penstock.table import Reader, Rows, rows_at
+from penstock.table import PickedRows, Reader, Rows, rows_at
 
 
 class RowReader:
@@ -20,6 +20,7 @@ class RowReader:
         self._reader, self._rows = reader, rows
         layout = Layout(reader.snapshot.schema, names)
         self._collator = Collator(reader, layout, decode, HostBuffers(keep_bytes=0))
+        self._picked = PickedRows(reader.store)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -32,7 +33,7 @@ class RowReader:
             raise IndexError(f"there is no row {int(wanted[outside][0])}: there are {len(self)}")
         positions = rows_at(self._rows, wanted % max(1, len(self)))
         rising, inverse = np.unique(positions, return_inverse=True)
-        found, bad = self._collator.rows(rising)
+        found, bad = self._collator.rows(rising, self._picked)
         for index, error in bad.items():
             error.add_note(f"in row {int(rising[index])} of the table")
             raise error

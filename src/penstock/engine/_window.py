@@ -1,6 +1,6 @@
 """The window: pieces of the table in memory, within one budget of bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Window:
         """Work out what a piece needs."""
         piece.requests = page_requests([piece.want], self._ids)
         if self._kept is not None:
-            piece.requests = list(self._with_groups(self._kept, piece.requests))
+            piece.requests = list(self._without_kept(self._kept, piece))
         piece.missing = len(piece.requests)
         if self._reader.store.fan_out == 1:  # elsewhere a request may be answered twice, by whoever is first
             piece.straight = self._straight(piece)
@@ -89,12 +89,18 @@ class Window:
     def _is_kept(self, request: PageRequest) -> bool:
         return self._kept is not None and self._heavy_id not in request.file.fields
 
-    def _with_groups(self, kept: KeptPages, requests: Sequence[PageRequest]) -> Iterator[PageRequest]:
-        for request in requests:
-            if self._is_kept(request):
-                yield from kept.groups(request)
-            else:
+    def _without_kept(self, kept: KeptPages, piece: Piece) -> Iterator[PageRequest]:
+        """What is left to ask for, light columns in groups."""
+        for request in piece.requests:
+            if not self._is_kept(request):
                 yield request
+                continue
+            for group in kept.groups(request):
+                runs = kept.found(group)
+                if runs is None:
+                    yield group
+                else:
+                    piece.pages.add_all(group.file, runs)
 
     def _straight(self, piece: Piece) -> dict[int, range]:
         """The requests that can be read straight to their places; of a column, all or none."""
@@ -155,7 +161,10 @@ class Window:
         if column.field is None:
             values[:] = piece.want.fragment.row_ids_at(piece.want.rows)
             return
-        if copy_numbers(column.field, piece.want, piece.pages, values):
+        light = self._kept.numbers(column.field, piece.want) if self._kept is not None else None
+        if light is not None:
+            values[:] = light
+        if light is not None or copy_numbers(column.field, piece.want, piece.pages, values):
             if mask is not None:
                 mask[:] = True
             return

@@ -13,12 +13,14 @@ from penstock.table._pages import (
     Pages,
     Rows,
     Wanted,
+    all_numbers,
     copy_numbers,
     gather,
     page_requests,
     read_pages,
     take,
 )
+from penstock.table._picked import PickedRows
 from penstock.table._read import ROW_ID, Filled, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import Where, positions, resolve, rows_at
@@ -39,6 +41,7 @@ __all__ = [
     "OnConflict",
     "PageRequest",
     "Pages",
+    "PickedRows",
     "Reader",
     "Report",
     "Rows",
@@ -47,6 +50,7 @@ __all__ = [
     "Wanted",
     "Where",
     "add_column",
+    "all_numbers",
     "append_rows",
     "as_batch",
     "author",

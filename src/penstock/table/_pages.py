@@ -21,7 +21,7 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
-_NUMBER = Tensor("int64")
+NUMBER = Tensor("int64")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages, *, parse: bool = False) -> Cells:
     """One column of some rows from pages that were fetched; with `parse` always as an Arrow array."""
-    numbers = None if parse else _numbers(field, wanted, pages)
+    numbers = None if parse else all_numbers(field, wanted, pages)
     if numbers is not None:
         return Cells(numbers, None)
     arrays: list[pa.Array] = []
@@ -269,7 +269,7 @@ def stored_columns(
 
 def number_pieces(field: Field, want: Wanted, pages: Pages) -> list[npt.NDArray[Any]] | None:
     """Rows straight out of the pages' bytes, a view for each page; None where a page must be parsed."""
-    kind = _NUMBER if isinstance(field.kind, Label) else field.kind
+    kind = NUMBER if isinstance(field.kind, Label) else field.kind
     if not isinstance(kind, Tensor) or not field.stored_bytes or not want.fragment.files_of(field.id):
         return None
     element, shape = kind.element, kind.stored_shape
@@ -352,7 +352,7 @@ def _layout(file: DataFile, page: int) -> tuple[int, int, int]:
     return int(file.page_rows[page]), int(file.value_starts[page, 0]), file.offsets[page + 1] - file.offsets[page]
 
 
-def _numbers(field: Field, wanted: Sequence[Wanted], pages: Pages) -> npt.NDArray[Any] | None:
+def all_numbers(field: Field, wanted: Sequence[Wanted], pages: Pages) -> npt.NDArray[Any] | None:
     """All rows as one array, a view where one page holds them all; None where a page must be parsed."""
     pieces: list[npt.NDArray[Any]] = []
     for want in wanted:

@@ -65,13 +65,18 @@ class Reader:
     ) -> list[dict[str, Cells]]:
         """Columns of several groups of rows, each in rising order; a page that two groups need is read once."""
         ids = [field.id for field in fields]
+        groups = [self.wanted(rows) for rows in positions]
         with self.explained():
-            groups = [by_fragment(self.tree.at(self.snapshot.nodes, rows)) for rows in positions]
             pages = fetch(self.store, [want for group in groups for want in group], ids, max_workers=max_workers)
         return [
             {field.name: gather(self.snapshot.schema, field, group, pages, parse=parse) for field in fields}
             for group in groups
         ]
+
+    def wanted(self, positions: Rows) -> list[Wanted]:
+        """Where rows are, given in rising order of position."""
+        with self.explained():
+            return by_fragment(self.tree.at(self.snapshot.nodes, positions))
 
     def columns(
         self, names: Sequence[str], positions: Sequence[Rows], *, max_workers: int = _RANDOM_READERS
@@ -159,9 +164,7 @@ class Reader:
 
     def row_ids(self, positions: Rows) -> Rows:
         """Ids of rows in rising order of position."""
-        with self.explained():
-            groups = by_fragment(self.tree.at(self.snapshot.nodes, positions))
-        parts = [want.fragment.all_row_ids[want.rows] for want in groups]
+        parts = [want.fragment.all_row_ids[want.rows] for want in self.wanted(positions)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def positions_of(self, row_ids: Rows) -> Rows:
