@@ -51,8 +51,8 @@ def main(words: Sequence[str] = ()) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks loader", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(FIGURES), help="make this figure; may be repeated")
-    parser.add_argument("--size", type=float, default=2e9, help="bytes of each raw table")
-    parser.add_argument("--jpegs", type=int, default=20_000, help="pictures in the JPEG table")
+    parser.add_argument("--size", type=float, default=4e9, help="bytes of each raw table")
+    parser.add_argument("--jpegs", type=int, default=100_000, help="pictures in the JPEG table")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each loader runs in a round")
     parser.add_argument("--link", type=float, default=0.0, help="MiB/s that the proxy lets through; 0 for all it can")

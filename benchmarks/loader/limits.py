@@ -1,10 +1,11 @@
-"""What the machine can do at most, each measured in a process of its own: decode, read files, copy memory, fetch."""
+"""What the machine can do at most, each measured in a process of its own: decode, read files, gather, fetch."""
 
 import itertools
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import numpy as np
 import obstore
 import simplejpeg
+import torch
+from awscrt.checksums import crc32c
 from obstore.store import S3Store
 
 from benchmarks.loader.job import answer
+from benchmarks.loader.measure import rate
 from benchmarks.loader.workloads import Workload
 
 CORES = os.cpu_count() or 1
@@ -55,6 +59,64 @@ def read(folder: str, seconds: float) -> dict[str, Any]:
 
     buffers = [bytearray(_READ_BYTES) for _ in range(CORES)]
     return {"bytes_per_s": _rate([partial(file, buffer) for buffer in buffers], seconds)}
+
+
+def gather(folder: str, row_bytes: int, window_bytes: int, block_bytes: int, seconds: float) -> dict[str, Any]:
+    """Rows a second that all cores read from files, check, and gather in random order: a shuffle with no loader."""
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.stat().st_size > block_bytes]
+    rows = max(1, block_bytes // row_bytes)
+    blocks = [
+        (path, start) for path in paths for start in range(0, path.stat().st_size - rows * row_bytes, rows * row_bytes)
+    ]
+    order = np.random.default_rng(0).permutation(len(blocks)).tolist()
+    held = max(4, window_bytes // CORES // (rows * row_bytes))
+
+    def shuffler(seed: int) -> Callable[[int], int]:
+        window = np.ones((held * rows, row_bytes), np.uint8)
+        batch = np.ones((held // 4 * rows, row_bytes), np.uint8)
+        rng = np.random.default_rng(seed)
+        files: dict[Path, int] = {}
+
+        def turn(number: int) -> int:
+            for block in range(held // 4):
+                path, start = blocks[order[(number * (held // 4) + block) % len(order)]]
+                if path not in files:
+                    files[path] = os.open(path, os.O_RDONLY)
+                first = (number % 4 * (held // 4) + block) * rows
+                into = window[first : first + rows].reshape(-1)
+                os.preadv(files[path], [into.data], start)
+                crc32c(into.data)
+            np.take(window, rng.integers(0, len(window), len(batch)), axis=0, out=batch, mode="clip")
+            return len(batch)
+
+        return turn
+
+    return {"rows_per_s": _rate([shuffler(seed) for seed in range(CORES)], seconds)}
+
+
+def hand_over(workload: dict[str, Any], workers: int, seconds: float) -> dict[str, Any]:
+    """Rows a second that torch's own loader gets across from rows that are in memory already."""
+    rows = Workload(**workload)
+    loader = torch.utils.data.DataLoader(
+        RowsInMemory(rows), rows.batch_size, shuffle=True, num_workers=workers, persistent_workers=True
+    )
+    return asdict(rate(loader, rows, seconds=seconds))
+
+
+class RowsInMemory(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """As many rows as a workload has, of which only some are different."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._rows = workload.rows
+        self._columns = {name: torch.from_numpy(values) for name, values in workload.chunk(0).items()}
+        self._different = len(self._columns[workload.column])
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        numbers = (index % self._different for index in indices)
+        return [{name: values[number] for name, values in self._columns.items()} for number in numbers]
 
 
 def copy(seconds: float) -> dict[str, Any]:
@@ -103,4 +165,4 @@ def _rate(workers: list[Callable[[int], int]], seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    answer(decode, read, copy, fetch)
+    answer(decode, read, gather, hand_over, copy, fetch)

@@ -24,6 +24,10 @@ from benchmarks.loader.tables import Place
 from benchmarks.loader.workloads import Workload
 
 COPY = "limit: copying in memory"
+GATHER = "limit: reading, checking and gathering, no loader"
+WINDOW_SHARE, BLOCK_SHARE = 15, 1920
+"""Parts of a table that our window and our blocks are by default."""
+IN_MEMORY = "limit: rows in memory"
 BATCHES_COUNTED = 50
 
 
@@ -53,12 +57,16 @@ def _workload(bench: Bench, name: str, *, peers_ratio: float) -> Figure:
     jobs = {OURS: partial(_warm_ours, place, bench.seconds), limit: partial(_limit, place, bench.seconds)}
     if name != "jpeg":
         jobs[COPY] = partial(_copy, workload, bench.seconds)
+        jobs[GATHER] = partial(_gather, place, bench.seconds)
     jobs |= {rival: partial(peer, bench, rival, workload) for rival in rivals}
     found = rounds(jobs, bench.rounds, "rows_per_s")
     rows = [_row(who, workload, found[who], found[limit]) for who in found]
     share = median_share(found[OURS], found[limit], "rows_per_s")
     mine, most = median(found[OURS], "rows_per_s"), median(found[limit], "rows_per_s")
     lines = [Line(f"{name}, local", mine, what, most, "rows/s", share, at_least=0.95 if name == "jpeg" else None)]
+    if name != "jpeg":
+        share, could = median_share(found[OURS], found[GATHER], "rows_per_s"), median(found[GATHER], "rows_per_s")
+        lines.append(Line(f"{name}, local", mine, "the same work with no loader", could, "rows/s", share))
     if shuffling := [rival for rival in rivals if rival not in NO_SHUFFLE]:
         best = max(shuffling, key=lambda rival: median(found[rival], "rows_per_s"))
         ratio = median_share(found[OURS], found[best], "rows_per_s")
@@ -97,12 +105,24 @@ def _copy(workload: Workload, seconds: float) -> dict[str, Any]:
     return {"rows_per_s": ask("limits", "copy", seconds=seconds)["bytes_per_s"] / workload.row_bytes}
 
 
+def _gather(place: Place, seconds: float) -> dict[str, Any]:
+    return ask(
+        "limits",
+        "gather",
+        folder=str(Path(place.uri, "data")),
+        row_bytes=place.workload.row_bytes,
+        window_bytes=place.table_bytes // WINDOW_SHARE,
+        block_bytes=place.table_bytes // BLOCK_SHARE,
+        seconds=seconds,
+    )
+
+
 def standard(bench: Bench) -> Figure:
     """Our rows in torch's own DataLoader against Deep Lake's, and requests against pages."""
     rows, lines = [], []
     for name in ("tokens", "images"):
         place = bench.table(name)
-        jobs = {OURS: partial(_standard, place, bench.seconds)}
+        jobs = {OURS: partial(_standard, place, bench.seconds), IN_MEMORY: partial(_hand_over, place, bench.seconds)}
         if bench.with_peers:
             peer_folder(bench, "deeplake", place.workload)
             jobs["deeplake"] = partial(peer, bench, "deeplake", place.workload)
@@ -115,6 +135,9 @@ def standard(bench: Bench) -> Figure:
             theirs = median(found["deeplake"], "rows_per_s")
             ratio = median_share(found[OURS], found["deeplake"], "rows_per_s")
             lines.append(Line(what, mine, "deeplake", theirs, "rows/s", ratio, at_least=5.0))
+        limit = median(found[IN_MEMORY], "rows_per_s")
+        share = median_share(found[OURS], found[IN_MEMORY], "rows_per_s")
+        lines.append(Line(what, mine, "DataLoader of rows in memory", limit, "rows/s", share))
         lines.append(Line(what, gets, "pages touched", pages, "GETs per batch", gets / pages, at_most=1.0))
         rows.append(
             {
@@ -122,6 +145,7 @@ def standard(bench: Bench) -> Figure:
                 "rows/s": round(mine),
                 "deeplake rows/s": round(theirs),
                 "ratio": ratio,
+                "from memory rows/s": round(limit),
                 "GETs per batch": gets,
                 "pages per batch": pages,
             }
@@ -129,6 +153,11 @@ def standard(bench: Bench) -> Figure:
     return Figure(
         "standard", rows, lines, note="DataLoader(ds.pytorch(), shuffle=True, num_workers=2), warm local files"
     )
+
+
+def _hand_over(place: Place, seconds: float) -> dict[str, Any]:
+    workload = {"name": place.workload.name, "rows": place.workload.rows}
+    return ask("limits", "hand_over", workload=workload, workers=2, seconds=seconds)
 
 
 def _standard(place: Place, seconds: float) -> dict[str, Any]:

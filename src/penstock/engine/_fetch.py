@@ -17,7 +17,7 @@ from threading import Condition, Event, Lock, Thread
 from penstock.engine._stats import Gauge
 from penstock.storage import give_up_when
 
-_LEAST_LIMIT = 8
+_LEAST_LIMIT = 4
 _NOT_BUSY, _BUSY = 1.6, 3.0
 _HEDGE_SHARE = 0.05
 _HEDGE_FACTOR = 3.0
