@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.format import DataFile, Field
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store
-from penstock.table._pages import NUMBER, PageRequest, Rows, Wanted, read_pages
+from penstock.table._pages import NUMBER, PageRequest, Wanted, read_pages
 
 _MOST_FILES = 1 << 16
 
