@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 HOME = Path(__file__).parents[2] / ".servers" / "nginx"
@@ -55,14 +56,19 @@ def options(endpoint: str) -> dict[str, str]:
 
 
 @contextmanager
-def serve(root: Path, *, log: bool = False) -> Iterator[Server]:
-    """Serve the folders under `root` as buckets; with `log`, write down every request, which costs some speed."""
+def serve(root: Path, *, log: bool = False, listed: str = "") -> Iterator[Server]:
+    """Serve the folders under `root` as buckets; with `log`, write down every request, which costs some speed.
+
+    The bucket that is `listed` answers requests for a list of its objects with all that it has now.
+    """
     program, environment = _program()
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
         probe.close()
         server = Server(port, Path(place, "access.log") if log else None)
-        Path(place, "nginx.conf").write_text(_configuration(root, Path(place), server))
+        if listed:
+            Path(place, "list.xml").write_text(_list(root, listed))
+        Path(place, "nginx.conf").write_text(_configuration(root, Path(place), server, listed))
         command = [program, "-p", place, "-c", f"{place}/nginx.conf", "-e", f"{place}/error.log"]
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         try:
@@ -79,7 +85,24 @@ def version() -> str:
     return told.stderr.strip().rpartition("/")[2]
 
 
-def _configuration(root: Path, place: Path, server: Server) -> str:
+def _list(root: Path, bucket: str) -> str:
+    """What S3 says when it is asked for the objects of a bucket."""
+    items = []
+    for path in sorted(path for path in (root / bucket).rglob("*") if path.is_file()):
+        at = datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat().replace("+00:00", ".000Z")
+        items.append(
+            f"<Contents><Key>{path.relative_to(root / bucket).as_posix()}</Key><LastModified>{at}</LastModified>"
+            f"<Size>{path.stat().st_size}</Size></Contents>"
+        )
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{bucket}</Name><KeyCount>{len(items)}</KeyCount><MaxKeys>{len(items)}</MaxKeys>"
+        f"<IsTruncated>false</IsTruncated>{''.join(items)}</ListBucketResult>"
+    )
+
+
+def _configuration(root: Path, place: Path, server: Server, listed: str) -> str:
+    listing = f"location = /{listed} {{ default_type application/xml; alias {place}/list.xml; }}" if listed else ""
     temporary = "\n".join(
         f"  {kind}_temp_path {place}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -105,6 +128,7 @@ http {{
   server {{
     listen 127.0.0.1:{server.port} backlog=4096;
     root {root};
+    {listing}
   }}
 }}
 """

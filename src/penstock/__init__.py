@@ -1,7 +1,21 @@
 """Penstock: a data lake for training. Tensors in chunks on object storage, streamed to GPUs."""
 
 from penstock import errors
-from penstock.dataset import ColumnView, Dataset, Summary, TableDiff, View, create, delete, exists, load, verify
+from penstock.dataset import (
+    ColumnView,
+    Dataset,
+    Ingested,
+    Summary,
+    TableDiff,
+    View,
+    create,
+    delete,
+    exists,
+    ingest,
+    load,
+    sync,
+    verify,
+)
 from penstock.format import Column, Commit, Field, Schema
 from penstock.format.kinds import (
     Audio,
@@ -35,6 +49,7 @@ __all__ = [
     "Embedding",
     "Field",
     "Image",
+    "Ingested",
     "Json",
     "Label",
     "Link",
@@ -54,6 +69,8 @@ __all__ = [
     "delete",
     "errors",
     "exists",
+    "ingest",
     "load",
+    "sync",
     "verify",
 ]

@@ -31,7 +31,7 @@ LEVELS = [
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 DOORS = {
     "obstore": ("storage/",),
-    "torch": ("device/", "adapters/torch.py"),
+    "torch": ("device/", "adapters/torch.py", "ingest/sources/_torch_files.py"),
     "duckdb": ("query/",),
     "ray": ("ingest/ray.py", "adapters/ray.py"),
     "sqlalchemy": ("catalog/",),

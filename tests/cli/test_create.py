@@ -106,7 +106,6 @@ def test_what_is_no_schema(run: Run, tmp_path: Path, content: str) -> None:
         (["--column", "_x:text"], "_"),
         (["--column", "x:text", "--schema", "f.json"], "not with both"),
         (["--schema", "/nothing/f.json"], "/nothing/f.json"),
-        (["from-s3://bucket"], "not in this release yet"),
         (["elsewhere"], "from-"),
     ],
 )

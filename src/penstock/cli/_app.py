@@ -16,6 +16,7 @@ from penstock.cli._diff import diff
 from penstock.cli._doctor import doctor
 from penstock.cli._head import head
 from penstock.cli._info import info
+from penstock.cli._ingest import sync
 from penstock.cli._log import log
 from penstock.cli._merge import merge
 from penstock.cli._refs import branch, tag
@@ -27,7 +28,8 @@ from penstock.cli._verify import verify
 _HELP = """
 A data lake for training: make tables, look at them, and move in their history.
 
-A URI is a folder, s3://bucket/path, gs://bucket/path or az://container/path. Settings and credentials of the store are
+A URI is a folder, s3://bucket/path, gs://bucket/path, az://container/path or penstock://workspace/table (a name in the
+catalog of this user, kept in PENSTOCK_HOME). Settings and credentials of the store are
 found where its own tools find them, or are given with --option. A VERSION is 7, main@7, a tag or a branch.
 
 \b
@@ -51,7 +53,7 @@ app = typer.Typer(
 _LOOK = (info, head, log, diff, checkout)
 _CHANGE = (branch, tag, merge, reset)
 _CARE = (compact, vacuum, verify, doctor)
-for function in (create, *_LOOK, *_CHANGE, *_CARE):
+for function in (create, sync, *_LOOK, *_CHANGE, *_CARE):
     app.command(function.__name__)(verb(function))
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, which new versions of typer carry inside

@@ -50,6 +50,12 @@ class Run:
     """What to show on a terminal while it lasts; a verb may say it better."""
     abandon: Callable[[], None] = lambda: None
     """What to clear away when interrupted, because a verb's thread is not waited for then."""
+    event: Callable[[Mapping[str, Any]], None] = lambda _: None
+    """Where to tell a program how far the work is; on standard error, one JSON value on a line."""
+
+    def parsed(self, given: Sequence[str]) -> Mapping[str, str] | None:
+        """Settings of another store; None where there are none, and the first store's serve."""
+        return _options(given) if given else None
 
     def hide(self, text: str) -> str:
         """Take the secrets among the options out of a text."""
@@ -66,6 +72,8 @@ def verb(function: Callable[..., Answer]) -> Callable[..., int]:
         run = Run({})
         try:
             run.options = _options(option)
+            if json:
+                run.event = lambda event: print(jsonlib.dumps(event), file=sys.stderr, flush=True)
             answer = _work(run, partial(function, run, **given))
         except KeyboardInterrupt:
             run.abandon()

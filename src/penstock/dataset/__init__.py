@@ -2,6 +2,7 @@
 
 from penstock.dataset._dataset import Dataset, Summary
 from penstock.dataset._diff import TableDiff
+from penstock.dataset._ingest import Ingested, ingest, sync
 from penstock.dataset._names import Names
 from penstock.dataset._open import create, delete, exists, load, verify
 from penstock.dataset._view import ColumnView, View
@@ -9,6 +10,7 @@ from penstock.dataset._view import ColumnView, View
 __all__ = [
     "ColumnView",
     "Dataset",
+    "Ingested",
     "Names",
     "Summary",
     "TableDiff",
@@ -16,6 +18,8 @@ __all__ = [
     "create",
     "delete",
     "exists",
+    "ingest",
     "load",
+    "sync",
     "verify",
 ]

@@ -67,6 +67,11 @@ class Dataset(View, Versions):
         return range(self._session.snapshot.live)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Where rows were taken in from by `penstock.ingest`."""
+        return tuple(self._session.snapshot.sources)
+
+    @property
     def uri(self) -> str:
         """Where the table is."""
         return self._session.store.uri

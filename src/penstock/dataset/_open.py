@@ -2,13 +2,15 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 
+from penstock.catalog import Address, Catalog, is_address
 from penstock.dataset._dataset import Dataset
 from penstock.dataset._versions import find
 from penstock.errors import AlreadyExistsError, NotFoundError, PenstockWarning
-from penstock.format import LOG_PREFIX, TABLE_KEY, SchemaLike, Snapshot, make_schema, new_id
+from penstock.format import LOG_PREFIX, TABLE_KEY, Schema, SchemaLike, Snapshot, make_schema, new_id
 from penstock.history import MAIN, Note, Refs, create_table, open_table, open_version
 from penstock.storage import Store, open_store, probe
 from penstock.table import AllowedLinks, Containers, Report, Session, Verifier, author
@@ -32,7 +34,11 @@ def create(
     keep two writers apart; where it cannot, a warning says so and the table takes one writer at a time.
     """
     fields = make_schema(schema if schema is not None else {})
-    store = _open(uri, options)
+    with _named(uri) as place:
+        return _create(open_place(place, options), fields, links, message)
+
+
+def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> Dataset:
     if _is_table(store):
         raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another place")
     found = probe(store)
@@ -40,7 +46,7 @@ def create(
         warnings.warn(
             f"{store.uri}: {found.detail} Only one process at a time may write this table.",
             PenstockWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     note = Note(message, author(), new_id())
     info, version = create_table(store, Snapshot(fields), single_writer=not found.create_only, note=note)
@@ -62,7 +68,7 @@ def load(
     `version` is a number, `branch@number`, a tag or a branch; `as_of` is a time, for what was newest then. A version, a
     tag and a time are opened to be read; a branch can be changed.
     """
-    store = _open(uri, options)
+    store = open_place(uri, options)
     info = open_table(store)
     home = Refs(store, info).branch(branch) if branch is not None else info.main
     number = version if isinstance(version, int) and tag is None and as_of is None else None
@@ -77,15 +83,20 @@ def load(
 
 def exists(uri: Place, *, options: Mapping[str, str] | None = None) -> bool:
     """Whether there is a table; a store that does not answer is an error, and not a no."""
-    return _is_table(_open(uri, options))
+    try:
+        return _is_table(open_place(uri, options))
+    except NotFoundError:  # an address that the catalog does not know
+        return False
 
 
 def delete(uri: Place, *, options: Mapping[str, str] | None = None) -> None:
     """Remove a table with all its versions; refuses a place that is not a table."""
-    store = _open(uri, options)
+    store = open_place(uri, options)
     open_table(store)
     store.delete([TABLE_KEY])
     store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
+    if not isinstance(uri, Store) and is_address(text := os.fspath(uri)):
+        Catalog().remove(Address.parse(text))
 
 
 def verify(
@@ -96,7 +107,7 @@ def verify(
     progress: Callable[[Report], None] | None = None,
 ) -> Report:
     """Read every byte of every version back and name what is damaged; with `links` given, linked objects too."""
-    store = _open(uri, options)
+    store = open_place(uri, options)
     containers = None if links is None else Containers(links)
     if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
         raise NotFoundError(f"{store.uri} is not a table: there is nothing of one in it")
@@ -104,13 +115,35 @@ def verify(
 
 
 _OWN_PREFIXES = (
-    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "leases/", "intents/",
-    "vacuums/",
+    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/", "leases/",
+    "intents/", "vacuums/",
 )  # fmt: skip
 
 
-def _open(place: Place, options: Mapping[str, str] | None) -> Store:
-    return place if isinstance(place, Store) else open_store(place, options=options)
+def open_place(place: Place, options: Mapping[str, str] | None) -> Store:
+    """The store at a place; a `penstock://` address is looked up in the catalog."""
+    if isinstance(place, Store):
+        return place
+    if is_address(text := os.fspath(place)):
+        place = Catalog().find(Address.parse(text)).uri
+    return open_store(place, options=options)
+
+
+@contextmanager
+def _named(place: Place) -> Iterator[Place]:
+    """The place of a table to be made; an address gets its place in the catalog, and keeps it if the table is made."""
+    if isinstance(place, Store) or not is_address(text := os.fspath(place)):
+        yield place
+        return
+    catalog, address = Catalog(), Address.parse(text)
+    known = any(entry.address == address for entry in catalog.tables(address.workspace))
+    entry = catalog.place(address)
+    try:
+        yield entry.uri
+    except BaseException:
+        if not known:
+            catalog.remove(address)
+        raise
 
 
 def _is_table(store: Store) -> bool:

@@ -15,7 +15,7 @@ from penstock.engine._pieces import Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, linked_kind
-from penstock.format.kinds import Audio, Image, Linked, Mask, Values, Video
+from penstock.format.kinds import Audio, Image, Mask, Values, Video
 from penstock.table import Cells, PickedRows, Reader, Rows, take
 
 Decoder = Callable[[bytes], Any]
@@ -77,6 +77,8 @@ class Collator:
             found[column.name] = out
             if column.nullable:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
+        for column in self._layout.placed:
+            found[column.name] = span.placed[column.name]
         for field in self._layout.loose:
             shape = self._options.picture_shape(field)
             views = _views_of(span, field) if shape is not None and len(shape) == 3 else None
@@ -93,7 +95,7 @@ class Collator:
         cells = self._reader.cells(others, [positions])[0] if others else {}
         found: Columns = {}
         bad: dict[int, Exception] = {}
-        for column in self._layout.fixed:
+        for column in (*self._layout.fixed, *self._layout.placed):
             if column.field is None:
                 found[column.name] = self._reader.row_ids(positions)
                 continue
@@ -111,7 +113,7 @@ class Collator:
         wanted = self._reader.wanted(positions)
         found = {}
         with self._reader.explained():
-            for column in self._layout.fixed:
+            for column in (*self._layout.fixed, *self._layout.placed):
                 values = None if column.field is None else picked.numbers(column.field, wanted)
                 if values is not None:
                     found[column.name] = Cells(values, None)
@@ -254,13 +256,11 @@ def _cells_of(span: Span, name: str) -> Cells:
 
 def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
     """The encoded bytes of each row where they are in the window; None where some are blobs or links."""
-    if isinstance(field.kind, Linked):
-        return None
     by_piece: dict[int, list[memoryview | None]] = {}
     for number in np.flatnonzero(np.bincount(span.which)).tolist():
         piece = span.pieces[number]
         cells = piece.cells[field.name]
-        if cells.references is not None:
+        if cells.references is not None or pa.types.is_struct(_array(cells).type):
             return None
         if field.name not in piece.views:
             piece.views[field.name] = _views(_array(cells))

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.engine._slab import fixed_column
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
+from penstock.format.kinds import Linked
 from penstock.plan import Epoch, Shuffle, cut_blocks
 from penstock.storage import run_all
 from penstock.table import ROW_ID, Reader, Rows, rows_at
@@ -230,7 +231,8 @@ class Selection:
         files = block.fragment.files_of(self.heaviest.id) if self.heaviest else ()
         if files:
             ends = np.concatenate([file.page_ends + file.row_start for file in files])
-            sizes = np.concatenate([np.diff(file.page_offsets) for file in files])
+            linked = _linked_bytes(self.heaviest)
+            sizes = np.concatenate([np.diff(file.page_offsets) + linked * file.page_rows for file in files])
         else:  # nothing is read, so any cut will do
             step = self.block_rows(shuffle)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
@@ -256,8 +258,13 @@ class Selection:
             if first is not None and not field.stored_bytes:
                 stored = sum(file.length / len(file.fields) for file in first.files_of(field.id))
                 blobs = sum(blob.length for file in first.files_of(field.id) for blob in file.blobs)
-                sizes[field.id] = (stored + blobs) / max(1, first.rows)
+                sizes[field.id] = (stored + blobs) / max(1, first.rows) + _linked_bytes(field)
         return sizes
+
+
+def _linked_bytes(field: Field | None) -> int:
+    """About how many bytes lie behind each link of a column."""
+    return field.kind.typical_bytes if field is not None and isinstance(field.kind, Linked) else 0
 
 
 def _copied(file: DataFile) -> DataFile:

@@ -40,14 +40,24 @@ def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
     return FixedColumn(name, field, kind.element.logical, shape, field.nullable)
 
 
+PLACED_ROW_BYTES = 16 << 10
+"""Rows from this size on are put straight where batches have them: copying one costs more than finding its place."""
+
+
 class Layout:
-    """Which columns are in the slab, and which are not because their rows differ in shape or must be decoded."""
+    """Where the rows of each column wait: in the slab, in the batch they belong to, or as Arrow data.
+
+    Rows of one shape wait in the slab, large ones in their batches; those that differ in shape, or must be decoded, as
+    they are stored.
+    """
 
     def __init__(self, schema: Schema, names: Sequence[str]) -> None:
         fields = {name: None if name == ROW_ID else schema[name] for name in names}
         self.fields = [field for field in fields.values() if field is not None]
-        self.fixed = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
-        known = {column.name for column in self.fixed}
+        columns = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
+        self.placed = [column for column in columns if column.row_bytes >= PLACED_ROW_BYTES and not column.nullable]
+        self.fixed = [column for column in columns if column not in self.placed]
+        known = {column.name for column in columns}
         self.loose = [field for field in self.fields if field.name not in known]
 
 

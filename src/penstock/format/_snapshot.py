@@ -28,6 +28,8 @@ class Snapshot:
     features: Features = field(default_factory=Features)
     indexes: tuple[Mapping[str, Any], ...] = ()
     """Search indexes, as they are described; passed on by those who do not know them."""
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where rows were taken in from: the URI of each source, and the ids of the lists of what was taken."""
 
     @property
     def live(self) -> int:
@@ -64,6 +66,7 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
         "claims": snapshot.claims,
         "features": snapshot.features.to_json(),
         "indexes": list(snapshot.indexes),
+        "sources": {uri: list(ids) for uri, ids in snapshot.sources.items()},
     }
     data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return SnapshotRef(id, len(data), crc32c(data)), data
@@ -82,4 +85,5 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
         claims=document["claims"],
         features=Features.from_json(document["features"], where),
         indexes=tuple(document["indexes"]),
+        sources={uri: tuple(ids) for uri, ids in document.get("sources", {}).items()},
     )

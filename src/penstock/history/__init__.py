@@ -1,10 +1,10 @@
 """Metadata only: commits and their log, the tree of manifests, row ids, and what conflicts with what."""
 
-from penstock.history._changes import AddField, Changes, DropField, Edit, LoosenField, RenameField
+from penstock.history._changes import AddField, Changes, DropField, Edit, LoosenField, RenameField, with_sources
 from penstock.history._difference import Difference, difference
 from penstock.history._find import find_time, find_version, merge_base
 from penstock.history._ids import RowIds
-from penstock.history._leases import Noticeboard, lease
+from penstock.history._leases import Noticeboard, lease, store_time
 from penstock.history._log import discard, expired, history, newest_commit, publish, read_commit
 from penstock.history._refs import MAIN, Family, Refs
 from penstock.history._table import (
@@ -60,4 +60,6 @@ __all__ = [
     "publish",
     "read_commit",
     "read_snapshot",
+    "store_time",
+    "with_sources",
 ]

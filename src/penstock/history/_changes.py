@@ -1,6 +1,6 @@
 """What a writer changed since its base, and whether it can be done again on top of somebody else's commits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -83,13 +83,15 @@ class Changes:
     """Fragments, one behind the other, and those that hold their rows now."""
     edits: list[Edit] = field(default_factory=list)
     containers: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Lists of what was taken in from each source."""
     operations: list[str] = field(default_factory=list)
     """What the user called, in order and without repeats, for the log."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows added, updated and deleted, for the log."""
 
     def __bool__(self) -> bool:
-        return bool(self.appended or self.replaced or self.moved or self.edits or self.containers)
+        return bool(self.appended or self.replaced or self.moved or self.edits or self.containers or self.sources)
 
     def note(self, operation: str, **counts: int) -> None:
         if operation not in self.operations:
@@ -123,6 +125,7 @@ class Changes:
             schema=schema.knowing(self.base.schema.fields),
             nodes=tree.append(nodes, self.appended) if self.appended else nodes,
             containers={**head.containers, **self.containers},
+            sources=with_sources(head.sources, self.sources),
             claims=max(head.claims, self.base.claims),
         )
 
@@ -164,6 +167,13 @@ class Changes:
 
     def _names(self, ids: Sequence[int]) -> str:
         return ", ".join(sorted(repr(known.name) for known in self.base.schema.fields if known.id in ids))
+
+
+def with_sources(
+    known: Mapping[str, tuple[str, ...]], more: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """The lists of both, each once."""
+    return {uri: tuple(dict.fromkeys((*known.get(uri, ()), *more.get(uri, ())))) for uri in {**known, **more}}
 
 
 def merge_fragment(base: Fragment, ours: Fragment, theirs: Fragment, names: Callable[[Sequence[int]], str]) -> Fragment:

@@ -5,7 +5,7 @@ from penstock.table._columns import add_column, drop_column, rename_column
 from penstock.table._compact import compact
 from penstock.table._diff import Diff, diff
 from penstock.table._input import Appendable
-from penstock.table._links import AllowedLinks, Containers
+from penstock.table._links import AllowedLinks, Containers, split_uri
 from penstock.table._merge import Conflict, OnConflict, merge
 from penstock.table._pages import (
     Cells,
@@ -16,10 +16,12 @@ from penstock.table._pages import (
     all_numbers,
     copy_numbers,
     gather,
+    number_pieces,
     page_requests,
     read_pages,
     take,
 )
+from penstock.table._parts import Chunk, append_parts, write_part
 from penstock.table._picked import PickedRows
 from penstock.table._read import ROW_ID, Filled, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
@@ -34,6 +36,7 @@ __all__ = [
     "Appendable",
     "BlobReader",
     "Cells",
+    "Chunk",
     "Conflict",
     "Containers",
     "Diff",
@@ -51,6 +54,7 @@ __all__ = [
     "Where",
     "add_column",
     "all_numbers",
+    "append_parts",
     "append_rows",
     "as_batch",
     "author",
@@ -61,6 +65,7 @@ __all__ = [
     "drop_column",
     "gather",
     "merge",
+    "number_pieces",
     "page_requests",
     "positions",
     "read_pages",
@@ -69,6 +74,8 @@ __all__ = [
     "resolve",
     "row_range",
     "rows_at",
+    "split_uri",
     "take",
     "update_rows",
+    "write_part",
 ]

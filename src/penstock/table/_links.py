@@ -61,7 +61,7 @@ class Containers:
         assert isinstance(self.allowed, Mapping)
         asked = _plain_uri(uri)
         for prefix, options in self.allowed.items():
-            if asked == prefix or asked.startswith(prefix.rstrip("/") + "/"):
+            if _is_in(asked, prefix):
                 return options or {}
         return None
 
@@ -78,8 +78,11 @@ class Containers:
                 container, path = split_uri(link.uri)
             except InvalidInputError as error:
                 raise BadValue(index, str(error)) from None
-            name = next((known for known, uri in self.declared.items() if uri == container), None)
-            if name is None:
+            above = [(len(uri), name) for name, uri in self.declared.items() if _is_in(container, uri)]
+            if above:
+                length, name = max(above)
+                path = f"{unquote(container[length + 1 :])}/{path}" if length < len(container) else path
+            else:
                 name = new_id()[:16]
                 self.declared[name] = new[name] = container
             split.append((name, path))
@@ -148,6 +151,10 @@ def split_uri(uri: str) -> tuple[str, str]:
         return _file_uri(file.parent), file.name
     bucket, _, path = rest.partition("/")
     return f"{scheme}://{bucket}", path
+
+
+def _is_in(uri: str, container: str) -> bool:
+    return uri == container or uri.startswith(container.rstrip("/") + "/")
 
 
 def _plain_uri(uri: str | PathLike[str]) -> str:

@@ -81,6 +81,7 @@ class _Merge:
         }
         stage.put(stage.snapshot.nodes, stage.snapshot.schema, new_containers)
         stage.containers.declared.update(new_containers)
+        stage.take_sources(self.theirs.snapshot.sources)
         stage.row_ids.claims = max(stage.row_ids.claims, self.theirs.snapshot.claims)
         if len(deletes):
             delete_rows(stage, stage.reader.positions_of(deletes))

@@ -38,7 +38,7 @@ class PickedRows:
         if not isinstance(kind, Tensor) or not field.stored_bytes:
             return None
         found = np.empty((sum(len(want.rows) for want in wanted), *kind.stored_shape), kind.element.stored)
-        out = memoryview(found.reshape(-1).view(np.uint8))
+        out = found.reshape(-1).view(np.uint8).data
         done = 0
         for want in wanted:
             size = len(want.rows) * field.stored_bytes

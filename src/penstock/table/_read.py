@@ -118,7 +118,7 @@ class Reader:
 
     def resolved(self, field: Field, array: pa.Array, cells: Cells) -> pa.Array:
         """An array with the bytes that links and references stand for in their places."""
-        if isinstance(field.kind, Linked):
+        if isinstance(field.kind, Linked) and array.type == field.kind.arrow_type:
             found = pa.array(self.containers.read(field.kind.to_values(array)), pa.large_binary())
             return found if field.kind.to.arrow_type == pa.binary() else found.cast(pa.large_string())
         blobs = references_in(cells)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.format import Fragment, Node, Schema, TableInfo
-from penstock.history import Changes, Edit, Noticeboard, RowIds, Tree, Version, discard
+from penstock.history import Changes, Edit, Noticeboard, RowIds, Tree, Version, discard, with_sources
 from penstock.storage import Store
 from penstock.table._encode import Encoder
 from penstock.table._links import AllowedLinks, Containers
@@ -63,6 +63,11 @@ class Stage:
         self.snapshot = replace(
             self.snapshot, nodes=nodes, schema=schema, containers={**self.snapshot.containers, **containers}
         )
+
+    def take_sources(self, sources: Mapping[str, tuple[str, ...]]) -> None:
+        """Note lists of what was taken in from elsewhere."""
+        self.changes.sources = with_sources(self.changes.sources, sources)
+        self.snapshot = replace(self.snapshot, sources=with_sources(self.snapshot.sources, sources))
 
 
 @dataclass

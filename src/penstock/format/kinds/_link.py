@@ -63,6 +63,8 @@ class Linked(Kind):
     """Values of another kind, in place: the column holds where each one's bytes are."""
 
     to: Kind
+    typical_bytes: int = 0
+    """About how long a value is, if that was known when the column was made: loaders cut their blocks by it."""
 
     name: ClassVar[str] = "linked"
 
@@ -87,11 +89,11 @@ class Linked(Kind):
         return [None if row is None else Place(**row) for row in array.to_pylist()]
 
     def to_json(self) -> dict[str, Any]:
-        return {"to": kind_to_json(self.to)}
+        return {"to": kind_to_json(self.to)} | ({"typical_bytes": self.typical_bytes} if self.typical_bytes else {})
 
     @classmethod
     def from_json(cls, parameters: Mapping[str, Any]) -> Kind:
-        return cls(kind_from_json(parameters["to"]))
+        return cls(kind_from_json(parameters["to"]), int(parameters.get("typical_bytes", 0)))
 
     def __str__(self) -> str:
         return f"linked({self.to})"

@@ -1,0 +1,161 @@
+"""Read the objects of a source: many at once, in order, in bounded memory; or point at them and read nothing."""
+
+import io
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, BinaryIO
+
+from penstock.errors import NotFoundError, SourceChanged
+from penstock.format.kinds import Link
+from penstock.storage import ObjectInfo, Store
+from penstock.types import ByteRange
+
+_AHEAD_BYTES = 32 << 20
+_READERS = 32
+_STEP_BYTES = 4 << 20
+MAX_VALUE_BYTES = 4 << 30
+"""No single value may be larger; a file that says so is broken, or means harm."""
+
+
+class Meter:
+    """Counts bytes as they are read, for whoever watches; a copy in another process counts for itself."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type["Meter"], tuple[()]]:
+        return Meter, ()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A source's objects; can be pickled."""
+
+    store: Store
+    link: bool = False
+    """Whether values are links to the source's bytes instead of copies of them."""
+    readers: int = field(default=_READERS, compare=False)
+    """Requests under way at once, for one iterator."""
+    meter: Meter = field(default_factory=Meter, compare=False, repr=False)
+
+    def uri(self, key: str) -> str:
+        """What a person calls an object."""
+        return f"{self.store.uri.rstrip('/')}/{key}"
+
+    def read(self, file: ObjectInfo, start: int = 0, length: int | None = None) -> memoryview:
+        """An object or a part of it; one that is no longer what was listed is `SourceChanged`."""
+        end = file.size if length is None else start + length
+        if end == start:
+            return memoryview(b"")
+        try:
+            whole = start == 0 and end == file.size
+            data = self.store.get(file.key, byte_range=None if whole else ByteRange(start, end), etag=file.etag)
+        except NotFoundError as error:
+            raise SourceChanged(f"{self.uri(file.key)} is gone since it was listed; run it again") from error
+        self.meter.add(len(data))
+        return data
+
+    def each(
+        self, files: Sequence[ObjectInfo], only: Callable[[ObjectInfo], bool] = lambda _: True
+    ) -> Iterator[tuple[ObjectInfo, memoryview | Exception]]:
+        """Whole objects in order, read ahead; an object that cannot be read comes as what went wrong with it.
+
+        Those that `only` does not name, and all of them where values are links, come unread and empty.
+        """
+
+        def wanted(file: ObjectInfo) -> bool:
+            return not self.link and only(file)
+
+        with ThreadPoolExecutor(self.readers, "penstock-ingest") as pool:
+            waiting: deque[tuple[ObjectInfo, Future[memoryview] | None]] = deque()
+            ahead = 0
+            try:
+                for file in files:
+                    waiting.append((file, pool.submit(self.read, file) if wanted(file) else None))
+                    ahead += file.size if wanted(file) else 0
+                    while ahead > _AHEAD_BYTES or len(waiting) > 4 * self.readers:
+                        done = waiting.popleft()
+                        ahead -= done[0].size if done[1] is not None else 0
+                        yield _result(*done)
+                while waiting:
+                    yield _result(*waiting.popleft())
+            finally:
+                for _, future in waiting:
+                    if future is not None:
+                        future.cancel()
+
+    def open(self, file: ObjectInfo) -> BinaryIO:
+        """An object as a file that fetches what is read, a few megabytes at a time and the next ones ahead."""
+        return io.BufferedReader(_Ranged(self, file), _STEP_BYTES)
+
+    def value(self, file: ObjectInfo, data: Any, offset: int = 0, length: int | None = None) -> Any:
+        """What a row holds: the data, or a link to where it is."""
+        if not self.link:
+            return data
+        size = file.size - offset if length is None else length
+        return Link(self.uri(file.key), offset=offset, length=size, etag=file.etag)
+
+
+def _result(file: ObjectInfo, future: Future[memoryview] | None) -> tuple[ObjectInfo, memoryview | Exception]:
+    if future is None:
+        return file, memoryview(b"")
+    try:
+        return file, future.result()
+    except SourceChanged as error:
+        return file, error
+
+
+class _Ranged(io.RawIOBase):
+    """Reads in steps, of which the next is under way while one is used."""
+
+    def __init__(self, bucket: Bucket, file: ObjectInfo) -> None:
+        self._bucket, self._file, self._at = bucket, file, 0
+        self._pool = ThreadPoolExecutor(1, "penstock-ahead")
+        self._steps: dict[int, Future[memoryview]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        step, inside = divmod(self._at, _STEP_BYTES)
+        if self._at >= self._file.size:
+            return 0
+        follows = step - 1 in self._steps  # who jumps about is not read ahead for
+        ours = self._ask(step)
+        if follows and (step + 1) * _STEP_BYTES < self._file.size:
+            self._ask(step + 1)
+        data = ours.result()[inside : inside + len(buffer)]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        self._steps = {number: future for number, future in self._steps.items() if number >= step}
+        return len(data)
+
+    def _ask(self, step: int) -> Future[memoryview]:
+        if step not in self._steps:
+            start = step * _STEP_BYTES
+            length = min(_STEP_BYTES, self._file.size - start)
+            self._steps[step] = self._pool.submit(self._bucket.read, self._file, start, length)
+        return self._steps[step]
+
+    def close(self) -> None:
+        if not self.closed:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()

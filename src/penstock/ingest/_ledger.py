@@ -1,0 +1,176 @@
+"""What has been taken in from a source, and parts that are stored and wait for the commit.
+
+Lists of what was taken are named by the snapshot, so they are as true as the version that names them: a reset forgets
+them, a branch has its own, deleted rows stay known. Parts wait under a name made of the source and the settings; a run
+that was killed finds them there and goes on. They count for five days, because a vacuum may remove files without a
+commit after seven.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import CorruptError, NotFoundError
+from penstock.format import Field, Fragment, Manifest, Schema, decode_fragments, encode_manifest, new_id
+from penstock.ingest._settings import Settings
+from penstock.ingest._source import Reject
+from penstock.storage import ObjectInfo, Store, run_all
+
+_WAITS_S = 5 * 86400.0
+_READERS = 16
+_FILES = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
+
+File = tuple[str, int, str | None]
+"""What tells one state of an object from another."""
+
+
+def identity(file: ObjectInfo) -> File:
+    return file.key, file.size, file.etag
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all parts of an ingest agree on."""
+
+    source: str
+    kind: str
+    settings: Settings
+    schema: Schema
+    pictures: tuple[str, ...]
+    containers: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "kind": self.kind,
+            "settings": self.settings.to_json(),
+            "schema": [field.to_json() for field in self.schema.fields],
+            "pictures": list(self.pictures),
+            "containers": dict(self.containers),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Plan":
+        return cls(
+            document["source"],
+            document["kind"],
+            Settings.from_json(document["settings"]),
+            Schema(tuple(Field.from_json(field) for field in document["schema"])),
+            tuple(document["pictures"]),
+            document["containers"],
+        )
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part whose rows are stored."""
+
+    files: tuple[File, ...]
+    fragments: tuple[Fragment, ...]
+    rejects: tuple[Reject, ...] = ()
+    source_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(fragment.rows for fragment in self.fragments)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The parts of one ingest that wait for its commit."""
+
+    store: Store
+    prefix: str
+
+    @staticmethod
+    def of(store: Store, branch: str, source: str, kind: str, settings: Settings) -> "Waiting":
+        told = json.dumps([branch, source, kind, settings.to_json()], sort_keys=True)
+        return Waiting(store, f"ingest/waiting/{hashlib.sha256(told.encode()).hexdigest()[:32]}/")
+
+    def plan(self) -> Plan | None:
+        """What an earlier run settled."""
+        try:
+            return Plan.from_json(json.loads(bytes(self.store.get(f"{self.prefix}plan.json"))))
+        except NotFoundError:
+            return None
+
+    def begin(self, plan: Plan) -> None:
+        self.store.put(f"{self.prefix}plan.json", json.dumps(plan.to_json()).encode())
+
+    def keep(self, done: Done) -> None:
+        """Store what a part has become; from now on it need not be done again."""
+        _, fragments = encode_manifest("", Manifest(0, done.fragments))
+        about = {"rejects": done.rejects, "source_bytes": done.source_bytes}
+        self.store.put(f"{self.prefix}{new_id()}.part", _encode_files(done.files, about, bytes(fragments)))
+
+    def parts(self, now_s: float) -> list[Done]:
+        """The parts that are there and not too old."""
+        fresh = [
+            item.key
+            for item in self.store.list(self.prefix)
+            if item.key.endswith(".part") and now_s - item.modified_s < _WAITS_S
+        ]
+        return run_all(self._part, fresh, max_workers=_READERS)
+
+    def _part(self, key: str) -> Done:
+        data = self.store.get(key)
+        try:
+            files, about, fragments = _decode_files(data)
+            batch = pa.ipc.open_file(pa.py_buffer(fragments)).read_all().combine_chunks().to_batches()
+            found = decode_fragments(batch[0]) if batch else ()
+        except (pa.ArrowException, ValueError, KeyError) as error:
+            raise CorruptError(
+                f"{self.store.uri}/{key} is damaged: {error}; delete it and run the ingest again"
+            ) from error
+        return Done(files, found, tuple(Reject(*reject) for reject in about["rejects"]), about["source_bytes"])
+
+    def clear(self) -> None:
+        """Forget everything: it has been committed, or nobody wants it."""
+        self.store.delete([item.key for item in self.store.list(self.prefix)])
+
+
+def write_list(store: Store, plan: Plan, files: Iterable[File]) -> str:
+    """Store which objects were taken in, and how; returns the list's id."""
+    id = new_id()
+    store.put(list_key(id), _encode_files(files, plan.to_json(), b""))
+    return id
+
+
+def read_list(store: Store, id: str) -> tuple[tuple[File, ...], Plan]:
+    """The objects of a list, and how they were taken in."""
+    files, about, _ = _decode_files(store.get(list_key(id)))
+    return files, Plan.from_json(about)
+
+
+def list_key(id: str) -> str:
+    return f"ingest/{id}.arrow"
+
+
+def taken(store: Store, ids: Sequence[str]) -> dict[str, File]:
+    """Every object that some lists have, by its key; the newest state of each."""
+    lists = run_all(partial(read_list, store), list(ids), max_workers=_READERS)
+    return {file[0]: file for files, _ in lists for file in files}
+
+
+def _encode_files(files: Iterable[File], about: Mapping[str, Any], more: bytes) -> bytes:
+    columns = list(zip(*files, strict=True)) or [(), (), ()]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(values, kind.type) for values, kind in zip(columns, _FILES, strict=True)], schema=_FILES
+    )
+    schema = _FILES.with_metadata({"about": json.dumps(about), "more": more})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _decode_files(data: memoryview) -> tuple[tuple[File, ...], dict[str, Any], bytes]:
+    table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+    told = table.schema.metadata
+    files = tuple(zip(*(table.column(name).to_pylist() for name in _FILES.names), strict=True))
+    return files, json.loads(told[b"about"]), told[b"more"]

@@ -1,0 +1,94 @@
+"""What a source of rows is: the one contract that every source in this room keeps.
+
+A source is one file of this room with one `Source` in it. The contract; if a source disagrees with this list, the
+source is wrong (`penstock.testing.SourceTests` is its exam):
+
+- `recognise` looks at names and sizes only; it reads nothing.
+- `open` reads what describes the data (an index, a file of labels) and nothing more, and says which files hold rows.
+- `rows` yields the rows of some of those files, in order, holding a bounded part of them in memory. It may be called
+  for any files in any order, from several threads, and in another process: what it needs to know is in the `Reading`,
+  which can be pickled.
+- A row that cannot be read is yielded as a `Reject` and the rest goes on; only a file that cannot be read at all, or a
+  store that does not answer, raises.
+- Nothing is unpickled, extracted to disk, or expanded without a limit.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from penstock.format import ColumnLike
+from penstock.ingest._bucket import Bucket
+from penstock.storage import ObjectInfo
+
+
+class Row(NamedTuple):
+    """One row, and what a person would call it: the name of its file, or a place inside it."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+class Reject(NamedTuple):
+    """Something that is not in the table, and why."""
+
+    name: str
+    reason: str
+
+
+class Rows(NamedTuple):
+    """Many rows of one file as Arrow data."""
+
+    name: str
+    batch: pa.RecordBatch
+
+
+Found: TypeAlias = Row | Rows | Reject
+
+
+class Reading(ABC):
+    """How one source is read."""
+
+    files: Sequence[ObjectInfo]
+    """The files that hold rows, in the order in which the table has them."""
+    columns: Mapping[str, ColumnLike]
+    """The columns whose kinds are known; the others are inferred from the first rows."""
+
+    @abstractmethod
+    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
+        """The rows of some of the files."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of data that can be taken in."""
+
+    name: str
+    """What follows `--as`."""
+    about: str
+    """One line for people."""
+    recognise: Callable[[Sequence[ObjectInfo]], bool]
+    """Whether files look like this kind of data."""
+    open: Callable[[Bucket, Sequence[ObjectInfo]], Reading]
+    links: bool = False
+    """Whether its values lie in the files as they are, so that a table can link to them."""
+
+
+def suffix(key: str) -> str:
+    """The ending of a name in small letters, with its dot: `.jpg`."""
+    name = key.rpartition("/")[2]
+    return f".{name.rpartition('.')[2].lower()}" if "." in name.lstrip(".") else ""
+
+
+def is_hidden(key: str) -> bool:
+    """Whether a name, or a folder on the way to it, begins with a dot or an underscore: those are nobody's data.
+
+    Except for JSON: some tools call their file of labels `_annotations.coco.json`.
+    """
+    *folders, name = key.split("/")
+    if any(folder.startswith((".", "_")) for folder in folders):
+        return True
+    return name.startswith(".") or (name.startswith("_") and not name.endswith(".json"))

@@ -1,0 +1,71 @@
+"""Many processes use one catalog at once: a name has one place, and nothing is lost."""
+
+import json
+import multiprocessing
+import threading
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from penstock.catalog import Address, Catalog, Entry
+
+PROCESSES, ROUNDS = 8, 6
+SHARED = Address("org", "shared")
+
+
+def race(folder: Path, start: Barrier, process: int) -> None:
+    """In each round the catalog is new, so that its making is raced for too."""
+    seen = []
+    for number in range(ROUNDS):
+        catalog = Catalog(folder / f"home-{number}", storage=folder / f"storage-{process}")
+        own = Address(f"workspace-{process}", "table")
+        start.wait(60)
+        shared = catalog.place(SHARED)
+        assert catalog.find(SHARED) == shared
+        assert catalog.place(own).uri == str(folder / f"storage-{process}" / own.workspace / "table")
+        assert catalog.register(own, catalog.find(own).uri, table_id=f"id-{process}").table_id == f"id-{process}"
+        brief = Address("brief", f"table-{process}")
+        catalog.place(brief)
+        catalog.remove(brief)
+        assert own in [entry.address for entry in catalog.tables()]
+        seen.append([shared.uri, shared.created_us])
+    (folder / f"{process}.json").write_text(json.dumps(seen))
+
+
+def test_eight_processes_agree_on_places(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Barrier(PROCESSES)
+    processes = [spawn.Process(target=race, args=(tmp_path, start, number)) for number in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+
+    answers = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(PROCESSES)]
+    assert all(answer == answers[0] for answer in answers), "every process was given the same place"
+    own = [Address(f"workspace-{number}", "table") for number in range(PROCESSES)]
+    for number in range(ROUNDS):
+        catalog = Catalog(tmp_path / f"home-{number}")
+        assert [entry.address for entry in catalog.tables()] == sorted([SHARED, *own])
+        assert [catalog.find(address).table_id for address in own] == [f"id-{n}" for n in range(PROCESSES)]
+        shared = catalog.find(SHARED)
+        assert [shared.uri, shared.created_us] == answers[0][number]
+
+
+def test_threads_share_a_catalog(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    start = threading.Barrier(PROCESSES)
+    entries: list[Entry] = []
+
+    def place(number: int) -> None:
+        start.wait(60)
+        entries.append(catalog.place(SHARED))
+        catalog.place(Address("own", f"table-{number}"))
+
+    threads = [threading.Thread(target=place, args=(number,)) for number in range(PROCESSES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert entries == [catalog.find(SHARED)] * PROCESSES
+    assert len(catalog.tables("own")) == PROCESSES

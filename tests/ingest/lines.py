@@ -1,0 +1,47 @@
+"""A small source for tests of everything around sources: text files, a row for each line, `!` for a bad one."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from penstock.format.kinds import Text
+from penstock.ingest import Found, Reading, Reject, Row, Source
+from penstock.ingest._bucket import Bucket
+from penstock.storage import ObjectInfo
+
+
+class Lines(Reading):
+    def __init__(self, files: Sequence[ObjectInfo]) -> None:
+        self.files = [file for file in files if file.key.endswith(".lines")]
+        self.columns = {"text": Text()}
+
+    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
+        for file, data in bucket.each(files):
+            if isinstance(data, Exception):
+                yield Reject(file.key, str(data))
+                continue
+            if not data:
+                yield Row(file.key, {"text": bucket.value(file, ""), "number": 0})
+                continue
+            for number, line in enumerate(bytes(data).decode().splitlines()):
+                if line == "!!":
+                    yield Reject(file.key, "broken")
+                elif line == "!":
+                    yield Reject(f"{file.key}:{number}", "bad line")
+                else:
+                    yield Row(f"{file.key}:{number}", {"text": line, "number": None if line == "?" else len(line)})
+
+
+LINES = Source(
+    "lines",
+    "lines of text",
+    lambda files: any(f.key.endswith(".lines") for f in files),
+    lambda _, f: Lines(f),
+    links=True,
+)
+SOURCES = {"lines": LINES}
+
+
+def write(folder: Path, name: str, *lines: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines))

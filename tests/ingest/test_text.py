@@ -1,0 +1,374 @@
+"""CSV and JSON lines as sources: types that hold for all files, and bad lines that cost themselves only."""
+
+import csv
+import gzip
+import io
+import json
+import re
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import InvalidInputError, SourceChanged, StorageError
+from penstock.format import Column
+from penstock.format.kinds import Embedding, Json, List, Tensor, Text
+from penstock.ingest import SOURCES, Found, Reading, Reject, Row, Rows, Settings, Source, prepare, run
+from penstock.ingest._bucket import Bucket
+from penstock.ingest.sources import _expand, _text
+from penstock.ingest.sources._text import CSV, JSONL
+from penstock.storage import ObjectInfo, Store, open_store
+from penstock.testing import SourceTests
+
+
+class TestCsv(SourceTests):
+    source = CSV
+    expected = 60
+    cuts_show = False
+
+    def make(self, folder: Path) -> None:
+        lines = "".join(f'{number},{number / 4},"text, {number}",{"" if number % 7 else 1}\n' for number in range(20))
+        (folder / "a.csv").write_text(f"n,score,text,maybe\n{lines}")
+        (folder / "b.csv.gz").write_bytes(gzip.compress(f"n,score,text,maybe\n{lines}".encode()))
+        tabs = "".join(f"{number}\t{number / 4}\ttext\t\n" for number in range(20))
+        (folder / "c.tsv").write_text(f"n\tscore\ttext\tmaybe\n{tabs}")
+
+
+class TestJsonLines(SourceTests):
+    source = JSONL
+    expected = 40
+    cuts_show = False
+
+    def make(self, folder: Path) -> None:
+        rows = [{"n": number, "text": "ä", "list": [0.5] * (number % 3), "more": {"a": []}} for number in range(20)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "a.jsonl").write_text(lines)
+        (folder / "b.ndjson.gz").write_bytes(gzip.compress(lines.encode()))
+
+
+def stored(files: dict[str, str | bytes]) -> Store:
+    store = open_store("memory://")
+    for name, data in files.items():
+        store.put(name, data.encode() if isinstance(data, str) else data)
+    return store
+
+
+def read(source: Source, files: dict[str, str | bytes]) -> tuple[Reading, list[Found]]:
+    bucket = Bucket(stored(files))
+    reading = source.open(bucket, list(bucket.store.list()))
+    return reading, list(reading.rows(bucket, reading.files))
+
+
+def rows(found: list[Found]) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    for item in found:
+        if isinstance(item, Rows):
+            told += item.batch.to_pylist()
+        elif isinstance(item, Row):
+            told.append(dict(item.values))
+    return told
+
+
+def rejects(found: list[Found]) -> dict[str, str]:
+    return {item.name: item.reason for item in found if isinstance(item, Reject)}
+
+
+def taken_in(files: dict[str, str | bytes]) -> penstock.Dataset:
+    ds = penstock.create("memory://")
+    prepared = prepare(ds._session, stored(files), SOURCES, None, Settings())
+    run(ds._session, prepared, on_bad="raise", max_bad=0, message="", workers=1)
+    return ds
+
+
+def test_types_are_inferred_and_missing_numbers_are_null() -> None:
+    text = (
+        "i,f,b,day,when,text,empty,time\n"
+        "1,0.5,true,2020-01-01,2020-01-01 10:00:00,NA,,10:00\n"
+        " 2 ,NA,false,,2020-01-02 10:00:00,,,11:00\n"
+    )
+    reading, found = read(CSV, {"a.csv": text})
+    assert rows(found) == [
+        {
+            "i": 1,
+            "f": 0.5,
+            "b": True,
+            "day": date(2020, 1, 1),
+            "when": datetime(2020, 1, 1, 10),
+            "text": "NA",
+            "empty": "",
+            "time": "10:00",
+        },
+        {
+            "i": 2,
+            "f": None,
+            "b": False,
+            "day": None,
+            "when": datetime(2020, 1, 2, 10),
+            "text": "",
+            "empty": "",
+            "time": "11:00",
+        },
+    ]
+    assert reading.columns == {
+        "f": Column(Tensor("float64"), nullable=True),
+        "day": Column(Tensor("datetime64[s]"), nullable=True),
+    }
+
+
+def test_the_first_file_settles_the_types_of_all() -> None:
+    files: dict[str, str | bytes] = {
+        "1.csv": "a,b\n1,x\n",
+        "2.csv": "b,a\n3,4\n",
+        "3.csv": "a,b\n5.5,y\n",
+        "4.csv": "b\nz\n",
+    }
+    _, found = read(CSV, files)
+    assert rows(found) == [{"a": 1, "b": "x"}, {"a": 4, "b": "3"}, {"a": None, "b": "z"}]
+    [(name, reason)] = rejects(found).items()
+    assert name == "3.csv:2"
+    assert "5.5" in reason
+    assert "'a'" in reason
+
+
+def test_new_columns_are_a_reject_of_the_file() -> None:
+    _, found = read(CSV, {"1.csv": "a\n1\n", "2.csv": "a,b,c\n1,2,3\n"})
+    assert list(rejects(found)) == ["2.csv"]
+    assert "'b', 'c'" in rejects(found)["2.csv"]
+
+
+def test_bad_rows_are_rejected_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers hold from block to block, and after values with line breaks in them."""
+    monkeypatch.setattr(_text, "_BLOCK_BYTES", 64)
+    lines, bad = [], []
+    for number in range(2, 200):
+        if number % 17 == 0:
+            bad.append(number)
+        lines.append(
+            f"{number},1,2" if number % 34 == 0 else f"x{number},y" if number % 17 == 0 else f'{number},"y\nz"'
+        )
+    reading, found = read(CSV, {"a.csv": "n,text\n" + "\n".join(lines)})
+    assert reading.columns == {}
+    assert sorted(rejects(found)) == sorted(f"a.csv:{number}" for number in bad)
+    assert [row["n"] for row in rows(found)] == [number for number in range(2, 200) if number % 17]
+    for item in found:
+        if isinstance(item, Rows):
+            [(start, end)] = re.findall(r"\[(\d+):(\d+)\]", item.name)
+            assert item.batch.column("n").to_pylist() == list(range(int(start), int(end)))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_found(separator: str) -> None:
+    _, found = read(CSV, {"a.csv": "\ufeff" + separator.join("abc") + "\n" + separator.join("123") + "\n"})
+    assert rows(found) == [{"a": 1, "b": 2, "c": 3}]
+
+
+def test_lines_may_end_as_they_like() -> None:
+    for end in ("\n", "\r\n", "\r"):
+        _, found = read(CSV, {"a.csv": end.join(["a,b", '1,"x', 'y"', '2,5" pipe', ""])})
+        assert [row["a"] for row in rows(found)] == [1, 2]
+        assert rows(found)[1]["b"] == '5" pipe'
+
+
+def test_a_table_comes_of_it() -> None:
+    ds = taken_in({"1.csv": "a,b\n1,x\n,y\n", "2.csv.gz": gzip.compress(b"b,a\nz,3\n")})
+    assert [ds[row]["b"] for row in range(3)] == ["x", "y", "z"]
+    assert [ds[row]["a"] for row in (0, 2)] == [1, 3]
+    assert ds[1]["a"] is None
+
+
+class Failing(Bucket):
+    """Reads nothing after a while."""
+
+    def read(self, file: ObjectInfo, start: int = 0, length: int | None = None) -> memoryview:
+        if file.key.startswith("b"):
+            raise ERRORS[file.key.split(".")[0]]
+        return super().read(file, start, length)
+
+
+ERRORS = {"b_gone": SourceChanged("it is gone"), "b_silent": StorageError("no answer")}
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl", "csv.gz", "jsonl.gz", "parquet", "arrow"])
+def test_a_file_that_is_gone_is_rejected_and_a_store_that_does_not_answer_is_told(name: str) -> None:
+    source = SOURCES[name.partition(".")[0]]
+    sink = io.BytesIO()
+    if source.name == "parquet":
+        pq.write_table(pa.table({"a": [1]}), sink)
+    elif source.name == "arrow":
+        pyarrow.feather.write_feather(pa.table({"a": [1]}), sink)
+    else:
+        sink.write(b"a\n1\n" if source is CSV else b'{"a": 1}')
+    data = gzip.compress(sink.getvalue()) if name.endswith(".gz") else sink.getvalue()
+    bucket = Failing(stored({f"{key}.{name}": data for key in ("a", "b_gone", "b_silent", "c")}))
+    reading = source.open(bucket, [file for file in bucket.store.list() if "silent" not in file.key])
+    found = list(reading.rows(bucket, reading.files))
+    assert [row["a"] for row in rows(found)] == [1, 1]
+    assert list(rejects(found)) == [f"b_gone.{name}"]
+    with pytest.raises(StorageError, match="no answer"):
+        list(reading.rows(bucket, list(bucket.store.list())))
+
+
+def test_text_that_is_not_utf8_is_rejected() -> None:
+    _, found = read(
+        CSV, {"a.csv": b"n,text\n1,good\n2,b\xe4d\n3,fine\n", "b.csv": b"\xff\xfen\0,\0\n\0", "c.csv": b"\n"}
+    )
+    assert [row["n"] for row in rows(found)] == [1, 3]
+    assert list(rejects(found)) == ["a.csv:3", "b.csv", "c.csv"]
+    _, found = read(CSV, {"a.csv": b"n,text\n1,good\n2\n", "b.csv": b"n,text\n2,b\xe4d,3\n4,good\n"})
+    assert list(rejects(found)) == ["a.csv:3", "b.csv:2"]
+    assert [row["n"] for row in rows(found)] == [1, 4]
+
+
+def test_a_quote_without_end_costs_the_rest_of_its_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_text, "_BLOCK_BYTES", 1000)
+    good = "".join(f"{number},text\n" for number in range(500))
+    _, found = read(CSV, {"a.csv": f'n,t\n{good}1,"never closed\n{good}', "b.csv": "n,t\n7,x\n"})
+    assert rows(found)[-1] == {"n": 7, "t": "x"}
+    assert len(rows(found)) > 300
+    [name] = rejects(found)
+    assert re.fullmatch(r"a\.csv:\d+", name)
+
+
+@pytest.mark.parametrize("source", [CSV, JSONL])
+def test_a_bomb_is_stopped(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_expand, "_UNSUSPICIOUS_BYTES", 100_000)
+    monkeypatch.setattr(_text, "_BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(_text, "_BUFFER_BYTES", 10_000)
+    head, line = ("a,b\n1,2\n", "1,2\n") if source is CSV else ('{"a": 1}\n', '{"a": 1}\n')
+    bomb = gzip.compress((head + line * 200_000).encode())
+    assert 200 * len(bomb) < 4 * 200_000
+    _, found = read(source, {f"a.{source.name}.gz": bomb, f"b.{source.name}": head})
+    assert any("bomb" in reason for reason in rejects(found).values())
+    assert rows(found)[-1]["a"] == 1
+    assert len(rows(found)) < 190_000
+
+
+def test_a_broken_gzip_is_rejected() -> None:
+    whole = gzip.compress(b"a\n" + b"".join(b"%d\n" % (number * 7919 % 100_003) for number in range(100_000)))
+    _, found = read(CSV, {"a.csv": "a\n1\n", "b.csv.gz": b"no gzip at all", "c.csv.gz": whole[: len(whole) // 2]})
+    names = list(rejects(found))
+    assert names[0] == "b.csv.gz"
+    assert names[1].startswith("c.csv.gz")
+
+
+CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(CELL, st.integers(-9, 9), CELL), min_size=1, max_size=20))
+def test_any_text_survives_csv(given_rows: list[tuple[str, int, str]]) -> None:
+    sink = io.StringIO()
+    writer = csv.writer(sink, quoting=csv.QUOTE_NONNUMERIC)
+    writer.writerows([("a", "n", "b"), *given_rows, ("text", 1, "text")])
+    _, found = read(CSV, {"a.csv": sink.getvalue()})
+    assert [(row["a"], row["n"], row["b"]) for row in rows(found)] == [*given_rows, ("text", 1, "text")]
+
+
+def test_json_values_find_their_kinds() -> None:
+    lines: list[dict[str, Any]] = [
+        {
+            "n": 1,
+            "f": 1,
+            "text": "a",
+            "o": {"x": [1]},
+            "mixed": 1,
+            "words": ["a"],
+            "uneven": [[1], [2, 3]],
+            "none": None,
+        },
+        {"n": 2, "f": 0.5, "text": "b", "o": {}, "mixed": "a", "words": [], "uneven": [[1]], "embedding": [0.5, 1.5]},
+        {"n": 3, "f": 2, "text": None, "o": {"y": None}, "mixed": None, "words": ["b", "c"], "uneven": []},
+    ]
+    reading, found = read(JSONL, {"a.jsonl": "\n".join(map(json.dumps, lines))})
+    assert reading.columns == {
+        "n": Column(Tensor("int64")),
+        "f": Column(Tensor("float64")),
+        "text": Column(Text(), nullable=True),
+        "o": Column(Json()),
+        "mixed": Column(Json(), nullable=True),
+        "words": Column(List(Text())),
+        "uneven": Column(Json()),
+        "none": Column(Json(), nullable=True),
+        "embedding": Column(Embedding(2), nullable=True),
+    }
+    assert [item.name for item in found] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
+    assert rows(found) == [dict.fromkeys(reading.columns) | line for line in lines]
+    ds = taken_in({"a.jsonl": "\n".join(map(json.dumps, lines))})
+    assert ds[1]["mixed"] == "a"
+    assert ds[1]["embedding"].tolist() == [0.5, 1.5]
+    assert ds[0]["uneven"] == [[1], [2, 3]]
+
+
+def test_bad_lines_are_rejected_by_their_numbers() -> None:
+    lines = [
+        b'{"a": 1}',
+        b"{",
+        b"",
+        b"[1]",
+        b'{"a": "\xff"}',
+        b'{"a": ' + b"[" * 100_000,
+        b'{"a": 2}',
+        b'{"a":1,"b":null}',
+    ]
+    _, found = read(JSONL, {"a.jsonl": b"\xef\xbb\xbf" + b"\n".join(lines)})
+    assert list(rejects(found)) == ["a.jsonl:2", "a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
+    assert "list" in rejects(found)["a.jsonl:4"]
+    assert rows(found) == [{"a": number, "b": None} for number in (1, 2, 1)]
+    assert found[-1].name == "a.jsonl:8"
+
+
+def test_a_line_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_text, "_MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(_text, "_BUFFER_BYTES", 100)
+    long = json.dumps({"a": "x" * 5000})
+    _, found = read(JSONL, {"a.jsonl": f'{{"a": "1"}}\n{long}\n{{"a": "2"}}\n{long}'})
+    assert rows(found) == [{"a": "1"}, {"a": "2"}]
+    assert list(rejects(found)) == ["a.jsonl:2", "a.jsonl:4"]
+
+
+def test_a_new_key_after_the_first_lines_is_a_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_text, "_SAMPLED_LINES", 2)
+    lines = '{"a": 1}\n{"a": 2}\n{"a": 3, "b": 4}\n{"a": 5}\n'
+    _, found = read(JSONL, {"a.jsonl": lines, "b.jsonl": '{"_c": 1}\n'})
+    assert rows(found) == [{"a": 1, "c": None}, {"a": 2, "c": None}, {"a": 5, "c": None}, {"a": None, "c": 1}]
+    assert "'b'" in rejects(found)["a.jsonl:3"]
+
+
+def test_what_holds_no_object_is_refused_at_once() -> None:
+    with pytest.raises(InvalidInputError, match=r"a\.jsonl:1"):
+        read(JSONL, {"a.jsonl": "nothing"})
+    with pytest.raises(InvalidInputError, match=r"a\.csv"):
+        read(CSV, {"a.csv": b"\xff\n"})
+    with pytest.raises(InvalidInputError, match="no file"):
+        read(CSV, {"a.jsonl": "{}"})
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), JSON), min_size=1, max_size=6))
+def test_any_objects_become_rows(given_rows: list[dict[str, Any]]) -> None:
+    """Whatever the first lines hold, there is a kind for it."""
+    reading, found = read(JSONL, {"a.jsonl": "\n".join(map(json.dumps, given_rows))})
+    assert rows(found) == [dict.fromkeys(reading.columns) | row for row in given_rows]
+    for name, column in reading.columns.items():
+        assert isinstance(column, Column)
+        values = [row[name] for row in rows(found)]
+        assert len(column.kind.to_array(values)) == len(values)
+        assert column.nullable == (None in values)
