@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import InvalidInputError, NotFoundError, SampleError
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError
 from penstock.ingest import Job, OnBad, Outcome, Settings, Threads, prepare, run
 from penstock.ingest._bucket import Bucket
 from penstock.ingest._parts import cut_parts
@@ -109,6 +109,34 @@ def test_a_branch_knows_its_own_and_a_merge_brings_it_along(folder: Path) -> Non
     ds.merge("more")
     assert take_in(ds, folder).rows == 0
     assert texts(ds)[-1] == "eight"
+
+
+def test_a_vacuum_keeps_the_lists_and_takes_what_waits_too_long(folder: Path) -> None:
+    place = folder.parent / "table"
+    ds = penstock.create(place)
+    take_in(ds, folder)
+    store = open_store(place)
+    store.put("ingest/waiting/old/plan.json", b"{}")
+    store.put("ingest/nobody.arrow", b"")
+    for name in ("waiting/old/plan.json", "nobody.arrow"):
+        os.utime(place / "ingest" / name, (0, 0))
+    [kept] = [item.key for item in store.list("ingest/") if item.size > 2]
+    os.utime(place / kept, (0, 0))
+    ds.vacuum()
+    assert [item.key for item in store.list("ingest/")] == [kept]
+    assert take_in(penstock.load(place), folder).rows == 0
+
+
+def test_a_damaged_list_is_noticed(folder: Path) -> None:
+    place = folder.parent / "table"
+    take_in(penstock.create(place), folder)
+    [item] = open_store(place).list("ingest/")
+    data = bytearray((place / item.key).read_bytes())
+    data[len(data) // 2] ^= 1
+    (place / item.key).write_bytes(data)
+    assert any(item.key in sentence for sentence in penstock.verify(place).damaged)
+    with pytest.raises(CorruptError, match="is damaged"):
+        take_in(penstock.load(place), folder)
 
 
 def test_bad_rows_and_files_are_listed_and_a_mended_file_is_taken_later(folder: Path) -> None:

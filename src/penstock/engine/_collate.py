@@ -77,8 +77,6 @@ class Collator:
             found[column.name] = out
             if column.nullable:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
-        for column in self._layout.placed:
-            found[column.name] = span.placed[column.name]
         for field in self._layout.loose:
             shape = self._options.picture_shape(field)
             views = _views_of(span, field) if shape is not None and len(shape) == 3 else None
@@ -95,7 +93,7 @@ class Collator:
         cells = self._reader.cells(others, [positions])[0] if others else {}
         found: Columns = {}
         bad: dict[int, Exception] = {}
-        for column in (*self._layout.fixed, *self._layout.placed):
+        for column in self._layout.fixed:
             if column.field is None:
                 found[column.name] = self._reader.row_ids(positions)
                 continue
@@ -113,7 +111,7 @@ class Collator:
         wanted = self._reader.wanted(positions)
         found = {}
         with self._reader.explained():
-            for column in (*self._layout.fixed, *self._layout.placed):
+            for column in self._layout.fixed:
                 values = None if column.field is None else picked.numbers(column.field, wanted)
                 if values is not None:
                     found[column.name] = Cells(values, None)

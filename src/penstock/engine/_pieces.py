@@ -1,8 +1,6 @@
 """Pieces, the parts of a table that are in the window, and spans, the steps that are put together from them."""
 
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +14,8 @@ class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "missing", "pages", "places",
-        "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "targets", "views", "waiting", "want",
+        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "missing", "pages",
+        "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "views", "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, block: Block) -> None:
@@ -50,28 +48,6 @@ class Piece:
         self.spans = 0
         """Spans that need it and have not been put together."""
         self.waiting: list[Span] = []
-        self.targets: list[Targets] = []
-        """Where its rows go, as far as that is planned; only asked for where rows are put straight into batches."""
-        self.places: list[tuple[int, Span, int]] = []
-        """The same in the end: row, span and row there, rising; a row may be there twice, or not at all."""
-
-    def settle(self) -> None:
-        """All that need its rows are planned."""
-        for spans, rows, which, at in self.targets:
-            self.places += zip(rows.tolist(), [spans[number] for number in which.tolist()], at.tolist(), strict=True)
-        self.places.sort(key=itemgetter(0))
-        self.targets = []
-
-
-class Targets(NamedTuple):
-    """Where some rows of a piece go."""
-
-    spans: list["Span"]
-    rows: Rows
-    which: Rows
-    """For each row the number of its span, …"""
-    at: Rows
-    """… and its row there."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -102,10 +78,6 @@ class Span:
     """Pieces that are not filled."""
     bad: list[tuple[int, BadSample]] = field(default_factory=list)
     """Rows that were replaced."""
-    placed: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Columns whose rows are put straight where the batches have them, once the first of them is on its way."""
-    placed_bytes: dict[str, memoryview] = field(default_factory=dict)
-    """The memory of those columns."""
 
     def position(self, index: int) -> int:
         """Where in the table a row is."""

@@ -7,7 +7,6 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Batches are delivered in order. An error comes in its place: after every batch before it, and before any other.
 - When nothing under way can free memory, the next span is admitted over the budget rather than never.
 - After the last span of an epoch come those of the next, as far as the window has room.
-- Where rows are put straight into batches, a piece is asked for when every span that has a row of it is planned.
 - `stop` makes every thread end after what it is doing; nothing is delivered after it. Threads never hold the user's
   iterator, so one that is dropped stops its pipeline.
 """
@@ -15,7 +14,6 @@ The contract; if the code disagrees with this list, the code is wrong:
 import atexit
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -133,14 +131,11 @@ class Pipeline:
         try:
             while True:
                 some = False
-                planned: deque[Span] = deque()
                 for stretch in self._planner.stretches(epoch, consumed):
                     some = True
                     self._announce(stretch)
-                    planned.extend(stretch.spans)
-                    while planned and (not self._window.places or _is_settled(planned[0])):
-                        if not self._admit(planned.popleft()):
-                            return
+                    if not all(self._admit(span) for span in stretch.spans):
+                        return
                 if not some and not consumed:
                     return
                 epoch, consumed = epoch + 1, 0
@@ -282,15 +277,9 @@ class Pipeline:
             piece.spans -= 1
             if not piece.spans and piece.closed:
                 self._window.free(piece)
-        self._window.release(span)
         span.pieces = span.needed = []
         self._released += 1
         self._room.notify()
-
-
-def _is_settled(span: Span) -> bool:
-    """Whether all rows of what a span needs have been planned."""
-    return all(piece.admitted or piece.closed for piece in span.needed)
 
 
 @atexit.register

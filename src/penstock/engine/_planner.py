@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine._lanes import LaneBlock, LaneCursor, walk
-from penstock.engine._pieces import Piece, Span, Targets
+from penstock.engine._pieces import Piece, Span
 from penstock.engine._selection import Block, Selection
 from penstock.plan import Dealer, Epoch, Order, Shuffle
 from penstock.storage import run_all
@@ -32,8 +32,6 @@ class PlanOptions:
     """Whether whole blocks are read and kept, or only the pages of the rows that a span needs."""
     trim: bool
     """Whether rows that were read before a resume may be left out of a block."""
-    placing: bool
-    """Whether pieces are told where their rows go."""
 
 
 class Found(NamedTuple):
@@ -130,22 +128,7 @@ class Planner:
                 )
             )
             self._numbers += 1
-        if self._options.placing:
-            _tell_targets(found, spans)
         return Stretch(spans, course.closing() + (course.open() if last else []))
-
-
-def _tell_targets(found: Found, spans: list[Span]) -> None:
-    """Tell each piece where its rows go."""
-    counts = [len(span.which) for span in spans]
-    which = np.repeat(np.arange(len(spans)), counts)
-    index = np.arange(len(which)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
-    order = np.argsort(found.which, kind="stable")
-    bounds = np.flatnonzero(np.diff(found.which[order], prepend=-1, append=-1)).tolist()
-    rows, which, index = found.rows[order], which[order], index[order]
-    for first, end in pairwise(bounds):
-        piece = found.pieces[int(found.which[order[first]])]
-        piece.targets.append(Targets(spans, rows[first:end], which[first:end], index[first:end]))
 
 
 def _blocks_drawn(which: Rows, batch_rows: list[int], pieces: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device import reserved
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
 from penstock.table import ROW_ID
@@ -40,24 +41,14 @@ def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
     return FixedColumn(name, field, kind.element.logical, shape, field.nullable)
 
 
-PLACED_ROW_BYTES = 16 << 10
-"""Rows from this size on are put straight where batches have them: copying one costs more than finding its place."""
-
-
 class Layout:
-    """Where the rows of each column wait: in the slab, in the batch they belong to, or as Arrow data.
-
-    Rows of one shape wait in the slab, large ones in their batches; those that differ in shape, or must be decoded, as
-    they are stored.
-    """
+    """Which columns are in the slab, and which are not because their rows differ in shape or must be decoded."""
 
     def __init__(self, schema: Schema, names: Sequence[str]) -> None:
         fields = {name: None if name == ROW_ID else schema[name] for name in names}
         self.fields = [field for field in fields.values() if field is not None]
-        columns = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
-        self.placed = [column for column in columns if column.row_bytes >= PLACED_ROW_BYTES and not column.nullable]
-        self.fixed = [column for column in columns if column not in self.placed]
-        known = {column.name for column in columns}
+        self.fixed = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
+        known = {column.name for column in self.fixed}
         self.loose = [field for field in self.fields if field.name not in known]
 
 
@@ -70,7 +61,7 @@ class Slab:
         self.masks: dict[str, npt.NDArray[np.bool_]] = {}
         self._capacity = capacity
         for column in columns:
-            self.values[column.name] = np.empty((capacity, *column.shape), column.dtype)
+            self.values[column.name] = reserved((capacity, *column.shape), column.dtype)
             if column.nullable:
                 self.masks[column.name] = np.empty(capacity, bool)
         self._starts, self._ends = [0], [capacity]

@@ -217,8 +217,6 @@ class Stream:
             )
         span_rows = per_span * options.batch_size
         layout = Layout(self._reader.snapshot.schema, self._names)
-        ahead_bytes = (depth + 2) * per_span * batch_bytes
-        buffers = HostBuffers(keep_bytes=ahead_bytes + (window_bytes if layout.placed else 0))
         row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
         capacity = round(4 * (window_bytes / row_bytes + span_rows))
         window = Window(
@@ -228,7 +226,6 @@ class Stream:
             budget_bytes=window_bytes,
             heavy=selection.heaviest,
             kept=self._kept,
-            buffers=buffers,
             gauge=gauge,
         )
         plan_options = PlanOptions(
@@ -236,13 +233,13 @@ class Stream:
             stretch_rows=min(_STRETCH_ROWS, round(_STRETCH_BYTES / selection.row_bytes)) if by_blocks else span_rows,
             by_blocks=by_blocks,
             trim=not options.bad.tolerant,
-            placing=bool(layout.placed),
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
         remote = self._reader.store.fan_out > 1
         fetcher = Fetcher(
-            gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(4, min(available_cores(), 8))
+            gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(2, min(available_cores(), 8))
         )
+        buffers = HostBuffers(keep_bytes=(depth + 2) * per_span * batch_bytes)
         collator = Collator(self._reader, layout, options.decode, buffers)
         flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
         work = [

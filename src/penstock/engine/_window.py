@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.device import HostBuffers
 from penstock.engine._kept import KeptPages
-from penstock.engine._pieces import Piece, Span
+from penstock.engine._pieces import Piece
 from penstock.engine._slab import FixedColumn, Layout, Slab
 from penstock.engine._stats import Gauge
 from penstock.errors import NotFoundError
@@ -21,7 +20,6 @@ from penstock.table import (
     Reader,
     copy_numbers,
     gather,
-    number_pieces,
     page_requests,
     read_pages,
     read_straight,
@@ -41,36 +39,25 @@ class Window:
         budget_bytes: int,
         heavy: Field | None,
         kept: KeptPages | None,
-        buffers: HostBuffers,
         gauge: Gauge,
     ) -> None:
         """With `kept`, pages of other columns than the heavy one come from there."""
         self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
-        self._buffers = buffers
-        self._placed_row_bytes = sum(column.row_bytes for column in layout.placed)
         self._ids = [field.id for field in layout.fields]
         self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed)
         self._linked_row_bytes = sum(
             field.kind.typical_bytes for field in layout.loose if isinstance(field.kind, Linked)
         )
         self._loose_ids = {field.id for field in layout.loose}
-        numbers = [column.field for column in (*layout.fixed, *layout.placed) if column.field is not None]
+        numbers = [column.field for column in layout.fixed if column.field is not None]
         self._bare = [(field.id, field.stored_bytes) for field in numbers if field.stored_bytes]
         self._names = {field.id: field.name for field in layout.fields}
-        self._widths = {column.field.id: column.row_bytes for column in layout.placed if column.field is not None}
         self.slab = Slab(layout.fixed, capacity_rows)
         self._held_bytes = 0
 
-    @property
-    def places(self) -> bool:
-        """Whether some rows are put straight into batches."""
-        return bool(self._layout.placed)
-
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
-        if self._layout.placed:
-            piece.settle()
         piece.requests = page_requests([piece.want], self._ids)
         if self._kept is not None:
             piece.requests = list(self._without_kept(self._kept, piece))
@@ -91,7 +78,9 @@ class Window:
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
             if rows is not None:
-                read_straight(self._reader.store, request, self._straight_to(piece, request, rows))
+                values = self.slab.values[self._names[request.file.fields[0]]]
+                out = values[piece.row_start + rows.start : piece.row_start + rows.stop]
+                read_straight(self._reader.store, request, out.reshape(-1).view(np.uint8).data)
                 return [], request.bytes
             if self._kept is not None and self._is_kept(request):
                 runs, fetched = self._kept.read(request)
@@ -100,17 +89,6 @@ class Window:
         except NotFoundError:
             with self._reader.explained():
                 raise
-
-    def _straight_to(self, piece: Piece, request: PageRequest, rows: range) -> list[memoryview]:
-        """The memory that some rows of a piece are read to: in the slab, or row by row in the batches."""
-        field_id = request.file.fields[0]
-        name = self._names[field_id]
-        if field_id not in self._widths:
-            out = self.slab.values[name][piece.row_start + rows.start : piece.row_start + rows.stop]
-            return [_bytes_of(out)]
-        width = self._widths[field_id]
-        places = piece.places[rows.start : rows.stop]
-        return [span.placed_bytes[name][at * width : (at + 1) * width] for _, span, at in places]
 
     def _is_kept(self, request: PageRequest) -> bool:
         return self._kept is not None and self._heavy_id not in request.file.fields
@@ -134,16 +112,13 @@ class Window:
         for field_id, row_bytes in self._bare:
             mine = [n for n, request in enumerate(piece.requests) if request.file.fields == (field_id,)]
             rows = [row_range(piece.requests[number], field_id, row_bytes, piece.want) for number in mine]
-            if field_id in self._widths and [row for row, _, _ in piece.places] != list(range(piece.rows)):
-                continue  # a row that nobody wants, or that is wanted twice
             if sum(len(part) for part in rows if part is not None) == piece.rows:
                 found.update((number, part) for number, part in zip(mine, rows, strict=True) if part is not None)
         return found
 
     def admit(self, piece: Piece, *, regardless: bool) -> bool:
         """Take a piece in, if there is room, or if there never will be more."""
-        fresh = self._fresh(piece)
-        cost = piece.bytes + piece.raw_bytes + sum(len(span.which) for span in fresh) * self._placed_row_bytes
+        cost = piece.bytes + piece.raw_bytes
         if self._held_bytes + cost > self._budget_bytes and not regardless:
             return False
         start = self.slab.take(piece.rows) if self._layout.fixed else 0
@@ -152,24 +127,8 @@ class Window:
                 raise MemoryError(f"the window has no room for {piece.rows:,} more rows")
             return False
         piece.row_start, piece.admitted = start, True
-        for span in fresh:
-            rows = len(span.which)
-            span.placed = {
-                column.name: self._buffers.empty((rows, *column.shape), column.dtype) for column in self._layout.placed
-            }
-            span.placed_bytes = {name: _bytes_of(values) for name, values in span.placed.items()}
         self._charge(cost)
         return True
-
-    def _fresh(self, piece: Piece) -> list[Span]:
-        """The spans that get rows of a piece, and have no memory for them yet."""
-        return list({span.number: span for _, span, _ in piece.places if not span.placed}.values())
-
-    def release(self, span: Span) -> None:
-        """A span has been put together: from now on its memory is the batches'."""
-        if span.placed:
-            self._charge(-len(span.which) * self._placed_row_bytes)
-            span.placed, span.placed_bytes = {}, {}
 
     def filled(self, piece: Piece) -> None:
         """The pages of a piece are no longer needed."""
@@ -179,7 +138,7 @@ class Window:
         """Nobody needs a piece any more."""
         if self._layout.fixed:
             self.slab.give_back(piece.row_start, piece.rows)
-        piece.cells, piece.views, piece.places = {}, {}, []
+        piece.cells, piece.views = {}, {}
         self._charge(-piece.bytes)
 
     def fill(self, piece: Piece) -> None:
@@ -192,10 +151,6 @@ class Window:
                 self._fill_column(column, piece, values, None if mask is None else mask[first:end])
             elif mask is not None:
                 mask[first:end] = True
-        for column in self._layout.placed:
-            assert column.field is not None
-            if column.field.id not in there:
-                self._place(column.name, column.field, piece)
         for field in self._layout.loose:
             cells = gather(self._reader.snapshot.schema, field, [piece.want], piece.pages, parse=True)
             if isinstance(field.kind, Linked):  # neighbours lie together in the linked object, and are read together
@@ -226,22 +181,8 @@ class Window:
         if mask is not None:
             mask[:] = True if filled.mask is None else filled.mask
 
-    def _place(self, name: str, field: Field, piece: Piece) -> None:
-        """Put a piece's rows where the batches have them."""
-        parts = number_pieces(field, piece.want, piece.pages)
-        if parts is None:
-            cells = gather(self._reader.snapshot.schema, field, [piece.want], piece.pages)
-            parts = [np.asarray(self._reader.values(field, cells).values)]
-        rows = [row for part in parts for row in part]
-        for row, span, at in piece.places:
-            span.placed[name][at] = rows[row]
-
     def _charge(self, cost: int) -> None:
         self._held_bytes += cost
         gauge = self._gauge  # of all runs of a loader, one after the other
         gauge.window_bytes = self._held_bytes
         gauge.window_peak_bytes = max(gauge.window_peak_bytes, self._held_bytes)
-
-
-def _bytes_of(rows: npt.NDArray[Any]) -> memoryview:
-    return rows.reshape(-1).view(np.uint8).data

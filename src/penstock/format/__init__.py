@@ -56,7 +56,7 @@ from penstock.format._schema import (
     make_schema,
 )
 from penstock.format._sealed import known, seal, unseal
-from penstock.format._snapshot import Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
+from penstock.format._snapshot import Snapshot, SnapshotRef, TakenList, decode_snapshot, encode_snapshot
 
 __all__ = [
     "BLOB_BLOCK",
@@ -87,6 +87,7 @@ __all__ = [
     "SnapshotRef",
     "Statistics",
     "TableInfo",
+    "TakenList",
     "as_column",
     "check_name",
     "commit_key",

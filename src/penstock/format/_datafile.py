@@ -95,20 +95,17 @@ def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: 
             raise damaged(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
 
 
-def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], values: Sequence[memoryview]) -> bool:
+def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], values: memoryview) -> bool:
     """Whether pages of one column are those that were written, given what is in front of their values, and the values.
 
-    The values of all pages are checked in one pass, wherever they lie: the checksum of a page less that of its head is
-    that of its values.
+    The values of all pages lie behind each other, so that one pass checks them: the checksum of a page less that of
+    its head is that of its values.
     """
     expected = 0
     for number, (head, crc) in enumerate(zip(heads, file.page_crcs[first:end].tolist(), strict=True)):
         size = file.offsets[first + number + 1] - file.offsets[first + number] - len(head)
         expected = combined(expected, behind(crc, _head_crc(head), size), size)
-    found = 0
-    for part in values:
-        found = crc32c(part, found)
-    return found == expected
+    return crc32c(values) == expected
 
 
 @lru_cache(maxsize=1024)

@@ -46,6 +46,10 @@ def blob_key(id: str) -> str:
     return f"blobs/{id}"
 
 
+def taken_key(id: str) -> str:
+    return f"ingest/{id}.arrow"
+
+
 def damaged(where: str, what: str) -> CorruptError:
     """The one sentence for bytes that are not what was written."""
     return CorruptError(f"{where} is damaged: {what}. Restore it from a copy of the table")

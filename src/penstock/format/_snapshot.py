@@ -2,17 +2,36 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from penstock.format._checksum import crc32c
 from penstock.format._features import Features
-from penstock.format._layout import damaged, snapshot_key
+from penstock.format._layout import damaged, snapshot_key, taken_key
 from penstock.format._manifest import Node
 from penstock.format._schema import Field, Schema
+from penstock.format._sealed import known
 from penstock.types import Buffer
 
 _NODE = tuple(member.name for member in fields(Node))
+
+
+@dataclass(frozen=True, slots=True)
+class TakenList:
+    """A list of objects that were taken in from a source, as the snapshot sees it."""
+
+    id: str
+    length: int
+    crc: int
+
+    @property
+    def key(self) -> str:
+        return taken_key(self.id)
+
+    def check(self, data: Buffer, where: str) -> None:
+        """Refuse bytes that are not those of the list."""
+        if len(data) != self.length or crc32c(data) != self.crc:
+            raise damaged(where, "its checksum is not the one the snapshot has")
 
 
 @dataclass(frozen=True)
@@ -28,8 +47,8 @@ class Snapshot:
     features: Features = field(default_factory=Features)
     indexes: tuple[Mapping[str, Any], ...] = ()
     """Search indexes, as they are described; passed on by those who do not know them."""
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where rows were taken in from: the URI of each source, and the ids of the lists of what was taken."""
+    sources: Mapping[str, tuple[TakenList, ...]] = field(default_factory=dict)
+    """Where rows were taken in from: the URI of each source, and the lists of what was taken."""
 
     @property
     def live(self) -> int:
@@ -66,7 +85,7 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
         "claims": snapshot.claims,
         "features": snapshot.features.to_json(),
         "indexes": list(snapshot.indexes),
-        "sources": {uri: list(ids) for uri, ids in snapshot.sources.items()},
+        "sources": {uri: [asdict(taken) for taken in lists] for uri, lists in snapshot.sources.items()},
     }
     data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return SnapshotRef(id, len(data), crc32c(data)), data
@@ -85,5 +104,7 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
         claims=document["claims"],
         features=Features.from_json(document["features"], where),
         indexes=tuple(document["indexes"]),
-        sources={uri: tuple(ids) for uri, ids in document.get("sources", {}).items()},
+        sources={
+            uri: tuple(known(TakenList, taken) for taken in lists) for uri, lists in document.get("sources", {}).items()
+        },
     )

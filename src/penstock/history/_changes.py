@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConflictError, InvalidInputError, NotFoundError
-from penstock.format import DataFile, Field, Fragment, Schema, Snapshot, unpack_bitmap
+from penstock.format import DataFile, Field, Fragment, Schema, Snapshot, TakenList, unpack_bitmap
 from penstock.history._tree import Tree
 
 
@@ -83,7 +83,7 @@ class Changes:
     """Fragments, one behind the other, and those that hold their rows now."""
     edits: list[Edit] = field(default_factory=list)
     containers: dict[str, str] = field(default_factory=dict)
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sources: dict[str, tuple[TakenList, ...]] = field(default_factory=dict)
     """Lists of what was taken in from each source."""
     operations: list[str] = field(default_factory=list)
     """What the user called, in order and without repeats, for the log."""
@@ -170,8 +170,8 @@ class Changes:
 
 
 def with_sources(
-    known: Mapping[str, tuple[str, ...]], more: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
+    known: Mapping[str, tuple[TakenList, ...]], more: Mapping[str, tuple[TakenList, ...]]
+) -> dict[str, tuple[TakenList, ...]]:
     """The lists of both, each once."""
     return {uri: tuple(dict.fromkeys((*known.get(uri, ()), *more.get(uri, ())))) for uri in {**known, **more}}
 

@@ -38,7 +38,7 @@ from penstock.history._tree import Tree
 from penstock.storage import Store, run_all
 
 _READERS = 16
-_PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/")
+_PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/")
 _CONDEMNED = "vacuums/"
 _HOLD_S = 600.0
 
@@ -127,7 +127,9 @@ class Vacuum:
         snapshots = run_all(self._snapshot, list(refs.values()), max_workers=_READERS)
         keys = {ref.key for ref in refs.values()}
         tree = Tree(self.store)
-        nodes = {node.id: node for snapshot in snapshots if snapshot is not None for node in snapshot.nodes}
+        there = [snapshot for snapshot in snapshots if snapshot is not None]
+        keys.update(taken.key for snapshot in there for lists in snapshot.sources.values() for taken in lists)
+        nodes = {node.id: node for snapshot in there for node in snapshot.nodes}
         while nodes:
             below = {}
             for manifest in run_all(lambda node: _load(tree, node), list(nodes.values()), max_workers=_READERS):

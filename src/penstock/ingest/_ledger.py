@@ -16,7 +16,17 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import CorruptError, NotFoundError
-from penstock.format import Field, Fragment, Manifest, Schema, decode_fragments, encode_manifest, new_id
+from penstock.format import (
+    Field,
+    Fragment,
+    Manifest,
+    Schema,
+    TakenList,
+    crc32c,
+    decode_fragments,
+    encode_manifest,
+    new_id,
+)
 from penstock.ingest._settings import Settings
 from penstock.ingest._source import Reject
 from penstock.storage import ObjectInfo, Store, run_all
@@ -134,27 +144,26 @@ class Waiting:
         self.store.delete([item.key for item in self.store.list(self.prefix)])
 
 
-def write_list(store: Store, plan: Plan, files: Iterable[File]) -> str:
-    """Store which objects were taken in, and how; returns the list's id."""
-    id = new_id()
-    store.put(list_key(id), _encode_files(files, plan.to_json(), b""))
-    return id
+def write_list(store: Store, plan: Plan, files: Iterable[File]) -> TakenList:
+    """Store which objects were taken in, and how."""
+    data = _encode_files(files, plan.to_json(), b"")
+    taken = TakenList(new_id(), len(data), crc32c(data))
+    store.put(taken.key, data)
+    return taken
 
 
-def read_list(store: Store, id: str) -> tuple[tuple[File, ...], Plan]:
+def read_list(store: Store, taken: TakenList) -> tuple[tuple[File, ...], Plan]:
     """The objects of a list, and how they were taken in."""
-    files, about, _ = _decode_files(store.get(list_key(id)))
+    data = store.get(taken.key)
+    taken.check(data, f"{store.uri}/{taken.key}")
+    files, about, _ = _decode_files(data)
     return files, Plan.from_json(about)
 
 
-def list_key(id: str) -> str:
-    return f"ingest/{id}.arrow"
-
-
-def taken(store: Store, ids: Sequence[str]) -> dict[str, File]:
+def taken_files(store: Store, lists: Sequence[TakenList]) -> dict[str, File]:
     """Every object that some lists have, by its key; the newest state of each."""
-    lists = run_all(partial(read_list, store), list(ids), max_workers=_READERS)
-    return {file[0]: file for files, _ in lists for file in files}
+    read = run_all(partial(read_list, store), list(lists), max_workers=_READERS)
+    return {file[0]: file for files, _ in read for file in files}
 
 
 def _encode_files(files: Iterable[File], about: Mapping[str, Any], more: bytes) -> bytes:

@@ -9,7 +9,7 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import TABLE_KEY, Schema, new_id
 from penstock.format.kinds import Kind, Tensor
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._ledger import Plan, Waiting, identity, taken
+from penstock.ingest._ledger import Plan, Waiting, identity, taken_files
 from penstock.ingest._settings import Settings
 from penstock.ingest._shape import Sample, look
 from penstock.ingest._source import Reading, Source, is_hidden
@@ -48,7 +48,7 @@ def prepare(
             f"{source.name} cannot be linked, because its values are not in its files as such; {able} can"
         )
     reading = source.open(bucket, objects)
-    known = taken(session.store, session.snapshot.sources.get(source_store.uri, ()))
+    known = taken_files(session.store, session.snapshot.sources.get(source_store.uri, ()))
     new = tuple(file for file in reading.files if file.key not in known)
     changed = tuple(file.key for file in reading.files if known.get(file.key, identity(file)) != identity(file))
     waiting = Waiting.of(session.store, session.branch, source_store.uri, source.name, settings)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.format import Fragment, Node, Schema, TableInfo
+from penstock.format import Fragment, Node, Schema, TableInfo, TakenList
 from penstock.history import Changes, Edit, Noticeboard, RowIds, Tree, Version, discard, with_sources
 from penstock.storage import Store
 from penstock.table._encode import Encoder
@@ -64,7 +64,7 @@ class Stage:
             self.snapshot, nodes=nodes, schema=schema, containers={**self.snapshot.containers, **containers}
         )
 
-    def take_sources(self, sources: Mapping[str, tuple[str, ...]]) -> None:
+    def take_sources(self, sources: Mapping[str, tuple[TakenList, ...]]) -> None:
         """Note lists of what was taken in from elsewhere."""
         self.changes.sources = with_sources(self.changes.sources, sources)
         self.snapshot = replace(self.snapshot, sources=with_sources(self.snapshot.sources, sources))

@@ -1,7 +1,5 @@
 """Read pages that hold nothing but one column's numbers straight to where the rows go, without a copy in between."""
 
-from collections.abc import Sequence
-
 from penstock.errors import CorruptError
 from penstock.format import DataFile, values_match, verify_pages
 from penstock.storage import Store
@@ -22,8 +20,8 @@ def row_range(request: PageRequest, field_id: int, row_bytes: int, want: Wanted)
     return range(row - rows.start, row_end - rows.start)
 
 
-def read_straight(store: Store, request: PageRequest, out: Sequence[memoryview]) -> None:
-    """Fill one buffer, or one for each row, with the values of a request's pages, and verify them."""
+def read_straight(store: Store, request: PageRequest, out: memoryview) -> None:
+    """Fill `out` with the values of a request's pages, and verify them."""
     file, first, end = request.file, request.pages[0], request.pages[-1] + 1
     try:
         _read(store, file, first, end, out)
@@ -31,27 +29,18 @@ def read_straight(store: Store, request: PageRequest, out: Sequence[memoryview])
         _read(store, file, first, end, out)
 
 
-def _read(store: Store, file: DataFile, first: int, end: int, out: Sequence[memoryview]) -> None:
+def _read(store: Store, file: DataFile, first: int, end: int, out: memoryview) -> None:
     offsets = file.offsets
-    sizes = file.value_starts[first:end, 0].tolist()
-    scratch = memoryview(bytearray(sum(sizes)))
-    heads: list[memoryview] = []
+    heads = file.value_starts[first:end, 0].tolist()
+    scratch = memoryview(bytearray(sum(heads)))
     buffers: list[memoryview] = []
-    at = done = row = 0
-    for page, head in zip(range(first, end), sizes, strict=True):
-        heads.append(scratch[at : at + head])
-        buffers.append(heads[-1])
-        at += head
-        if len(out) == 1:
-            size = offsets[page + 1] - offsets[page] - head
-            buffers.append(out[0][done : done + size])
-            done += size
-        else:
-            rows = file.row_ends[page] - (file.row_ends[page - 1] if page else 0)
-            buffers += out[row : row + rows]
-            row += rows
+    at = done = 0
+    for page, head in zip(range(first, end), heads, strict=True):
+        size = offsets[page + 1] - offsets[page] - head
+        buffers += (scratch[at : at + head], out[done : done + size])
+        at, done = at + head, done + size
     store.read_into(file.key, offsets[first], buffers)
-    if not values_match(file, first, end, [bytes(head) for head in heads], out):
+    if not values_match(file, first, end, [bytes(head) for head in buffers[::2]], out):
         whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))
         verify_pages(file, first, end, whole, f"{store.uri}/{file.key}")  # names the page
         raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")

@@ -78,7 +78,7 @@ class Verifier:
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, dict[str, Node]]:
         """Check snapshots; returns a schema of all fields that any of them knows, and the nodes at their tops."""
-        fields, nodes = {}, {}
+        fields, nodes, lists = {}, {}, {}
         for snapshot in run_all(
             lambda ref: self._check(ref.key, lambda data, where: decode_snapshot(ref, data, where)),
             refs,
@@ -87,8 +87,10 @@ class Verifier:
             if snapshot is not None:
                 fields.update({known.id: known for known in snapshot.schema.fields})
                 nodes.update({node.id: node for node in snapshot.nodes})
+                lists.update({taken.id: taken for some in snapshot.sources.values() for taken in some})
                 if self._links is not None:
                     self._links.declared.update(snapshot.containers)
+        run_all(lambda taken: self._check(taken.key, taken.check), list(lists.values()), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), nodes
 
     def _check_files(self, schema: Schema, nodes: dict[str, Node]) -> None:
