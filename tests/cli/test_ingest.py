@@ -126,6 +126,47 @@ def test_sync_takes_what_is_new_with_the_same_settings(tmp_path: Path, say: Say)
     assert (code, "was not made from" in err) == (1, True)
 
 
+def test_a_class_that_arrives_later_gets_the_next_number(tmp_path: Path, say: Say) -> None:
+    place = new_place("folder")
+    fill(place)
+    table = str(tmp_path / "t")
+    assert say("create", table, f"from-{place.uri}")[0] == 0
+    place.open().put("bird/000.jpg", picture(99))
+    code, out, err = say("sync", table)
+    assert code == 0, err
+    assert "1 row" in out
+    ds = penstock.load(table)
+    assert ds.schema["label"].kind == penstock.Label(("cat", "dog", "bird"))
+    assert ds["label"][:].tolist() == [0] * 6 + [1] * 6 + [2]
+
+
+def test_a_source_that_is_not_there_leaves_no_table(tmp_path: Path, say: Say) -> None:
+    assert say("create", "penstock://org/oops", f"from-{tmp_path / 'nowhere'}")[0] == 1
+    assert not penstock.exists("penstock://org/oops")
+    assert say("create", str(tmp_path / "t"), f"from-{tmp_path / 'nowhere'}")[0] == 1
+    assert not (tmp_path / "t").exists()
+
+
+def test_columns_are_shown_before_the_work_starts(tmp_path: Path, say: Say) -> None:
+    place = new_place("folder")
+    fill(place)
+    _, out, _ = say("create", str(tmp_path / "t"), f"from-{place.uri}")
+    assert out.index("image(jpeg)") < out.index("12 rows")
+    _, _, err = say("create", str(tmp_path / "u"), f"from-{place.uri}", "--json")
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert events[0] == "plan"
+    assert events[-1] == "progress"
+
+
+def test_secrets_of_the_source_are_not_repeated(tmp_path: Path, say: Say) -> None:
+    words = ["create", str(tmp_path / "t"), "from-s3://bucket/x", "--source-option", "secret_access_key=hunter22"]
+    words += ["--source-option", "endpoint=http://127.0.0.1:1", "--source-option", "profile_hunter22=x", "--debug"]
+    code, out, err = say(*words)
+    assert code != 0
+    assert "hunter22" not in out
+    assert "=hunter22" not in err
+
+
 def test_broken_files_are_listed(tmp_path: Path, say: Say) -> None:
     place = new_place("folder")
     fill(place)

@@ -45,6 +45,15 @@ def test_a_name_whose_table_could_not_be_made_is_free_again(home: Path, monkeypa
     assert penstock.create("penstock://org/t", {"x": int}).uri.endswith("tables/org/t")
 
 
+def test_a_name_of_a_table_that_is_there_already_is_learnt(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    penstock.create("penstock://org/t", {"x": int})
+    monkeypatch.setenv("PENSTOCK_HOME", str(home / "another"))
+    assert not penstock.exists("penstock://org/t")
+    with pytest.raises(AlreadyExistsError):
+        penstock.create("penstock://org/t", {"x": int})
+    assert penstock.load("penstock://org/t").schema.names == ["x"]
+
+
 def test_a_bad_name_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="penstock://"):
         penstock.load("penstock://Org/T")

@@ -15,8 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import CorruptError, InvalidInputError, NotFoundError, SampleError
-from penstock.ingest import Job, OnBad, Outcome, Settings, Threads, prepare, run
+from penstock.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidInputError,
+    NotFoundError,
+    SampleError,
+    StorageError,
+)
+from penstock.ingest import Job, OnBad, Outcome, Settings, Threads, _parts, do_part, prepare, run
 from penstock.ingest._bucket import Bucket
 from penstock.ingest._parts import cut_parts
 from penstock.storage import ObjectInfo, open_store
@@ -82,8 +89,8 @@ def test_a_file_that_changed_is_named_and_left_alone(folder: Path) -> None:
     ds = table()
     take_in(ds, folder)
     write(folder, "2.lines", "something else entirely")
-    outcome = take_in(ds, folder)
-    assert outcome.prepared.changed == ("2.lines",)
+    assert prepare(ds._session, open_store(folder), SOURCES, None, Settings()).changed == ("2.lines",)
+    assert take_in(ds, folder).rows == 0
     assert len(ds) == 35
 
 
@@ -173,15 +180,113 @@ def test_raise_stops_and_commits_nothing(folder: Path) -> None:
     assert (ds.version, len(ds)) == ("main@0", 0)
 
 
-def test_too_many_bad_rows_stop_the_run_and_what_was_stored_serves_the_next(folder: Path) -> None:
+def test_too_many_bad_rows_stop_the_run(folder: Path) -> None:
     write(folder, "4.lines", *"!!!!!!")
     ds = table()
     with pytest.raises(SampleError, match="more than 3 rows or files could not be taken in"):
         take_in(ds, folder, max_bad=3)
     assert len(ds) == 0
-    outcome = take_in(ds, folder, max_bad=6)
-    assert outcome.continued > 0
+    take_in(ds, folder, max_bad=6)
     assert len(ds) == 30
+
+
+def test_the_limit_holds_inside_a_file(folder: Path) -> None:
+    def endless(job: Job, parts: Any, *, stop: Any) -> Any:
+        with pytest.raises(SampleError, match="more than 3 rows"):
+            do_part(job, parts[0], stop)
+        raise SampleError("stopped at once")
+
+    write(folder, "4.lines", *("!" * 1000))
+    with pytest.raises(SampleError, match="stopped at once"):
+        take_in(table(), folder, max_bad=3, runner=endless)
+
+
+def test_two_runs_at_once_take_nothing_twice(folder: Path) -> None:
+    place = folder.parent / "table"
+    first, second = penstock.create(place), penstock.load(place)
+    here = prepare(first._session, open_store(folder), SOURCES, None, Settings())
+    there = prepare(second._session, open_store(folder), SOURCES, None, Settings())
+    how: dict[str, Any] = {"on_bad": "skip", "max_bad": 0, "message": "", "workers": 2}
+    assert run(first._session, here, **how).rows == 35
+    with pytest.raises(ConflictError):
+        run(second._session, there, **how)
+    assert len(penstock.load(place)) == 35
+    second.rollback()
+    second.refresh()
+    assert take_in(second, folder).rows == 0
+
+
+def test_parts_of_another_plan_are_left_alone(folder: Path) -> None:
+    ds = table()
+    write(folder, "6.lines", "!")
+    with pytest.raises(SampleError):
+        take_in(ds, folder, max_bad=0)
+    ds.append({"text": ["mine"], "number": [4], "more": [1.5]})
+    ds.commit()
+    with pytest.raises(InvalidInputError, match="needs a value in every row"):
+        take_in(ds, folder)
+    ds.drop_column("more")
+    ds.commit()
+    assert take_in(ds, folder).continued == 0
+    assert texts(ds) == ["mine", *all_lines(folder)[:-1]]
+    assert ds["number"][1:3].tolist() == [3, 3]
+
+
+def test_rows_are_in_order_whichever_parts_were_there_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parts, "_LEAST_PART_BYTES", 1)
+    place = folder.parent / "table"
+    ds = penstock.create(place)
+
+    def some(job: Job, parts: Any, *, stop: Any) -> Any:
+        for number in (4, 1):
+            do_part(job, parts[number], stop)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take_in(ds, folder, runner=some)
+    monkeypatch.setattr(_parts, "_LEAST_PART_BYTES", 1 << 30)
+    outcome = take_in(penstock.load(place), folder)
+    assert outcome.continued > 0
+    assert texts(penstock.load(place)) == all_lines(folder)
+
+
+def test_a_part_that_is_done_twice_is_there_once(folder: Path) -> None:
+    def twice(job: Job, parts: Any, *, stop: Any) -> Any:
+        for part in parts:
+            do_part(job, part, stop)
+            yield do_part(job, part, stop)
+
+    ds = table()
+    take_in(ds, folder, runner=twice)
+    assert texts(ds) == all_lines(folder)
+
+
+def test_what_waits_is_not_committed_when_its_files_are_gone(folder: Path) -> None:
+    place = folder.parent / "table"
+    ds = penstock.create(place)
+
+    def one(job: Job, parts: Any, *, stop: Any) -> Any:
+        do_part(job, parts[0], stop)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take_in(ds, folder, runner=one)
+    store = open_store(place)
+    store.delete([item.key for item in store.list("data/")])
+    with pytest.raises(StorageError, match="are gone, so nothing was committed"):
+        take_in(penstock.load(place), folder)
+    assert take_in(penstock.load(place), folder).rows == 35
+
+
+def test_a_table_does_not_choose_what_code_runs(folder: Path) -> None:
+    place = folder.parent / "table"
+    ds = penstock.create(place)
+    take_in(ds, folder, Settings(transform="tests.ingest.test_run:shout"))
+    write(folder, "9.lines", "new")
+    with pytest.raises(InvalidInputError, match=r"to have it called, say transform='tests\.ingest\.test_run:shout'"):
+        penstock.sync(place)
+    assert "tests.ingest.nowhere" not in sys.modules
+    Settings(transform="tests.ingest.nowhere:f")  # reading what a table says imports nothing
 
 
 def test_nothing_to_read_is_said(tmp_path: Path, folder: Path) -> None:
@@ -222,7 +327,7 @@ def test_transforms_columns_and_shuffle(folder: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"there is no column 'nope'; the source has text, number"):
         take_in(table(), folder, Settings(columns=("nope",)))
     with pytest.raises(InvalidInputError, match="cannot be found"):
-        Settings(transform="tests.ingest.test_run:nope")
+        take_in(table(), folder, Settings(transform="tests.ingest.test_run:nope"))
 
 
 def test_a_table_that_has_columns_keeps_them(folder: Path) -> None:

@@ -96,6 +96,7 @@ def create(
         options=run.options,
         source_options=run.parsed(source_option),
         workers=workers,
+        on_plan=watch.planned,
         progress=watch,
     )
     return Answer(document(done), told(done, watch, dry_run=dry_run))

@@ -49,6 +49,9 @@ def sync(
     max_bad: MaxBad = 1000,
     dry_run: DryRun = False,
     workers: Workers = None,
+    transform: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="The one that the table was made with, to call it.")
+    ] = None,
     source_option: SourceOption = [],  # noqa: B006
     message: Message = "",
 ) -> Answer:
@@ -64,11 +67,12 @@ def sync(
         options=run.options,
         source_options=run.parsed(source_option),
         workers=workers,
+        transform=transform,
         progress=watch,
     )
     shown: list[RenderableType] = []
     for one in done:
-        shown += told(one, watch, dry_run=dry_run)
+        shown += [*found_in(one), *told(one, watch, dry_run=dry_run)]
     return Answer({"uri": uri, "sources": [document(one) for one in done]}, shown)
 
 
@@ -113,6 +117,11 @@ class Watch:
         self._run, self._started, self._told_s = run, time.monotonic(), 0.0
         self.seconds = 0.0
         run.doing = lambda: "looking at the source"
+
+    def planned(self, found: penstock.Ingested) -> None:
+        """Show what was found, before the work starts."""
+        self._run.show(found_in(found))
+        self._run.event({"event": "plan"} | document(found))
 
     def __call__(self, progress: Progress) -> None:
         self.seconds = time.monotonic() - self._started
@@ -175,15 +184,20 @@ def document(done: penstock.Ingested) -> dict[str, Any]:
     }
 
 
-def told(done: penstock.Ingested, watch: Watch, *, dry_run: bool) -> list[RenderableType]:
-    """An ingest for people."""
+def found_in(done: penstock.Ingested) -> list[RenderableType]:
+    """What is in a source, for people."""
     found = f"{done.source}: {done.kind}, {count(done.files, 'new file')}, {amount(done.source_bytes)}"
     rows = [
         (field.name, str(field.kind), "yes" if field.nullable else "", "" if field.codec == "none" else field.codec)
         for field in done.schema
     ]
     shown: list[RenderableType] = [found, "", table(["column", "kind", "nullable", "codec"], rows, fold="kind"), ""]
-    shown += [_weight(weighed, done) for weighed in done.weighed]
+    return [*shown, *(_weight(weighed, done) for weighed in done.weighed)]
+
+
+def told(done: penstock.Ingested, watch: Watch, *, dry_run: bool) -> list[RenderableType]:
+    """What an ingest did, for people."""
+    shown: list[RenderableType] = []
     if dry_run:
         shown.append("Nothing was written: this was a dry run.")
     elif done.version is None:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
 from typing import Annotated, Any
@@ -53,13 +53,19 @@ class Run:
     event: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Where to tell a program how far the work is; on standard error, one JSON value on a line."""
 
+    show: Callable[[Sequence[RenderableType]], None] = lambda _: None
+    """Where to tell people something before the work is done."""
+    others: dict[str, str] = field(default_factory=dict)
+    """Settings of another store."""
+
     def parsed(self, given: Sequence[str]) -> Mapping[str, str] | None:
         """Settings of another store; None where there are none, and the first store's serve."""
-        return _options(given) if given else None
+        self.others = _options(given)
+        return self.others or None
 
     def hide(self, text: str) -> str:
         """Take the secrets among the options out of a text."""
-        for key, value in self.options.items():
+        for key, value in (*self.options.items(), *self.others.items()):
             if value.lower() not in ("", "true", "false") and not _HARMLESS.fullmatch(key.lower()):
                 text = text.replace(value, "***")
         return text
@@ -72,7 +78,9 @@ def verb(function: Callable[..., Answer]) -> Callable[..., int]:
         run = Run({})
         try:
             run.options = _options(option)
-            if json:
+            if not json:
+                run.show = _print
+            else:
                 run.event = lambda event: print(jsonlib.dumps(event), file=sys.stderr, flush=True)
             answer = _work(run, partial(function, run, **given))
         except KeyboardInterrupt:
@@ -84,9 +92,7 @@ def verb(function: Callable[..., Answer]) -> Callable[..., int]:
         if json:
             print(jsonlib.dumps(answer.document, indent=2, allow_nan=False))
         else:
-            stdout = console()
-            for part in answer.shown:
-                stdout.print(part)
+            _print(answer.shown)
         return 0 if answer.ok else 1
 
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -101,6 +107,12 @@ def console(*, stderr: bool = False) -> Console:
     """A console that shows text as it is, and wraps it on a terminal only."""
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     return made if made.is_terminal else Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=_WIDE)
+
+
+def _print(parts: Sequence[RenderableType]) -> None:
+    stdout = console()
+    for part in parts:
+        stdout.print(part)
 
 
 def say(sentence: str, label: str = "Error") -> None:

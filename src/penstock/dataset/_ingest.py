@@ -8,7 +8,7 @@ from typing import Any
 from penstock.dataset._dataset import Dataset
 from penstock.dataset._open import Place, create, exists, load, open_place
 from penstock.engine import available_cores
-from penstock.errors import InvalidInputError, NotFoundError
+from penstock.errors import ConflictError, InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.ingest import (
     SOURCES,
@@ -20,6 +20,7 @@ from penstock.ingest import (
     Runner,
     Settings,
     Weighed,
+    find_transform,
     prepare,
     read_list,
     run,
@@ -27,6 +28,7 @@ from penstock.ingest import (
 from penstock.storage import Store
 
 _MAX_BAD = 1000
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def ingest(
     source_options: Mapping[str, str] | None = None,
     workers: int | None = None,
     runner: Runner | None = None,
+    on_plan: Callable[[Ingested], None] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Ingested:
     """Take a folder or a bucket of files into a table, which is made if it is not there; as one commit.
@@ -85,6 +88,7 @@ def ingest(
     `nullable`, `transform` and `shuffle` change rows on their way (see `Settings`); with `link` nothing is copied. A
     file or a row that cannot be read is left out and listed in the answer, or with `on_bad="raise"` ends the call;
     after `max_bad` of them it ends in any case. With `dry_run` the source is looked at and nothing is written.
+    `on_plan` is told what was found before the work starts, `progress` how far it is.
     """
     settings = Settings(
         columns=None if columns is None else tuple(columns),
@@ -98,12 +102,21 @@ def ingest(
     )
     if on_bad not in ("skip", "raise"):
         raise InvalidInputError(f"on_bad is 'skip' or 'raise', not {on_bad!r}")
+    if settings.transform is not None:
+        find_transform(settings.transform)
     place = open_place(source, source_options if source_options is not None else options)
-    ds = _target(dest, options, dry_run=dry_run)
+    there = exists(dest, options=options)
+    ds = load(dest, options=options) if there else create("memory://")
     prepared = prepare(ds._session, place, SOURCES, kind, settings)
+    planned = replace(_told(ds, prepared, None), uri=dest.uri if isinstance(dest, Store) else os.fspath(dest))
+    if on_plan is not None:
+        on_plan(planned)
     if dry_run:
-        return replace(_told(ds, prepared, None), uri=dest.uri if isinstance(dest, Store) else os.fspath(dest))
-    return _run(ds, prepared, on_bad, max_bad, message, workers, runner, progress)
+        return planned
+    if not there:
+        ds = create(dest, options=options, message="for an ingest")
+    work = _Work(on_bad, max_bad, message, workers or available_cores(), runner, progress or (lambda _: None))
+    return _run(ds, place, prepared, work)
 
 
 def sync(
@@ -118,49 +131,60 @@ def sync(
     source_options: Mapping[str, str] | None = None,
     workers: int | None = None,
     runner: Runner | None = None,
+    transform: str | Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[Ingested]:
-    """Take in what is new in the sources that a table was made from, or in one of them, as it was done before."""
+    """Take in what is new in the sources that a table was made from, or in one of them, as it was done before.
+
+    A table that was made with a transform names a function, and is not believed: say it again to have it called.
+    """
     ds = load(table, options=options)
     known = ds._session.snapshot.sources
     if not known:
         raise NotFoundError(f"{ds.uri} was not made from a source; take one in with penstock.ingest(source, table)")
-    wanted = list(known) if source is None else [open_place(source, source_options or options).uri]
+    source_options = source_options if source_options is not None else options
+    wanted = list(known) if source is None else [open_place(source, source_options).uri]
     if missing := [uri for uri in wanted if uri not in known]:
         raise NotFoundError(f"{ds.uri} was not made from {missing[0]}; it was made from {', '.join(known)}")
+    work = _Work(on_bad, max_bad, message, workers or available_cores(), runner, progress or (lambda _: None))
     told = []
     for uri in wanted:
         _, plan = read_list(ds._session.store, known[uri][-1])
-        place = open_place(uri, source_options if source_options is not None else options)
+        if plan.settings.transform is not None and plan.settings.transform != _name(transform):
+            raise InvalidInputError(
+                f"{ds.uri} was made with the transform {plan.settings.transform}, which is somebody's code; to have it"
+                f" called, say transform={plan.settings.transform!r}"
+            )
+        place = open_place(uri, source_options)
         prepared = prepare(ds._session, place, SOURCES, plan.kind, plan.settings)
-        if dry_run or not prepared.new:
-            told.append(_told(ds, prepared, None))
-        else:
-            told.append(_run(ds, prepared, on_bad, max_bad, message, workers, runner, progress))
+        told.append(_told(ds, prepared, None) if dry_run or not prepared.new else _run(ds, place, prepared, work))
     return told
 
 
-def _run(
-    ds: Dataset,
-    prepared: Prepared,
-    on_bad: OnBad,
-    max_bad: int,
-    message: str,
-    workers: int | None,
-    runner: Runner | None,
-    progress: Callable[[Progress], None] | None,
-) -> Ingested:
-    outcome = run(
-        ds._session,
-        prepared,
-        on_bad=on_bad,
-        max_bad=max_bad,
-        message=message,
-        workers=workers or available_cores(),
-        runner=runner,
-        progress=progress or (lambda _: None),
-    )
-    return _told(ds, prepared, outcome)
+@dataclass(frozen=True)
+class _Work:
+    """How an ingest is run."""
+
+    on_bad: OnBad
+    max_bad: int
+    message: str
+    workers: int
+    runner: Runner | None
+    progress: Callable[[Progress], None]
+
+
+def _run(ds: Dataset, place: Store, prepared: Prepared, work: _Work) -> Ingested:
+    """Run it; where somebody else was faster with some of the files, once more with those that are left."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _told(ds, prepared, run(ds._session, prepared, **vars(work)))
+        except ConflictError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        ds.rollback()
+        ds.refresh()
+        prepared = prepare(ds._session, place, SOURCES, prepared.plan.kind, prepared.plan.settings)
+    raise AssertionError
 
 
 def _told(ds: Dataset, prepared: Prepared, outcome: Outcome | None) -> Ingested:
@@ -181,12 +205,6 @@ def _told(ds: Dataset, prepared: Prepared, outcome: Outcome | None) -> Ingested:
         weighed=() if sample is None else sample.weighed,
         settings=prepared.plan.settings,
     )
-
-
-def _target(dest: Place, options: Mapping[str, str] | None, *, dry_run: bool) -> Dataset:
-    if exists(dest, options=options):
-        return load(dest, options=options)
-    return create("memory://" if dry_run else dest, options=options, message="for an ingest")
 
 
 def _name(transform: str | Callable[..., Any] | None) -> str | None:

@@ -140,6 +140,8 @@ def _named(place: Place) -> Iterator[Place]:
     entry = catalog.place(address)
     try:
         yield entry.uri
+    except AlreadyExistsError:  # the table is there, whoever made it
+        raise
     except BaseException:
         if not known:
             catalog.remove(address)

@@ -175,8 +175,9 @@ class Stream:
 
     @property
     def _light_bytes(self) -> int:
-        """Bytes of all columns but the heaviest, in the whole selection."""
-        return round((self._selection.row_bytes - self._selection.heavy_row_bytes) * self.order.rows)
+        """Bytes of all columns but the heaviest, in the whole table: pages are kept whole, whatever rows are chosen."""
+        rows = self._reader.snapshot.live
+        return round((self._selection.row_bytes - self._selection.heavy_row_bytes) * rows)
 
     @property
     def _batch_bytes(self) -> int:

@@ -1,6 +1,15 @@
 """Metadata only: commits and their log, the tree of manifests, row ids, and what conflicts with what."""
 
-from penstock.history._changes import AddField, Changes, DropField, Edit, LoosenField, RenameField, with_sources
+from penstock.history._changes import (
+    AddField,
+    Changes,
+    DropField,
+    Edit,
+    ExtendLabel,
+    LoosenField,
+    RenameField,
+    with_sources,
+)
 from penstock.history._difference import Difference, difference
 from penstock.history._find import find_time, find_version, merge_base
 from penstock.history._ids import RowIds
@@ -28,6 +37,7 @@ __all__ = [
     "Difference",
     "DropField",
     "Edit",
+    "ExtendLabel",
     "Family",
     "LoosenField",
     "Note",

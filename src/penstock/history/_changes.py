@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConflictError, InvalidInputError, NotFoundError
 from penstock.format import DataFile, Field, Fragment, Schema, Snapshot, TakenList, unpack_bitmap
+from penstock.format.kinds import Label
 from penstock.history._tree import Tree
 
 
@@ -68,7 +69,23 @@ class LoosenField:
         return schema.replaced(replace(schema.by_id(self.id), nullable=True))
 
 
-Edit = AddField | DropField | RenameField | LoosenField
+@dataclass(frozen=True)
+class ExtendLabel:
+    """A column of classes that gets more of them, behind those it has: numbers stay."""
+
+    id: int
+    names: tuple[str, ...]
+
+    def apply(self, schema: Schema) -> Schema:
+        known = schema.by_id(self.id)
+        assert isinstance(known.kind, Label)
+        names = tuple(dict.fromkeys((*known.kind.names, *self.names)))
+        if names[len(known.kind.names) :] != self.names:
+            raise ConflictError(f"somebody else gave column {known.name!r} other classes; reload and run it again")
+        return schema.replaced(replace(known, kind=Label(names)))
+
+
+Edit = AddField | DropField | RenameField | LoosenField | ExtendLabel
 
 
 @dataclass
@@ -117,6 +134,7 @@ class Changes:
             except (InvalidInputError, NotFoundError) as error:  # what fitted the base, and does not fit the head
                 raise ConflictError(f"somebody else changed the columns: {error}; reload") from None
         self._check_columns(head)
+        self._check_sources(head)
         merged = self._merge(tree, head)
         nodes = tree.replace(head.nodes, merged) if merged else head.nodes
         nodes = tree.splice(nodes, self._still_there(tree, head)) if self.moved else nodes
@@ -144,6 +162,12 @@ class Changes:
                     f"rows were added while column {edit.field.name!r} was computed; reload, add it again"
                 )
 
+    def _check_sources(self, head: Snapshot) -> None:
+        """What two writers took in from one source may be the same."""
+        for uri in self.sources:
+            if set(head.sources.get(uri, ())) - set(self.base.sources.get(uri, ())) - set(self.sources[uri]):
+                raise ConflictError(f"somebody else took in objects of {uri} in the meantime; reload and run it again")
+
     def _merge(self, tree: Tree, head: Snapshot) -> dict[int, Fragment]:
         if head.nodes == self.base.nodes:
             return {id: ours for id, (_, ours) in self.replaced.items()}
@@ -154,7 +178,8 @@ class Changes:
             if id not in theirs:
                 raise ConflictError("rows that were changed here have been rewritten by somebody else; reload")
             merged[id] = merge_fragment(base, ours, theirs[id], self._names)
-            if theirs[id].files != base.files and any(
+            revived = (base.deleted_rows & ~theirs[id].deleted_rows).any()
+            if (theirs[id].files != base.files or revived) and any(
                 isinstance(edit, AddField) and edit.computed for edit in self.edits
             ):
                 raise ConflictError("values changed while a column was computed from them; reload, add it again")
@@ -193,7 +218,7 @@ def merge_fragment(base: Fragment, ours: Fragment, theirs: Fragment, names: Call
     _check_deleted(base, ours_only, theirs)
     _check_deleted(base, theirs_only, ours)
     lost = {file.id for file in base.files if file not in theirs.files}
-    deleted = ours.deleted_rows | theirs.deleted_rows
+    deleted = (ours.deleted_rows & ~base.deleted_rows) | theirs.deleted_rows  # a reset may have brought rows back
     bounds = {bound.field: bound for bound in ours.statistics}
     bounds.update({bound.field: bound.joined(bounds.get(bound.field)) for bound in theirs.statistics})
     kept = replace(
@@ -201,6 +226,7 @@ def merge_fragment(base: Fragment, ours: Fragment, theirs: Fragment, names: Call
         files=(*(file for file in ours.files if file.id not in lost), *theirs_only),
         statistics=tuple(bounds.values()),
     )
+    kept = replace(kept, deleted=None, live=-1)
     return kept.without_rows(deleted) if deleted.any() else kept
 
 

@@ -4,7 +4,7 @@ from penstock.ingest._ledger import Done, read_list
 from penstock.ingest._parts import Job, Part, Runner, Threads, do_part
 from penstock.ingest._prepare import Prepared, prepare
 from penstock.ingest._run import Outcome, Progress, run
-from penstock.ingest._settings import OnBad, Settings
+from penstock.ingest._settings import OnBad, Settings, find_transform
 from penstock.ingest._shape import Weighed
 from penstock.ingest._source import Found, Reading, Reject, Row, Rows, Source
 from penstock.ingest.sources import SOURCES
@@ -29,6 +29,7 @@ __all__ = [
     "Threads",
     "Weighed",
     "do_part",
+    "find_transform",
     "prepare",
     "read_list",
     "run",

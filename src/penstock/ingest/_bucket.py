@@ -145,7 +145,7 @@ class _Ranged(io.RawIOBase):
         data = ours.result()[inside : inside + len(buffer)]
         buffer[: len(data)] = data
         self._at += len(data)
-        self._steps = {number: future for number, future in self._steps.items() if number >= step}
+        self._steps = {number: future for number, future in self._steps.items() if step <= number <= step + 1}
         return len(data)
 
     def _ask(self, step: int) -> Future[memoryview]:

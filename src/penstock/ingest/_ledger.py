@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import CorruptError, NotFoundError
+from penstock.errors import CorruptError, NotFoundError, StorageError
 from penstock.format import (
     Field,
     Fragment,
@@ -63,6 +63,11 @@ class Plan:
             "pictures": list(self.pictures),
             "containers": dict(self.containers),
         }
+
+    @property
+    def digest(self) -> str:
+        """The same for parts that can be put together."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:32]
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Plan":
@@ -112,23 +117,53 @@ class Waiting:
     def begin(self, plan: Plan) -> None:
         self.store.put(f"{self.prefix}plan.json", json.dumps(plan.to_json()).encode())
 
-    def keep(self, done: Done) -> None:
+    def keep(self, plan: Plan, done: Done) -> None:
         """Store what a part has become; from now on it need not be done again."""
         _, fragments = encode_manifest("", Manifest(0, done.fragments))
         about = {"rejects": done.rejects, "source_bytes": done.source_bytes}
-        self.store.put(f"{self.prefix}{new_id()}.part", _encode_files(done.files, about, bytes(fragments)))
+        self.store.put(self._key(plan, done.files), _encode_files(done.files, about, bytes(fragments)))
 
-    def parts(self, now_s: float) -> list[Done]:
-        """The parts that are there and not too old."""
+    def _key(self, plan: Plan, files: Sequence[File]) -> str:
+        """One name for one part, so that a part that is done twice is there once."""
+        return f"{self.prefix}{plan.digest}/{hashlib.sha256(repr(files).encode()).hexdigest()[:32]}.part"
+
+    def parts(self, plan: Plan, now_s: float) -> list[Done]:
+        """The parts of a plan that are there and not too old; no file is in two of them."""
         fresh = [
             item.key
-            for item in self.store.list(self.prefix)
+            for item in self.store.list(f"{self.prefix}{plan.digest}/")
             if item.key.endswith(".part") and now_s - item.modified_s < _WAITS_S
         ]
-        return run_all(self._part, fresh, max_workers=_READERS)
+        found: list[Done] = []
+        seen: set[File] = set()
+        for done in run_all(self._part, fresh, max_workers=_READERS):
+            if done is not None and seen.isdisjoint(done.files):
+                found.append(done)
+                seen.update(done.files)
+        return found
 
-    def _part(self, key: str) -> Done:
-        data = self.store.get(key)
+    def check(self, plan: Plan, kept: Sequence[Done]) -> None:
+        """See that the files of parts from an earlier run are still there; a vacuum may have been faster."""
+        gone = [done for done in kept if not all(run_all(self._is_there, _keys(done), max_workers=_READERS))]
+        if gone:
+            self.store.delete([self._key(plan, done.files) for done in gone])
+            raise StorageError(
+                f"{self.store.uri}: files that an earlier run had stored are gone, so nothing was committed;"
+                " run it again: what is left is kept"
+            )
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.store.head(key)
+        except NotFoundError:
+            return False
+        return True
+
+    def _part(self, key: str) -> Done | None:
+        try:
+            data = self.store.get(key)
+        except NotFoundError:  # another run has committed it
+            return None
         try:
             files, about, fragments = _decode_files(data)
             batch = pa.ipc.open_file(pa.py_buffer(fragments)).read_all().combine_chunks().to_batches()
@@ -142,6 +177,10 @@ class Waiting:
     def clear(self) -> None:
         """Forget everything: it has been committed, or nobody wants it."""
         self.store.delete([item.key for item in self.store.list(self.prefix)])
+
+
+def _keys(done: Done) -> list[str]:
+    return [file.key for fragment in done.fragments for file in fragment.files]
 
 
 def write_list(store: Store, plan: Plan, files: Iterable[File]) -> TakenList:

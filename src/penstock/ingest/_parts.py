@@ -1,7 +1,7 @@
 """Parts of an ingest: cut, and done by whoever runs them, in threads here or anywhere else."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from penstock.errors import SampleError
 from penstock.format import as_column
 from penstock.format.kinds import Image
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._ledger import Done, Plan, Waiting, identity
+from penstock.ingest._ledger import Done, File, Plan, Waiting, identity
 from penstock.ingest._settings import OnBad
 from penstock.ingest._shape import Shaper, chunks
 from penstock.ingest._source import Found, Reading, Reject
@@ -25,6 +25,7 @@ _PART_BYTES = 256 << 20
 _LEAST_PART_BYTES = 16 << 20
 _PART_FILES = 16_384
 _PARTS_PER_WORKER = 4
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Job:
     target: Store
     waiting: Waiting
     on_bad: OnBad
+    max_bad: int
 
 
 class Runner(Protocol):
@@ -92,6 +94,8 @@ def do_part(job: Job, part: Part, stop: Event) -> Done:
             )
         with lock:
             rejects.append(Reject(name, reason))
+            if len(rejects) > job.max_bad:
+                raise too_many(rejects, job.max_bad)
 
     def running(found: Iterable[Found]) -> Iterator[Found]:
         for item in found:
@@ -100,9 +104,8 @@ def do_part(job: Job, part: Part, stop: Event) -> Done:
             yield item
 
     plan = job.plan
-    pictures = {name: plan.schema[name].kind if name in plan.schema else Image() for name in plan.pictures}
     known = {name: as_column(name, column).kind for name, column in job.reading.columns.items()}
-    shaper = Shaper(plan.settings, pictures, known)
+    shaper = Shaper(plan.settings, {name: known.get(name, Image()) for name in plan.pictures}, known)
     seed = plan.settings.shuffle
     mixed = None if seed is None else np.random.default_rng([seed, int.from_bytes(_digest(part)[:8], "big")])
     rows = shaper.rows(running(job.reading.rows(job.bucket, part.files)))
@@ -110,23 +113,37 @@ def do_part(job: Job, part: Part, stop: Event) -> Done:
         job.target, plan.schema, chunks(rows, refuse, mixed), containers=plan.containers, refuse=refuse
     )
     done = Done(tuple(map(identity, part.files)), tuple(fragments), tuple(rejects), part.bytes)
-    job.waiting.keep(done)
+    job.waiting.keep(plan, done)
     return done
 
 
-def cut_parts(files: Sequence[ObjectInfo], workers: int) -> list[Part]:
-    """Files one after the other: parts large enough to be good fragments, and enough of them for all workers."""
+def too_many(rejects: Sequence[Reject], limit: int) -> SampleError:
+    """Why an ingest that rots is stopped."""
+    some = "; ".join(f"{reject.name}: {reject.reason}" for reject in rejects[:_SHOWN])
+    return SampleError(
+        f"more than {limit} rows or files could not be taken in, so the ingest stopped and nothing was committed"
+        f" ({some}; …). What was stored is kept: raise max_bad and run it again, or mend the source"
+    )
+
+
+def cut_parts(files: Sequence[ObjectInfo], workers: int, done: Container[File] = ()) -> list[Part]:
+    """Files that follow each other: parts large enough to be good fragments, and enough of them for all workers.
+
+    No part reaches over files that are done, so that the parts have an order.
+    """
     total = sum(file.size for file in files)
     target = min(_PART_BYTES, max(_LEAST_PART_BYTES, total // (_PARTS_PER_WORKER * workers)))
     parts: list[Part] = []
     waiting: list[ObjectInfo] = []
     size = 0
     for file in files:
-        if waiting and (size + file.size > target or len(waiting) >= _PART_FILES):
+        is_done = identity(file) in done
+        if waiting and (is_done or size + file.size > target or len(waiting) >= _PART_FILES):
             parts.append(Part(tuple(waiting)))
             waiting, size = [], 0
-        waiting.append(file)
-        size += file.size
+        if not is_done:
+            waiting.append(file)
+            size += file.size
     return [*parts, Part(tuple(waiting))] if waiting else parts
 
 

@@ -1,13 +1,13 @@
 """Look at a source and decide what to do with it: what it is, what is new in it, and what the columns are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import TABLE_KEY, Schema, new_id
-from penstock.format.kinds import Kind, Tensor
+from penstock.format import TABLE_KEY, Field, Schema, new_id
+from penstock.format.kinds import Kind, Label, Tensor
 from penstock.ingest._bucket import Bucket
 from penstock.ingest._ledger import Plan, Waiting, identity, taken_files
 from penstock.ingest._settings import Settings
@@ -117,7 +117,16 @@ def _known_columns(there: Schema, found: Schema) -> Schema:
                 f"column {known.name!r} is {known.kind} in the table and {found[known.name].kind} in the source, which"
                 " cannot be made of each other here; convert it with a transform, or take it into another table"
             )
-    return there
+    return Schema(tuple(_with_classes(known, found) for known in there.fields))
+
+
+def _with_classes(known: Field, found: Schema) -> Field:
+    """A column with the classes that are new in the source behind those it has."""
+    if known.dropped or known.name not in found or not isinstance(known.kind, Label) or not known.kind.names:
+        return known
+    theirs = found[known.name].kind
+    names = (*known.kind.names, *theirs.names) if isinstance(theirs, Label) else known.kind.names
+    return replace(known, kind=Label(tuple(dict.fromkeys(names))))
 
 
 def _same_numbers(there: Kind, found: Kind) -> bool:
@@ -130,4 +139,4 @@ def _same_numbers(there: Kind, found: Kind) -> bool:
 
 def _fits(planned: Schema, there: Schema) -> bool:
     """Whether what an earlier run settled still is what the table has."""
-    return not len(there) or {field.id for field in planned} == {field.id for field in there}
+    return not len(there) or {(field.id, field.name) for field in planned} == {(f.id, f.name) for f in there}

@@ -5,8 +5,9 @@ The contract; if the code disagrees with this list, the code is wrong:
 - A run is one commit, or none where nothing is new. The source is only read.
 - A part is written by whoever runs it and kept by one put of one object; until the commit nobody sees its rows. So a
   run that is killed at any point loses at most the parts that were under way, and none is added twice.
-- Rows are in the order of the source's files (or in a random order that the seed alone decides), whoever ran which
-  part and when.
+- Rows are in the order of the source's files, whoever ran which part and when. Shuffled, the files are in an order that
+  the seed decides, and how rows are mixed depends on how the parts were cut.
+- Two runs of one source at once: both may write, one commits, and the other is told so.
 - Memory is bounded by the number of parts under way, not by their size.
 """
 
@@ -15,18 +16,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from threading import Event
 
-from penstock.errors import SampleError
 from penstock.history import store_time
 from penstock.ingest._bucket import Bucket, Meter
 from penstock.ingest._ledger import Done, File, Waiting, identity, write_list
-from penstock.ingest._parts import Job, Runner, Threads, cut_parts
+from penstock.ingest._parts import Job, Runner, Threads, cut_parts, too_many
 from penstock.ingest._prepare import Prepared
 from penstock.ingest._settings import OnBad
 from penstock.ingest._source import Reject
 from penstock.table import Session, append_parts
 
 _REQUESTS = 128
-_SHOWN = 3
 
 
 @dataclass
@@ -55,12 +54,9 @@ class Progress:
 class Outcome:
     """What an ingest did."""
 
-    prepared: Prepared
     rows: int
-    parts: int
     continued: int
     """Rows that an earlier run had stored already."""
-    bytes_read: int
     bytes_written: int
     rejects: tuple[Reject, ...] = field(repr=False)
 
@@ -82,16 +78,17 @@ def run(
     waiting.begin(plan)
     session.notice.at_work()
     current = {identity(file) for file in prepared.new}
-    kept = [done for done in waiting.parts(store_time(session.store)) if current.issuperset(done.files)]
-    there = {file for done in kept for file in done.files}
-    parts = cut_parts([file for file in prepared.new if identity(file) not in there], workers)
-    job = Job(_quickly(prepared.bucket, workers), prepared.reading, plan, session.store, waiting, on_bad)
+    kept = [done for done in waiting.parts(plan, store_time(session.store)) if current.issuperset(done.files)]
+    kept = [done for done in kept if on_bad == "skip" or not done.rejects]
+    parts = cut_parts(prepared.new, workers, {file for done in kept for file in done.files})
+    job = Job(_quickly(prepared.bucket, workers), prepared.reading, plan, session.store, waiting, on_bad, max_bad)
     state = Progress(len(prepared.new), sum(file.size for file in prepared.new), job.bucket.meter)
     state.skipped_bytes = sum(done.source_bytes for done in kept)
     finished: list[Done] = []
     progress(state)
     try:
         for done in chain(kept, (runner or Threads(workers))(job, parts, stop=stop)):
+            session.notice.at_work()
             finished.append(done)
             state.files_done += len(done.files)
             state.bytes_done += done.source_bytes
@@ -99,14 +96,15 @@ def run(
             state.rejects += len(done.rejects)
             progress(state)
             if state.rejects > max_bad:
-                raise _too_many(finished, max_bad)
+                raise too_many([reject for done in finished for reject in done.rejects], max_bad)
     finally:
         stop.set()
     rejects = tuple(reject for done in finished for reject in done.rejects)
+    waiting.check(plan, kept)
     rows = _commit(session, prepared, finished, rejects, message)
     waiting.clear()
     written = sum(fragment.bytes for done in finished for fragment in done.fragments)
-    return Outcome(prepared, rows, len(finished), sum(done.rows for done in kept), state.bytes_done, written, rejects)
+    return Outcome(rows, sum(done.rows for done in kept), written, rejects)
 
 
 def _commit(
@@ -131,11 +129,3 @@ def _quickly(bucket: Bucket, workers: int) -> Bucket:
     """As many requests at once as the store likes, shared by the workers."""
     readers = 4 if bucket.store.fan_out == 1 else max(8, _REQUESTS // workers)
     return Bucket(bucket.store, bucket.link, readers)
-
-
-def _too_many(finished: Sequence[Done], limit: int) -> SampleError:
-    some = [f"{r.name}: {r.reason}" for done in finished for r in done.rejects][:_SHOWN]
-    return SampleError(
-        f"more than {limit} rows or files could not be taken in, so the ingest stopped and nothing was committed"
-        f" ({'; '.join(some)}; …). What was stored is kept: raise max_bad and run it again, or mend the source"
-    )

@@ -44,8 +44,6 @@ class Settings:
                 Compression.parse(codec)
             elif self.link:
                 raise InvalidInputError(f"column {column!r} is linked and stays as it is: leave out its codec, or link")
-        if self.transform is not None:
-            find_transform(self.transform)
 
     def to_json(self) -> dict[str, Any]:
         """Only what differs from the defaults."""

@@ -114,8 +114,11 @@ def chunks(found: Iterable[Row | Rows | Reject], refuse: Any, shuffle: np.random
             refuse(*item)
             continue
         if isinstance(item, Rows):
-            batch = item.batch if shuffle is None else item.batch.take(pa.array(shuffle.permutation(len(item.batch))))
-            yield Chunk(batch, item.name)
+            if shuffle is None:
+                yield Chunk(item.batch, item.name)
+            else:
+                order = shuffle.permutation(len(item.batch))
+                yield Chunk(item.batch.take(pa.array(order)), [f"{item.name}, row {row}" for row in order.tolist()])
             continue
         names.append(item.name)
         rows.append(item.values)

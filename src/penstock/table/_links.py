@@ -81,7 +81,7 @@ class Containers:
             above = [(len(uri), name) for name, uri in self.declared.items() if _is_in(container, uri)]
             if above:
                 length, name = max(above)
-                path = f"{unquote(container[length + 1 :])}/{path}" if length < len(container) else path
+                path = f"{unquote(container[length:].lstrip('/'))}/{path}" if length < len(container) else path
             else:
                 name = new_id()[:16]
                 self.declared[name] = new[name] = container

@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.format import Fragment, Schema
-from penstock.history import AddField
+from penstock.format import Field, Fragment, Schema
+from penstock.format.kinds import Label
+from penstock.history import AddField, ExtendLabel
 from penstock.storage import Store
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._encode import Encoder
@@ -53,16 +54,24 @@ def write_part(
 def append_parts(
     stage: Stage, schema: Schema, fragments: Sequence[Fragment], containers: Mapping[str, str], operation: str
 ) -> int:
-    """Stage the rows of parts, in their order; a table without columns gets theirs."""
-    edits = [AddField(field) for field in schema if field.name not in stage.snapshot.schema]
-    for edit in edits:
-        stage.edit(edit)
+    """Stage the rows of parts, in their order; columns and classes that the table has not got are added."""
+    for field in schema:
+        if field.name not in stage.snapshot.schema:
+            stage.edit(AddField(field))
+        elif isinstance(field.kind, Label) and (more := _more_classes(stage.snapshot.schema[field.name], field.kind)):
+            stage.edit(ExtendLabel(field.id, more))
     whole = [replace(fragment, row_ids=stage.row_ids.take(fragment.rows)) for fragment in fragments]
     stage.changes.appended += whole
     stage.put(stage.tree.append(stage.snapshot.nodes, whole), stage.snapshot.schema, containers)
     rows = sum(fragment.rows for fragment in whole)
     stage.changes.note(operation, added=rows)
     return rows
+
+
+def _more_classes(there: Field, wanted: Label) -> tuple[str, ...]:
+    """The classes that a column has not got yet."""
+    names = there.kind.names if isinstance(there.kind, Label) else ()
+    return wanted.names[len(names) :]
 
 
 class _NoIds:

@@ -21,7 +21,7 @@ from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
 BATCH_BYTES = 16 << 20
-UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, SourceChanged, Damaged)
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, Damaged)
 """What reading a broken file raises; a store that does not answer raises something else."""
 
 _SIDECARS = ("", ".md", ".txt", ".json", ".yaml", ".yml", ".html", ".pdf", ".crc", ".sha256", ".md5")
@@ -81,6 +81,10 @@ class Tabular(Reading):
                             size += found.batch.nbytes if isinstance(found, Rows) else 0
                         at = portion.first + len(portion.batch)
                         _check_growth(file.size, size)
+        except SourceChanged as error:
+            if begun:  # half of a file that is no more: the part is done again as a whole
+                raise
+            yield Reject(file.key, str(error))
         except UNREADABLE as error:
             if begun:
                 yield Reject(f"{file.key}:{at}", f"cannot be read from here on: {error}")
@@ -140,7 +144,7 @@ def first_readable(bucket: Bucket, files: Sequence[ObjectInfo], read: Callable[[
     for file in files[:_TRIED]:
         try:
             return read(bucket, file)
-        except UNREADABLE as error:
+        except (SourceChanged, *UNREADABLE) as error:
             told = told or f"{bucket.uri(file.key)}: {error}"
     raise InvalidInputError(f"none of the first {min(len(files), _TRIED)} files can be read; the first, {told}")
 

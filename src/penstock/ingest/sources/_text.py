@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from penstock.errors import InvalidInputError, SampleError
+from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format import Column, ColumnLike, infer_schema
 from penstock.format.kinds import BadValue, Embedding, Json, Kind, List, Tensor
 from penstock.ingest._bucket import Bucket
@@ -220,6 +220,10 @@ class _JsonLines(Reading):
             try:
                 for number, found in _objects(bucket, file):
                     yield self._row(f"{file.key}:{number}", found)
+            except SourceChanged as error:
+                if number:  # half of a file that is no more: the part is done again as a whole
+                    raise
+                yield Reject(file.key, str(error))
             except UNREADABLE as error:
                 name = f"{file.key}:{number + 1}" if number else file.key
                 yield Reject(name, f"cannot be read from here on: {error}")
@@ -245,7 +249,7 @@ def _open_jsonl(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
                     reason = f"{file.key}:{number} {value}"
                 else:
                     first.append(value)
-        except UNREADABLE as error:
+        except (SourceChanged, *UNREADABLE) as error:
             reason = f"{file.key} cannot be read: {error}"
     if not first:
         raise InvalidInputError(f"the first lines of the files in {bucket.store.uri} are no JSON objects: {reason}")

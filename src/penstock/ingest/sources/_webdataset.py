@@ -132,10 +132,6 @@ class _Shards(Reading):
             else Row(name, {_KEY: key} | dict.fromkeys(self.names.values()) | values)
         )
 
-    def _new_name(self, ending: str, values: Mapping[str, Any]) -> str:
-        """A column that the first samples have not; the table may have learnt of it from others, or refuse it."""
-        return column_name(_plain(ending), {*values, *self.names.values()})
-
 
 def _check(piece: _Piece, seen: Mapping[str, int]) -> None:
     """Refuse what cannot be another member of a sample."""
