@@ -123,7 +123,7 @@ http {{
   tcp_nopush on;
   keepalive_timeout 1h;
   keepalive_requests 1000000000;
-  open_file_cache max=10000;
+  open_file_cache max=4000;
 {temporary}
   server {{
     listen 127.0.0.1:{server.port} backlog=4096;
