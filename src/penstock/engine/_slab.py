@@ -59,7 +59,6 @@ class Slab:
         self.columns = columns
         self.values: dict[str, npt.NDArray[Any]] = {}
         self.masks: dict[str, npt.NDArray[np.bool_]] = {}
-        self._capacity = capacity
         for column in columns:
             self.values[column.name] = reserved((capacity, *column.shape), column.dtype)
             if column.nullable:

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from penstock.errors import NotFoundError, SourceChanged
 from penstock.format.kinds import Link
 from penstock.storage import ObjectInfo, Store
+from penstock.table import RangeFile
 from penstock.types import ByteRange
 
 _AHEAD_BYTES = 32 << 20
@@ -113,40 +114,26 @@ def _result(file: ObjectInfo, future: Future[memoryview] | None) -> tuple[Object
         return file, error
 
 
-class _Ranged(io.RawIOBase):
+class _Ranged(RangeFile):
     """Reads in steps, of which the next is under way while one is used."""
 
     def __init__(self, bucket: Bucket, file: ObjectInfo) -> None:
-        self._bucket, self._file, self._at = bucket, file, 0
+        super().__init__(file.size)
+        self._bucket, self._file = bucket, file
         self._pool = ThreadPoolExecutor(1, "penstock-ahead")
         self._steps: dict[int, Future[memoryview]] = {}
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        step, inside = divmod(self._at, _STEP_BYTES)
-        if self._at >= self._file.size:
-            return 0
-        follows = step - 1 in self._steps  # who jumps about is not read ahead for
-        ours = self._ask(step)
-        if follows and (step + 1) * _STEP_BYTES < self._file.size:
-            self._ask(step + 1)
-        data = ours.result()[inside : inside + len(buffer)]
-        buffer[: len(data)] = data
-        self._at += len(data)
-        self._steps = {number: future for number, future in self._steps.items() if step <= number <= step + 1}
-        return len(data)
+    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+        for step in range(wanted.start // _STEP_BYTES, -(-wanted.end // _STEP_BYTES)):
+            follows = step - 1 in self._steps  # who jumps about is not read ahead for
+            ours = self._ask(step)
+            if follows and (step + 1) * _STEP_BYTES < self._file.size:
+                self._ask(step + 1)
+            first = step * _STEP_BYTES
+            start = max(wanted.start, first)
+            data = ours.result()[start - first : wanted.end - first]
+            out[start - wanted.start : start - wanted.start + len(data)] = data
+            self._steps = {number: future for number, future in self._steps.items() if step <= number <= step + 1}
 
     def _ask(self, step: int) -> Future[memoryview]:
         if step not in self._steps:

@@ -21,7 +21,6 @@ from penstock.table import Session, split_uri
 class Prepared:
     """What an ingest will do, as far as a look at the source tells."""
 
-    source: Source
     bucket: Bucket
     reading: Reading
     plan: Plan
@@ -58,7 +57,7 @@ def prepare(
     if settings.shuffle is not None:
         order = np.random.default_rng(settings.shuffle).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
-    return Prepared(source, bucket, reading, plan, sample, new, changed)
+    return Prepared(bucket, reading, plan, sample, new, changed)
 
 
 def _objects(store: Store) -> list[ObjectInfo]:

@@ -15,7 +15,7 @@ from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema,
 from penstock.format.kinds import Image, Kind, Link, Linked, Mask, Tensor
 from penstock.ingest._bucket import Bucket
 from penstock.ingest._settings import Settings, find_transform
-from penstock.ingest._source import Found, Reading, Reject, Row, Rows
+from penstock.ingest._source import Found, Reading, Reject, Row, Rows, spread
 from penstock.table import Chunk
 
 _CHUNK_ROWS = 1024
@@ -160,13 +160,12 @@ class Sample:
     pictures: Mapping[str, Kind]
     """The source's columns of pictures, as they come."""
     weighed: tuple[Weighed, ...]
-    rejects: tuple[Reject, ...]
 
 
 def look(bucket: Bucket, reading: Reading, settings: Settings) -> Sample:
     """Read a few rows, and settle the columns."""
     found: list[Found] = []
-    for file in _spread(reading.files):
+    for file in spread(reading.files, _SAMPLED_FILES):
         found += _first(reading.rows(bucket, [file]), _SAMPLED_ROWS)
     rejects = tuple(item for item in found if isinstance(item, Reject))
     good = [item for item in found if not isinstance(item, Reject)]
@@ -185,7 +184,7 @@ def look(bucket: Bucket, reading: Reading, settings: Settings) -> Sample:
     chosen = settings.columns if settings.columns is not None else columns
     schema = make_schema({name: _column(name, columns[name], known, settings) for name in chosen})
     weighed = tuple(_weigh(name, plain[name]) for name in pictures) if not settings.link else ()
-    return Sample(schema, pictures, tuple(w for w in weighed if w is not None), rejects)
+    return Sample(schema, pictures, tuple(w for w in weighed if w is not None))
 
 
 def _first(found: Iterator[Found], count: int) -> Iterator[Found]:
@@ -199,11 +198,6 @@ def _first(found: Iterator[Found], count: int) -> Iterator[Found]:
             count -= 1
         if count <= 0:
             return
-
-
-def _spread(files: Sequence[Any]) -> list[Any]:
-    picks = np.unique(np.linspace(0, len(files) - 1, min(_SAMPLED_FILES, len(files))).astype(int))
-    return [files[index] for index in picks.tolist()]
 
 
 def _columns(rows: Sequence[Row | Rows]) -> dict[str, Any]:

@@ -16,13 +16,16 @@ source is wrong (`penstock.testing.SourceTests` is its exam):
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.format import ColumnLike
 from penstock.ingest._bucket import Bucket
 from penstock.storage import ObjectInfo
+
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -92,3 +95,9 @@ def is_hidden(key: str) -> bool:
     if any(folder.startswith((".", "_")) for folder in folders):
         return True
     return name.startswith(".") or (name.startswith("_") and not name.endswith(".json"))
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """So many items, from all over the sequence, the first and the last among them."""
+    picks = np.unique(np.linspace(0, len(items) - 1, min(count, len(items))).astype(int))
+    return [items[index] for index in picks.tolist()]

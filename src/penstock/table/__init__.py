@@ -1,6 +1,6 @@
 """Rows and columns: read, append, update, delete, add and drop columns, and verify."""
 
-from penstock.table._blobs import BlobReader
+from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
 from penstock.table._compact import compact
 from penstock.table._diff import Diff, diff
@@ -44,6 +44,7 @@ __all__ = [
     "PageRequest",
     "Pages",
     "PickedRows",
+    "RangeFile",
     "Reader",
     "Report",
     "Rows",

@@ -238,12 +238,6 @@ def ahead(jobs: Iterable[tuple[int, Callable[[], T]]], readers: int) -> Iterator
                 future.cancel()
 
 
-def spread(items: Sequence[T], count: int) -> list[T]:
-    """So many items, from all over the sequence, the first and the last among them."""
-    picks = np.unique(np.linspace(0, len(items) - 1, min(count, len(items))).astype(int))
-    return [items[index] for index in picks.tolist()]
-
-
 def are_most(files: Sequence[ObjectInfo], endings: Sequence[str]) -> bool:
     """Whether files with these endings hold most of the bytes."""
     mine = [file.size for file in files if suffix(file.key) in endings]

@@ -22,7 +22,7 @@ import numpy as np
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Kind
 from penstock.ingest._bucket import MAX_VALUE_BYTES, Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden, suffix
+from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden, spread, suffix
 from penstock.ingest.sources._arrays import (
     Array,
     Piece,
@@ -34,7 +34,6 @@ from penstock.ingest.sources._arrays import (
     pieces,
     plain,
     refused,
-    spread,
 )
 from penstock.ingest.sources._npz import Member, archive_rows, open_archive
 from penstock.storage import ObjectInfo, run_all

@@ -4,7 +4,6 @@ A row group that is not too large is fetched column after column, in the order i
 larger is read through a small window for each column, so that it streams whatever its size.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -28,6 +27,8 @@ from penstock.ingest.sources._tabular import (
     plan_columns,
 )
 from penstock.storage import ObjectInfo
+from penstock.table import RangeFile
+from penstock.types import ByteRange
 
 _ENDINGS = (".parquet",)
 _SAMPLED_ROWS = 64
@@ -129,34 +130,19 @@ def _check_size(size: int) -> None:
         raise Damaged(f"has a piece of {size:,} bytes, more than the {_MAX_READ_BYTES:,} that are held at once")
 
 
-class _Exact(io.RawIOBase):
+class _Exact(RangeFile):
     """An object as a file that fetches just what is asked for, by a reader that jumps about and knows what it needs."""
 
     def __init__(self, bucket: Bucket, file: ObjectInfo) -> None:
-        self._bucket, self._file, self._at = bucket, file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
-        return self._at
+        super().__init__(file.size)
+        self._bucket, self._file = bucket, file
 
     def read(self, size: int = -1) -> bytes | None:
         _check_size(size)
         return super().read(size)
 
-    def readinto(self, buffer: Any) -> int:
-        length = max(0, min(len(buffer), self._file.size - self._at))
-        buffer[:length] = self._bucket.read(self._file, self._at, length)
-        self._at += length
-        return length
+    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+        out[: wanted.length] = self._bucket.read(self._file, wanted.start, wanted.length)
 
 
 PARQUET = Source(

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Kind
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Source, is_hidden, suffix
+from penstock.ingest._source import Found, Reading, Source, is_hidden, spread, suffix
 from penstock.ingest.sources._arrays import (
     Array,
     Piece,
@@ -29,7 +29,6 @@ from penstock.ingest.sources._arrays import (
     common_kind,
     pieces,
     refused,
-    spread,
 )
 from penstock.storage import ObjectInfo, run_all
 
