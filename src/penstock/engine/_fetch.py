@@ -45,10 +45,9 @@ class Request:
 class Fetcher:
     """A pool of threads that read pages."""
 
-    def __init__(self, gauge: Gauge, *, remote: bool, max_threads: int) -> None:
-        """A remote store may answer late; a local one is read with all threads from the start."""
-        self._gauge, self._remote, self._max_threads = gauge, remote, max_threads
-        self.limit = min(_LEAST_LIMIT, max_threads) if remote else max_threads
+    def __init__(self, gauge: Gauge, *, max_threads: int) -> None:
+        self._gauge, self._max_threads = gauge, max_threads
+        self.limit = min(_LEAST_LIMIT, max_threads)
         self._waiting: deque[Request] = deque()
         self._hedges: deque[Request] = deque()
         self._under_way: set[Request] = set()
@@ -62,8 +61,7 @@ class Fetcher:
         self._work = Condition(self._lock)
         self._stopped = False
         self._over = Event()
-        if self._remote:
-            Thread(target=self._watch, name="penstock-hedge", daemon=True).start()
+        Thread(target=self._watch, name="penstock-hedge", daemon=True).start()
 
     def ask(self, request: Request) -> None:
         """Fetch pages; the answer is given by a thread of the pool."""
@@ -138,7 +136,7 @@ class Fetcher:
     def _note(self, seconds: float) -> None:
         self._latencies.append(seconds)
         self._round.append(seconds)
-        if self._remote and len(self._round) >= self.limit:
+        if len(self._round) >= self.limit:
             typical, quickest = sum(self._round) / len(self._round), min(self._latencies)
             if typical < _NOT_BUSY * quickest and self._waiting:
                 self.limit = min(self._max_threads, self.limit + self.limit // 2)

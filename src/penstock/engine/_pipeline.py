@@ -1,4 +1,4 @@
-"""Run a plan: a planner, fetchers and workers around one window; batches leave in the order of the plan.
+"""Run a plan: some hands around one window, who plan, read and put together; batches leave in the order of the plan.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
@@ -7,6 +7,9 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Batches are delivered in order. An error comes in its place: after every batch before it, and before any other.
 - When nothing under way can free memory, the next span is admitted over the budget rather than never.
 - After the last span of an epoch come those of the next, as far as the window has room.
+- A hand does whatever is most urgent: plan on, put a span together, read a page of a local file. So there are no more
+  threads than cores that could use them, and what is read is put together by whoever is free: every thread more is one
+  more to wait for the GIL. Only requests to a store that may keep them waiting have threads of their own.
 - `stop` makes every thread end after what it is doing; nothing is delivered after it. Threads never hold the user's
   iterator, so one that is dropped stops its pipeline.
 """
@@ -14,7 +17,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from threading import Condition, Lock, Thread, current_thread
@@ -42,9 +46,10 @@ class Pipeline:
         self,
         planner: Planner,
         window: Window,
-        fetcher: Fetcher,
+        fetcher: Fetcher | None,
         workers: Sequence[Work],
         *,
+        hands: int,
         inline: bool,
         tolerant: bool,
         depth: int,
@@ -52,28 +57,30 @@ class Pipeline:
     ) -> None:
         """`depth` spans are put together ahead of the loop; with `inline`, the loop's own thread is the one worker.
 
-        A tolerant pipeline leaves it to the workers what to do with damaged pages.
+        Without a fetcher the hands read by themselves. A tolerant pipeline leaves it to the workers what to do with
+        damaged pages.
         """
         self._planner, self._window, self._fetcher = planner, window, fetcher
         self._inline = workers[0] if inline else None
-        self._workers = [] if inline else workers
+        self._free = [] if inline else list(workers)
         self._tolerant, self._depth, self._gauge = tolerant, depth, gauge
         self._lock = Lock()
-        self._room, self._near, self._ready, self._done = (Condition(self._lock) for _ in range(4))
+        self._tasks, self._done = Condition(self._lock), Condition(self._lock)
+        self._plan: Iterator[None] = iter(())
+        self._planning = False
+        """Whether a hand is at it, or there is nothing left to plan."""
+        self._no_room_since: float | None = None
+        self._to_read: deque[tuple[Piece, int]] = deque()
         self._spans_ready: list[tuple[int, Span]] = []
         self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
-        self._delivered = self._admitted = self._released = 0
+        self._delivered = self._admitted = self._released = self._idle = 0
         self._failure: BaseException | None = None
         self._stopped = self._waited_for = False
-        self._threads: list[Thread] = []
+        self._threads = [Thread(target=self._lend, name="penstock-hand", daemon=True) for _ in range(hands)]
 
     def start(self, epoch: int, consumed: int) -> None:
         """Begin to read."""
-        work = [
-            Thread(target=self._work, args=(worker,), name="penstock-work", daemon=True) for worker in self._workers
-        ]
-        plan = Thread(target=self._plan, args=(epoch, consumed), name="penstock-plan", daemon=True)
-        self._threads = [plan, *work]
+        self._plan = self._planned(epoch, consumed)
         _running.add(self)
         for thread in self._threads:
             thread.start()
@@ -83,9 +90,11 @@ class Pipeline:
         with self._lock:
             self._stopped = True
             self._results.clear()
-            for condition in (self._room, self._near, self._ready, self._done):
+            self._to_read.clear()
+            for condition in (self._tasks, self._done):
                 condition.notify_all()
-        self._fetcher.stop()
+        if self._fetcher is not None:
+            self._fetcher.stop()
         if wait and not self._waited_for:
             self._waited_for = True
             ends = time.monotonic() + _JOIN_S
@@ -114,9 +123,8 @@ class Pipeline:
                 else:
                     self._done.wait()
             self._delivered += 1
-            if self._startable():
-                self._ready.notify()
-            self._near.notify()
+            if self._idle and (self._startable() or self._may_plan()):
+                self._tasks.notify()
         waited = time.perf_counter() - started
         self._gauge.add("loop", "starved", waited)
         if self._inline is not None:
@@ -127,22 +135,72 @@ class Pipeline:
             raise batches
         return span, batches
 
-    def _plan(self, epoch: int, consumed: int) -> None:
+    def _lend(self) -> None:
+        while (task := self._next_task()) is not None:
+            task()
+            del task
+
+    def _next_task(self) -> Callable[[], None] | None:
+        """What is to be done now; None when stopped."""
+        with self._lock:
+            while not self._stopped:
+                task = self._most_urgent()
+                if task is not None:
+                    return task
+                could_work = self._idle < len(self._free)
+                blocked = bool(self._spans_ready)
+                started = time.perf_counter()
+                self._idle += 1
+                self._tasks.wait()
+                self._idle -= 1
+                if could_work:
+                    self._gauge.add("work", "blocked" if blocked else "starved", time.perf_counter() - started)
+            return None
+
+    def _most_urgent(self) -> Callable[[], None] | None:
+        if self._may_plan():
+            self._planning = True
+            return self._plan_on
+        if self._free and self._startable():
+            return partial(self._work, heappop(self._spans_ready)[1], self._free.pop())
+        if self._to_read:
+            return partial(self._read, *self._to_read.popleft())
+        return None
+
+    def _may_plan(self) -> bool:
+        far_ahead = self._admitted >= self._delivered + self._depth + _PLANNED_AHEAD
+        return not self._planning and not far_ahead and self._no_room_since is None
+
+    def _plan_on(self) -> None:
         try:
-            while True:
-                some = False
-                for stretch in self._planner.stretches(epoch, consumed):
-                    some = True
-                    self._announce(stretch)
-                    if not all(self._admit(span) for span in stretch.spans):
-                        return
-                if not some and not consumed:
-                    return
-                epoch, consumed = epoch + 1, 0
+            going = next(self._plan, self) is None
         except BaseException as error:
+            going = False
             with self._lock:
                 self._failure = error
                 self._done.notify_all()
+        with self._lock:
+            self._planning = not going
+
+    def _planned(self, epoch: int, consumed: int) -> Iterator[None]:
+        """Admit spans, one after the other; stops after each, and where one must wait for room."""
+        while True:
+            some = False
+            for stretch in self._planner.stretches(epoch, consumed):
+                some = True
+                self._announce(stretch)
+                for span in stretch.spans:
+                    for piece in span.needed:
+                        if not piece.admitted:
+                            self._window.describe(piece)
+                            while not self._has_room(piece):
+                                yield
+                            self._ask(piece)
+                    self._enter(span)
+                    yield
+            if not some and not consumed:
+                return
+            epoch, consumed = epoch + 1, 0
 
     def _announce(self, stretch: Stretch) -> None:
         """Say which spans will need which pieces, and which pieces nobody will need after them."""
@@ -155,17 +213,40 @@ class Pipeline:
                 if not piece.spans and piece.admitted:
                     self._window.free(piece)
 
-    def _admit(self, span: Span) -> bool:
-        """Make room for what a span needs, and ask for it; False when stopped."""
+    def _has_room(self, piece: Piece) -> bool:
+        now = time.perf_counter()
         with self._lock:
-            while span.number >= self._delivered + self._depth + _PLANNED_AHEAD and not self._stopped:
-                self._near.wait()
-        for piece in span.needed:
-            if not piece.admitted:
-                self._window.describe(piece)
-                if not self._make_room(piece):
-                    return False
-                self._ask(piece)
+            if self._no_room_since is not None:
+                return False
+            if not self._window.admit(piece, regardless=self._admitted == self._released):
+                self._no_room_since = now
+                return False
+        return True
+
+    def _make_room(self) -> None:
+        """Some memory has come free; called with the lock."""
+        if self._no_room_since is not None:
+            self._gauge.add("fetch", "blocked", time.perf_counter() - self._no_room_since)
+            self._no_room_since = None
+            if self._idle:
+                self._tasks.notify()
+
+    def _ask(self, piece: Piece) -> None:
+        """Have the pages of a piece read."""
+        if not piece.requests:
+            self._fill(piece)
+        numbers = range(len(piece.requests))
+        if self._fetcher is None:
+            with self._lock:
+                self._to_read += [(piece, number) for number in numbers]
+                if self._idle:
+                    self._tasks.notify(len(numbers))
+            return
+        for number in numbers:
+            self._fetcher.ask(Request(partial(self._window.read, piece, number), partial(self._answer, piece, number)))
+
+    def _enter(self, span: Span) -> None:
+        """Everything that a span needs has been asked for."""
         with self._lock:
             for piece in span.needed:
                 if not piece.filled:
@@ -174,25 +255,19 @@ class Pipeline:
             self._admitted += 1
             if not span.missing:
                 self._is_ready(span)
-            return not self._stopped
 
-    def _make_room(self, piece: Piece) -> bool:
+    def _read(self, piece: Piece, number: int) -> None:
         started = time.perf_counter()
-        with self._lock:
-            while not self._stopped:
-                if self._window.admit(piece, regardless=self._admitted == self._released):
-                    break
-                self._room.wait()
-        waited = time.perf_counter() - started
-        if waited > 1e-3:
-            self._gauge.add("fetch", "blocked", waited)
-        return not self._stopped
-
-    def _ask(self, piece: Piece) -> None:
-        if not piece.requests:
-            self._fill(piece)
-        for number in range(len(piece.requests)):
-            self._fetcher.ask(Request(partial(self._window.read, piece, number), partial(self._answer, piece, number)))
+        found: Runs | BaseException
+        size = 0
+        try:
+            found, size = self._window.read(piece, number)
+        except BaseException as error:
+            found = error
+        seconds = time.perf_counter() - started
+        self._gauge.got(size, seconds)
+        self._gauge.add("work", "starved", seconds)  # had there been something to put together, this could have waited
+        self._answer(piece, number, found)
 
     def _answer(self, piece: Piece, number: int, found: Runs | BaseException) -> None:
         with self._lock:
@@ -224,34 +299,24 @@ class Pipeline:
                     self._is_ready(span)
             piece.waiting = []
             if piece.raw_bytes:
-                self._room.notify()
+                self._make_room()
 
     def _is_ready(self, span: Span) -> None:
         """A span can be put together; called with the lock."""
         heappush(self._spans_ready, (span.number, span))
-        if self._workers and self._startable():
-            self._ready.notify()
-        elif not self._workers:
+        if self._inline is not None:
             self._done.notify()
-
-    def _work(self, work: Work) -> None:
-        while True:
-            started = time.perf_counter()
-            blocked = False
-            with self._lock:
-                while not self._stopped and not self._startable():
-                    blocked = bool(self._spans_ready)
-                    self._ready.wait()
-                if self._stopped:
-                    return
-                span = heappop(self._spans_ready)[1]
-            self._gauge.add("work", "blocked" if blocked else "starved", time.perf_counter() - started)
-            with self._gauge.timed("work", "busy"):
-                self._put_together(span, work)
-            del span
+        elif self._idle and self._startable():
+            self._tasks.notify()
 
     def _startable(self) -> bool:
         return bool(self._spans_ready) and self._spans_ready[0][0] < self._delivered + self._depth
+
+    def _work(self, span: Span, work: Work) -> None:
+        with self._gauge.timed("work", "busy"):
+            self._put_together(span, work)
+        with self._lock:
+            self._free.append(work)
 
     def _put_together(self, span: Span, work: Work) -> None:
         batches: Sequence[Any] | BaseException
@@ -279,7 +344,7 @@ class Pipeline:
                 self._window.free(piece)
         span.pieces = span.needed = []
         self._released += 1
-        self._room.notify()
+        self._make_room()
 
 
 @atexit.register

@@ -29,7 +29,7 @@ _SPAN_BYTES = 4 << 20
 _MAX_SPAN_BATCHES = 64
 _STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 64 << 20
 _KEPT_BYTES = 64 << 20
-_MAX_FETCHERS = 96
+_MAX_FETCHERS, _MAX_READERS = 96, 16
 _LEAST_BUDGET = 1 << 30
 _WHOLE_NUMBERS = {
     "batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": None, "lanes": None, "block_bytes": None,
@@ -199,6 +199,15 @@ class Stream:
         wanted = max(_LEAST_BUDGET, round(1.5 * self._window_need) + 8 * self._batch_bytes)
         return min(wanted, _memory_bytes() // 2)
 
+    @property
+    def _hands(self) -> int:
+        """Threads that plan and work, and read local files; those that wait for a process do nothing else."""
+        workers, apart = self._options.num_workers, self._options.worker_type == "process"
+        if self._reader.store.fan_out > 1:
+            return workers + 1
+        readers = min(available_cores(), _MAX_READERS)
+        return workers + readers if apart else max(workers, readers)
+
     def _pipeline(self) -> Pipeline:
         options, selection, gauge = self._options, self._selection, self.gauge
         budget, batch_bytes = self._budget, max(1, self._batch_bytes)
@@ -237,9 +246,6 @@ class Stream:
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
         remote = self._reader.store.fan_out > 1
-        fetcher = Fetcher(
-            gauge, remote=remote, max_threads=_MAX_FETCHERS if remote else max(2, min(available_cores(), 8))
-        )
         buffers = HostBuffers(keep_bytes=(depth + 2) * per_span * batch_bytes)
         collator = Collator(self._reader, layout, options.decode, buffers)
         flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
@@ -251,7 +257,7 @@ class Stream:
             for finish in self.finishers
         ]  # fmt: skip
         return Pipeline(
-            planner, window, fetcher, work,
+            planner, window, Fetcher(gauge, max_threads=_MAX_FETCHERS) if remote else None, work, hands=self._hands,
             inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=depth, gauge=gauge,
         )  # fmt: skip
 
