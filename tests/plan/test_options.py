@@ -11,37 +11,42 @@ from penstock.plan import IN_ORDER, Shuffle, choose_shuffle
 
 MIB = 1 << 20
 sizes = st.one_of(st.integers(0, 1 << 30), st.integers(0, 1 << 54))
+rows = st.floats(1, 1 << 30)
 
 
-@given(sizes)
+@given(sizes, rows)
 @settings(deadline=None)
-def test_the_defaults_depend_on_the_size_alone(table_bytes: int) -> None:
-    chosen = choose_shuffle(table_bytes)
-    assert chosen == choose_shuffle(table_bytes)
+def test_the_defaults_depend_on_the_sizes_alone(table_bytes: int, row_bytes: float) -> None:
+    chosen = choose_shuffle(table_bytes, row_bytes)
+    assert chosen == choose_shuffle(table_bytes, row_bytes)
     assert MIB // 4 <= chosen.block_bytes <= 4 * MIB
     assert 384 % chosen.lanes == 0
     window_bytes = chosen.lanes * (1 + chosen.spread) * chosen.block_bytes
     if table_bytes >= 1 << 30:  # what can be shuffled well within an eighth of the table
-        assert table_bytes // chosen.block_bytes >= 49 * chosen.lanes
+        assert table_bytes // chosen.block_bytes >= 42 * chosen.lanes
         assert window_bytes <= table_bytes / 8
 
 
 def test_larger_tables_have_more_lanes_and_larger_blocks() -> None:
-    steps = [choose_shuffle(1 << power) for power in range(10, 55)]
+    steps = [choose_shuffle(1 << power, 1 << 16) for power in range(10, 55)]
     for small, large in pairwise(steps):
         assert small.lanes <= large.lanes
         assert small.block_bytes <= large.block_bytes
     assert {chosen.lanes for chosen in steps} >= {24, 96, 384}
 
 
+def test_small_rows_have_smaller_blocks() -> None:
+    assert choose_shuffle(4 << 30, 2048).block_bytes < choose_shuffle(4 << 30, 1 << 17).block_bytes
+
+
 @given(sizes, st.integers(1, 400), st.integers(1, 1 << 30), st.floats(0, 1000))
 @settings(deadline=None)
 def test_what_is_asked_for_is_taken(table_bytes: int, lanes: int, block_bytes: int, spread: float) -> None:
     wanted = Shuffle(lanes, block_bytes, spread)
-    assert choose_shuffle(table_bytes, lanes=lanes, block_bytes=block_bytes, spread=spread) == wanted
-    assert choose_shuffle(table_bytes, lanes=lanes).lanes == lanes
-    assert choose_shuffle(table_bytes, block_bytes=block_bytes).block_bytes == block_bytes
-    assert choose_shuffle(table_bytes, spread=spread).spread == spread
+    assert choose_shuffle(table_bytes, 4096, lanes=lanes, block_bytes=block_bytes, spread=spread) == wanted
+    assert choose_shuffle(table_bytes, 4096, lanes=lanes).lanes == lanes
+    assert choose_shuffle(table_bytes, 4096, block_bytes=block_bytes).block_bytes == block_bytes
+    assert choose_shuffle(table_bytes, 4096, spread=spread).spread == spread
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_what_is_asked_for_is_taken(table_bytes: int, lanes: int, block_bytes: i
 )
 def test_nonsense_is_refused(option: dict[str, int], named: str) -> None:
     with pytest.raises(InvalidInputError, match=named):
-        choose_shuffle(1 << 30, **option)
+        choose_shuffle(1 << 30, 4096, **option)
 
 
 def test_no_shuffle_has_one_lane_and_no_spread() -> None:

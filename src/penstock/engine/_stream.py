@@ -93,12 +93,15 @@ class Stream:
         self._reader, self._names, self._options = reader, tuple(names), options
         self.finishers, self.gauge = finishers, gauge
         self._selection = Selection(reader, names, rows, shuffled=options.shuffle)
-        total = round(self._selection.heavy_row_bytes * len(rows))
+        row_bytes = self._selection.heavy_row_bytes
         shuffle = (
-            choose_shuffle(total, lanes=options.lanes, block_bytes=options.block_bytes, spread=options.spread)
+            choose_shuffle(
+                round(row_bytes * len(rows)), row_bytes,
+                lanes=options.lanes, block_bytes=options.block_bytes, spread=options.spread,
+            )
             if options.shuffle
             else IN_ORDER
-        )
+        )  # fmt: skip
         self.order = Order(
             table=reader.store.uri,
             version=reader.name,

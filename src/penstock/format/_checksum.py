@@ -16,11 +16,6 @@ def crc32c(data: Buffer, before: int = 0) -> int:
     return checksum
 
 
-def behind(whole: int, first: int, second_bytes: int) -> int:
-    """The checksum of the second of two runs of bytes, from that of both together and that of the first."""
-    return whole ^ combined(first, 0, second_bytes)
-
-
 def combined(first: int, second: int, second_bytes: int) -> int:
     """The checksum of two runs of bytes, one behind the other, from the checksums of both."""
     checksum: int = _combine_crc32c(first, second, second_bytes)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.codecs import Compression
-from penstock.format._checksum import behind, combined, crc32c
+from penstock.format._checksum import combined, crc32c
 from penstock.format._layout import damaged, new_id
 from penstock.format._manifest import BlobUse, DataFile
 from penstock.format._schema import Field
@@ -98,13 +98,16 @@ def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: 
 def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], values: memoryview) -> bool:
     """Whether pages of one column are those that were written, given what is in front of their values, and the values.
 
-    The values of all pages lie behind each other, so that one pass checks them: the checksum of a page less that of
-    its head is that of its values.
+    The values of all pages lie behind each other, so that one pass checks them. What stands in front of some bytes
+    moves into their checksum by a linear function of its own checksum; so a page's head is taken out, and the values
+    of the pages before are put in its place, by adding both.
     """
-    expected = 0
-    for number, (head, crc) in enumerate(zip(heads, file.page_crcs[first:end].tolist(), strict=True)):
-        size = file.offsets[first + number + 1] - file.offsets[first + number] - len(head)
-        expected = combined(expected, behind(crc, _head_crc(head), size), size)
+    expected, start = 0, file.offsets[first]
+    for head, crc, stop in zip(
+        heads, file.page_crcs[first:end].tolist(), file.offsets[first + 1 : end + 1], strict=True
+    ):
+        expected = combined(expected ^ _head_crc(head), crc, stop - start - len(head))
+        start = stop
     return crc32c(values) == expected
 
 

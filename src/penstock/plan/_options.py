@@ -7,10 +7,11 @@ from penstock.errors import InvalidInputError
 _SMALL_BYTES = 32 << 20
 _HUGE_BYTES = 1 << 40
 _SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
+_BLOCKS, _MOST_BLOCKS, _FEW_ROWS = 1024, 1920, 1024
 _BLOCKS_PER_LANE = 80
 _MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES = 4 << 20
-_WINDOW_SHARE = 15
+_WINDOW_SHARE = 13
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 24 << 20, 1 << 30
 _MIN_SPREAD = 1.0
 
@@ -36,14 +37,20 @@ class Shuffle:
 
 
 def choose_shuffle(
-    table_bytes: int, *, lanes: int | None = None, block_bytes: int | None = None, spread: float | None = None
+    table_bytes: int,
+    row_bytes: float,
+    *,
+    lanes: int | None = None,
+    block_bytes: int | None = None,
+    spread: float | None = None,
 ) -> Shuffle:
-    """Fill in what was not asked for, from the size of the table alone.
+    """Fill in what was not asked for, from the size of the table and of a row alone.
 
-    A small table is shuffled as a whole. Else blocks are small where the table is small and lanes are many where it is
-    large, and the spread is what a fifteenth of the table or a gigabyte has room for.
+    A small table is shuffled as a whole. Else blocks are small where the table is small, and where rows are, because
+    a block of many rows fills a batch with neighbours; lanes are many where the table is large; and the spread is
+    what a thirteenth of the table or a gigabyte has room for.
     """
-    share = table_bytes // (_SMALL_LANES * _BLOCKS_PER_LANE)
+    share = max(min(table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes)), table_bytes // _MOST_BLOCKS)
     block = min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES) if block_bytes is None else block_bytes
     if lanes is None:
         lanes = _HUGE_LANES if table_bytes >= _HUGE_BYTES else _SMALL_LANES
