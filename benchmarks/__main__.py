@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ["write", "read", "commits", "opening", "bitflips", "codecs", "history", "petabytes", "ingest", "loader"]
+NAMES = ["write", "read", "commits", "opening", "bitflips", "codecs", "history", "petabytes", "ingest", "gpu", "loader"]
 
 words = sys.argv[1:]
 options = words[words.index("loader") + 1 :] if "loader" in words else []

@@ -16,6 +16,7 @@ from penstock.dataset import (
     sync,
     verify,
 )
+from penstock.device import Pixels
 from penstock.format import Column, Commit, Field, Schema
 from penstock.format.kinds import (
     Audio,
@@ -56,6 +57,7 @@ __all__ = [
     "Linked",
     "List",
     "Mask",
+    "Pixels",
     "Points",
     "Schema",
     "Struct",

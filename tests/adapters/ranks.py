@@ -1,24 +1,55 @@
-"""Real processes in a real torch.distributed group, which run functions of test modules side by side."""
+"""Real processes in a real group of a framework, which run functions of test modules side by side."""
 
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 _COLLECTIVE_S = 30
 _CALL_S = 60
 
 
+def join_torch(rank: int, count: int, folder: Path) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/group",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=_COLLECTIVE_S),
+    )
+
+
+def join_jax(rank: int, count: int, folder: Path) -> None:
+    """Two devices for each rank."""
+    import jax
+
+    port = folder / "port"
+    if rank == 0:
+        with socket() as free:
+            free.bind(("localhost", 0))
+            (folder / "new").write_text(str(free.getsockname()[1]))
+        (folder / "new").rename(port)
+    while not port.exists():
+        time.sleep(0.01)
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port.read_text()}", count, rank, initialization_timeout=_COLLECTIVE_S)
+
+
 class Ranks:
     """A group that is started when first needed, and anew after anything went wrong in it."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, join: Callable[[int, int, Path], None] = join_torch) -> None:
+        self.count, self._join = count, join
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -52,22 +83,19 @@ class Ranks:
 
     def _start(self) -> None:
         context = get_context("spawn")
-        meeting = Path(tempfile.mkdtemp(prefix="penstock-ranks-")) / "group"
+        folder = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
         for rank in range(self.count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.count, str(meeting), theirs), daemon=False)
+            join = partial(self._join, rank, self.count, folder)
+            process = context.Process(target=_serve, args=(join, theirs), daemon=False)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
 
 
-def _serve(rank: int, count: int, meeting: str, pipe: Connection) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=timedelta(seconds=_COLLECTIVE_S)
-    )
+def _serve(join: Callable[[], None], pipe: Connection) -> None:
+    join()
     while True:
         try:
             function, args = pipe.recv()

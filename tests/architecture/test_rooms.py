@@ -32,6 +32,8 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 DOORS = {
     "obstore": ("storage/",),
     "torch": ("device/", "adapters/torch.py", "ingest/sources/_torch_files.py"),
+    "jax": ("adapters/jax.py",),
+    "tensorflow": ("adapters/tensorflow.py",),
     "duckdb": ("query/",),
     "ray": ("ingest/ray.py", "adapters/ray.py"),
     "sqlalchemy": ("catalog/",),

@@ -1,6 +1,7 @@
 """Host memory for batches, used again when nobody holds the batch: fresh memory costs a fault per page."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from math import prod
 from threading import RLock
 from typing import Any
@@ -14,8 +15,8 @@ _SIZE_STEP = 64 << 10
 class HostBuffers:
     """Gives out arrays whose memory comes back by itself when the last view of them is gone."""
 
-    def __init__(self, keep_bytes: int) -> None:
-        self._keep_bytes = keep_bytes
+    def __init__(self, keep_bytes: int, allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None) -> None:
+        self._keep_bytes, self._allocate = keep_bytes, allocate
         self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
         self._kept = 0
         self._lock = RLock()  # the garbage collector may give memory back in the middle of `empty`
@@ -34,7 +35,9 @@ class HostBuffers:
             free = self._free[room]
             memory = free.pop() if free else None
             self._kept -= room if memory is not None else 0
-        loan = _Loan(self, np.empty(room, np.uint8) if memory is None else memory)
+        if memory is None:
+            memory = np.empty(room, np.uint8) if self._allocate is None else self._allocate(room)
+        loan = _Loan(self, memory)
         return np.asarray(loan)[:size].view(element).reshape(shape)
 
     def give_back(self, memory: npt.NDArray[np.uint8]) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.codecs import decode_audio, decode_image, decode_image_into, decode_video
-from penstock.device import HostBuffers
+from penstock.device import Accelerator, HostBuffers
 from penstock.engine._pieces import Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
@@ -61,8 +61,17 @@ class DecodeOptions:
 class Collator:
     """Makes columns of the rows of a span."""
 
-    def __init__(self, reader: Reader, layout: Layout, options: DecodeOptions, buffers: HostBuffers) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        layout: Layout,
+        options: DecodeOptions,
+        buffers: HostBuffers,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        """An accelerator decodes pictures, if it can."""
         self._reader, self._layout, self._options, self._buffers = reader, layout, options, buffers
+        self._accelerator = accelerator
 
     def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
         """All columns of all rows of a span, and the rows that are bad with the reason; their values mean nothing."""
@@ -71,17 +80,14 @@ class Collator:
         rows = span.slab_rows if self._layout.fixed else None
         for column in self._layout.fixed:
             assert rows is not None
-            out = self._buffers.empty((len(rows), *column.shape), column.dtype)
-            # With mode="raise", numpy would fill a buffer of its own first.
-            np.take(slab.values[column.name], rows, axis=0, out=out, mode="clip")
-            found[column.name] = out
+            found[column.name] = slab.gather(column, rows, self._buffers)
             if column.nullable:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
         for field in self._layout.loose:
             shape = self._options.picture_shape(field)
             views = _views_of(span, field) if shape is not None and len(shape) == 3 else None
             if views is not None:
-                found.update(self._decoded_into(field, views, bad))
+                found.update(self._decoded_there(field, views) or self._decoded_into(field, views, bad))
             else:
                 found.update(self._decoded(field, _cells_of(span, field.name), bad))
         return found, bad
@@ -188,10 +194,24 @@ class Collator:
             except SampleError as error:
                 bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
                 out[row] = 0
-        return _with_mask(field, out, np.array([data is not None for data in views], bool))
+        return _with_mask(field, out, _present(views))
+
+    def _decoded_there(self, field: Field, views: Sequence[memoryview | None]) -> Columns:
+        """The same by the accelerator; nothing where it cannot, or not these pictures."""
+        shape = self._options.picture_shape(field)
+        if self._accelerator is None or shape is None:
+            return {}
+        resize = self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
+        with self._accelerator.working():
+            decoded = self._accelerator.decode_jpegs(views, shape, self._buffers, resize=resize)
+        return {} if decoded is None else _with_mask(field, decoded, _present(views))
 
 
-def _with_mask(field: Field, values: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> Columns:
+def _present(views: Sequence[memoryview | None]) -> npt.NDArray[np.bool_]:
+    return np.array([data is not None for data in views], bool)
+
+
+def _with_mask(field: Field, values: Any, there: npt.NDArray[np.bool_]) -> Columns:
     return {field.name: values, f"{field.name}_mask": there} if field.nullable else {field.name: values}
 
 
@@ -307,10 +327,14 @@ def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns
     return batches
 
 
-def put_row(columns: Columns, index: int, row: Columns) -> None:
+def put_row(columns: Columns, index: int, row: Columns, accelerator: Accelerator | None = None) -> None:
     """Write one row over another."""
     for name, values in columns.items():
         one = row[name]
+        if accelerator is not None and not isinstance(values, np.ndarray | list):
+            with accelerator.working():
+                accelerator.put(np.array(one[0]), values[index])
+            continue
         if isinstance(values, np.ndarray) and isinstance(one, np.ndarray) and one.dtype != values.dtype:
             values = columns[name] = values.astype(np.result_type(values, one))  # gray of 8 and of 16 bits
         values[index] = one[0]

@@ -11,7 +11,7 @@ from penstock.engine._process import ProcessFinish
 from penstock.engine._stats import Gauge, LoaderStats
 from penstock.engine._stream import Run, Stream, StreamOptions
 from penstock.engine._view import Display, Live
-from penstock.engine._work import Finish
+from penstock.engine._work import Finish, Placement
 from penstock.errors import InvalidInputError, PenstockError, PenstockWarning, StorageError
 from penstock.plan import State
 from penstock.table import Reader, Rows
@@ -45,6 +45,7 @@ class Loader:
         world: World,
         options: StreamOptions,
         finish: Finish,
+        placement: Placement | None = None,
         agree: Agree | None,
         display: Display | None,
     ) -> None:
@@ -56,7 +57,9 @@ class Loader:
         weakref.finalize(self, _let_go, self._runs, self._processes)
         self._reader, self._agree, self._display = reader, agree, display
         finishers: Sequence[Finish] = self._processes or [finish] * count
-        self._stream = Stream(reader, names, rows, world=world, options=options, finishers=finishers, gauge=gauge)
+        self._stream = Stream(
+            reader, names, rows, world=world, options=options, finishers=finishers, placement=placement, gauge=gauge
+        )
         self._run: Run | None = None
         self._next = self._reached = State(self._stream.order, 0, 0)
         self._resumed = False

@@ -54,16 +54,17 @@ class Pipeline:
         tolerant: bool,
         depth: int,
         gauge: Gauge,
+        enter: Callable[[], None] | None = None,
     ) -> None:
         """`depth` spans are put together ahead of the loop; with `inline`, the loop's own thread is the one worker.
 
-        Without a fetcher the hands read by themselves. A tolerant pipeline leaves it to the workers what to do with
-        damaged pages.
+        Without a fetcher the hands read by themselves; each of them calls `enter` first. A tolerant pipeline leaves it
+        to the workers what to do with damaged pages.
         """
         self._planner, self._window, self._fetcher = planner, window, fetcher
         self._inline = workers[0] if inline else None
         self._free = [] if inline else list(workers)
-        self._tolerant, self._depth, self._gauge = tolerant, depth, gauge
+        self._tolerant, self._depth, self._gauge, self._enter_thread = tolerant, depth, gauge, enter
         self._lock = Lock()
         self._tasks, self._done = Condition(self._lock), Condition(self._lock)
         self._plan: Iterator[None] = iter(())
@@ -136,6 +137,8 @@ class Pipeline:
         return span, batches
 
     def _lend(self) -> None:
+        if self._enter_thread is not None:
+            self._enter_thread()
         while (task := self._next_task()) is not None:
             task()
             del task
@@ -214,14 +217,17 @@ class Pipeline:
                     self._window.free(piece)
 
     def _has_room(self, piece: Piece) -> bool:
-        now = time.perf_counter()
-        with self._lock:
-            if self._no_room_since is not None:
-                return False
-            if not self._window.admit(piece, regardless=self._admitted == self._released):
-                self._no_room_since = now
-                return False
-        return True
+        while not self._stopped:
+            with self._lock:
+                if self._no_room_since is not None:
+                    return False
+                if self._window.admit(piece, regardless=self._admitted == self._released):
+                    return True
+                if self._window.slab.on_the_way != "crossing":
+                    self._no_room_since = time.perf_counter()
+                    return False
+            self._window.slab.settle()
+        return False
 
     def _make_room(self) -> None:
         """Some memory has come free; called with the lock."""
@@ -298,8 +304,7 @@ class Pipeline:
                 if not span.missing:
                     self._is_ready(span)
             piece.waiting = []
-            if piece.raw_bytes:
-                self._make_room()
+            self._make_room()
 
     def _is_ready(self, span: Span) -> None:
         """A span can be put together; called with the lock."""

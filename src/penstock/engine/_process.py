@@ -49,7 +49,7 @@ class ProcessFinish:
     def __init__(self, finish: Finish, note: Callable[[str], None]) -> None:
         self._finish, self._note = copy(finish), note
         self._finish.alone = True
-        self.needs_keys, self.by_rows, self.alone = self._finish.needs_keys, True, False
+        self.needs_keys, self.by_rows, self.on_host, self.alone = self._finish.needs_keys, True, True, False
         try:
             self._pickled = pickle.dumps(self._finish)
         except Exception as error:

@@ -233,16 +233,17 @@ class Selection:
             ends = np.concatenate([file.page_ends + file.row_start for file in files])
             linked = _linked_bytes(self.heaviest)
             sizes = np.concatenate([np.diff(file.page_offsets) + linked * file.page_rows for file in files])
+            numbers = np.repeat(np.arange(len(files)), [len(file.page_rows) for file in files])
         else:  # nothing is read, so any cut will do
             step = self.block_rows(shuffle)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
-            sizes = np.full(len(ends), shuffle.block_bytes)
+            sizes, numbers = np.full(len(ends), shuffle.block_bytes), np.zeros(len(ends), np.int64)
         if block.fragment.deleted is None and isinstance(block.chosen, range):
             upto = np.clip(ends, block.chosen.start, block.chosen.stop) - block.chosen.start
         else:
             upto = np.searchsorted(block.stored_rows, ends)
         first = 0
-        for end in cut_blocks(upto, sizes, block_bytes=shuffle.block_bytes).tolist():
+        for end in cut_blocks(upto, sizes, numbers, block_bytes=shuffle.block_bytes).tolist():
             yield block.part(first, end)
             first = end
 

@@ -1,17 +1,20 @@
 """The window's memory: one array for each column of one shape, so that a batch is one gather."""
 
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import reserved
+from penstock.device import Accelerator, DeviceRows, HostBuffers, Ring, Run, reserved
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
-from penstock.table import ROW_ID
+from penstock.table import ROW_ID, Rows
+
+_DEVICE_ROW_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,17 @@ class Layout:
 class Slab:
     """Rows of all columns of one shape, given out in runs; memory is touched only where rows have been."""
 
-    def __init__(self, columns: list[FixedColumn], capacity: int) -> None:
-        self.columns = columns
-        self.values: dict[str, npt.NDArray[Any]] = {}
+    def __init__(self, columns: Sequence[FixedColumn], capacity: int) -> None:
+        self._values: dict[str, npt.NDArray[Any]] = {}
         self.masks: dict[str, npt.NDArray[np.bool_]] = {}
         for column in columns:
-            self.values[column.name] = reserved((capacity, *column.shape), column.dtype)
+            self._reserve(column, capacity)
             if column.nullable:
                 self.masks[column.name] = np.empty(capacity, bool)
         self._starts, self._ends = [0], [capacity]
+
+    def _reserve(self, column: FixedColumn, capacity: int) -> None:
+        self._values[column.name] = reserved((capacity, *column.shape), column.dtype)
 
     def take(self, rows: int) -> int | None:
         """The first row of a free run, the lowest there is; None where none is long enough."""
@@ -92,3 +97,116 @@ class Slab:
         else:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
+
+    def host(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
+        """Where the rows of a run are to be written."""
+        return self._values[name][start : start + rows]
+
+    def holds(self, column: FixedColumn) -> bool:  # noqa: ARG002
+        """Whether a column's rows are here, and not on a device."""
+        return True
+
+    def written(self, start: int, rows: int) -> None:
+        """All rows of a run have been written, or never will be; for any thread."""
+
+    @property
+    def on_the_way(self) -> Literal["nothing", "being written", "crossing"]:
+        """What the oldest run that must still get to a device is waiting for."""
+        return "nothing"
+
+    def settle(self) -> None:
+        """Wait for the oldest run to have crossed."""
+
+    def gather(self, column: FixedColumn, rows: Rows, buffers: HostBuffers) -> Any:
+        """Some rows of a column, in this order."""
+        out = buffers.empty((len(rows), *column.shape), column.dtype)
+        # With mode="raise", numpy would fill a buffer of its own first.
+        np.take(self._values[column.name], rows, axis=0, out=out, mode="clip")
+        return out
+
+
+class DeviceSlab(Slab):
+    """The same with the heavy columns in a device's memory: rows are written to pinned memory, and cross as a whole."""
+
+    def __init__(
+        self,
+        columns: Sequence[FixedColumn],
+        capacity: int,
+        *,
+        accelerator: Accelerator,
+        staging_bytes: int,
+        crossed: Callable[[int], None],
+    ) -> None:
+        """`crossed` is told of bytes that were copied to the device."""
+        self._accelerator, self._crossed = accelerator, crossed
+        self._there: dict[str, DeviceRows] = {}
+        super().__init__(columns, capacity)
+        self._offsets: dict[str, int] = {}
+        self._row_bytes = 0
+        for name, there in self._there.items():
+            self._offsets[name] = self._row_bytes
+            self._row_bytes += there.row_bytes
+        self._columns = {column.name: column for column in columns}
+        self._ring = Ring(accelerator, staging_bytes)
+        self._staged: dict[int, Run] = {}
+        self._order = threading.Lock()  # a copy and its mark belong together
+
+    def _reserve(self, column: FixedColumn, capacity: int) -> None:
+        if on_device(column):
+            self._there[column.name] = self._accelerator.rows(capacity, column.dtype, column.shape)
+        else:
+            super()._reserve(column, capacity)
+
+    def take(self, rows: int) -> int | None:
+        start = super().take(rows)
+        if start is None:
+            return None
+        staged = self._ring.take(rows * self._row_bytes)
+        if staged is None:
+            super().give_back(start, rows)
+            return None
+        self._staged[start] = staged
+        return start
+
+    def host(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
+        if name not in self._there:
+            return super().host(name, start, rows)
+        column = self._columns[name]
+        return self._part(name, start, rows).view(column.dtype).reshape(rows, *column.shape)
+
+    def holds(self, column: FixedColumn) -> bool:
+        return column.name not in self._there
+
+    def _part(self, name: str, start: int, rows: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a column in a run's pinned memory."""
+        first = self._offsets[name] * rows
+        return self._staged[start].bytes[first : first + self._there[name].row_bytes * rows]
+
+    def written(self, start: int, rows: int) -> None:
+        with self._order, self._accelerator.working():
+            for name, there in self._there.items():
+                there.write(start, self._part(name, start, rows).reshape(rows, -1))
+            self._staged.pop(start).give_back(self._accelerator.mark())
+        self._crossed(rows * self._row_bytes)
+
+    @property
+    def on_the_way(self) -> Literal["nothing", "being written", "crossing"]:
+        if not self._ring.reap():
+            return "nothing"
+        return "being written" if self._ring.oldest is None else "crossing"
+
+    def settle(self) -> None:
+        oldest = self._ring.oldest
+        if oldest is not None:
+            oldest.synchronize()
+
+    def gather(self, column: FixedColumn, rows: Rows, buffers: HostBuffers) -> Any:
+        if column.name not in self._there:
+            return super().gather(column, rows, buffers)
+        with self._accelerator.working():
+            return self._there[column.name].gather(rows)
+
+
+def on_device(column: FixedColumn) -> bool:
+    """Whether a column is worth a device's memory: rows of a few bytes are gathered as fast by the processor."""
+    return column.row_bytes >= _DEVICE_ROW_BYTES

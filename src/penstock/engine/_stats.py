@@ -1,15 +1,16 @@
 """Where the time goes: what each stage did and waited for, and one sentence that says which holds up the loop."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
+from threading import Lock, current_thread, local
+from typing import NamedTuple
 
 from penstock.plan import Quality
 
-_LATENCIES = 4096
+_LATENCIES = 1024
 _BAD_KEPT = 1000
 
 
@@ -51,6 +52,8 @@ class LoaderStats:
     """About how many times a byte of an epoch is read over all ranks."""
     window_bytes: int
     window_peak_bytes: int
+    device_bytes: int
+    """Bytes of rows that were copied to a device's window."""
     budget_bytes: int
     first_batch_s: float
     """From the start of the last epoch to its first batch."""
@@ -84,6 +87,8 @@ class LoaderStats:
             f"{self.read_factor:.2f} times over all ranks",
             f"window {self.window_peak_bytes / 1e6:,.0f} MB at most, of a budget of {self.budget_bytes / 1e6:,.0f} MB",
         ]
+        if self.device_bytes:
+            lines.append(f"{self.device_bytes / 1e9:,.2f} GB were copied to the window on the device")
         lines += [
             f"{name:<9} busy {stage.busy_s:7.2f} s, starved {stage.starved_s:7.2f} s, blocked {stage.blocked_s:7.2f} s"
             for name, stage in self.stages.items()
@@ -93,6 +98,16 @@ class LoaderStats:
         if self.bad_count:
             lines.append(f"{self.bad_count} bad samples were replaced, the last: {self.bad_samples[-1]}")
         return "\n".join([*lines, *self.notes, self.bottleneck])
+
+
+class Counted(NamedTuple):
+    """What threads have counted."""
+
+    bytes: int
+    gets: int
+    device_bytes: int
+    latency_s: tuple[float, float, float]
+    stages: dict[str, Stage]
 
 
 def _bottleneck(stats: LoaderStats) -> str:
@@ -115,41 +130,68 @@ def _bottleneck(stats: LoaderStats) -> str:
     return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, raise num_workers if there are idle cores"
 
 
-@dataclass
-class Gauge:
-    """Counts while a loader runs; small and shared by all its threads."""
+class _Tally:
+    """What one thread has counted."""
 
-    started_s: float = field(default_factory=time.perf_counter)
-    seconds: float = 0.0
-    rows: int = 0
-    batches: int = 0
-    bytes: int = 0
-    gets: int = 0
-    hedges: int = 0
-    first_batch_s: float = 0.0
-    window_bytes: int = 0
-    window_peak_bytes: int = 0
-    blocks_drawn: int = 0
-    batches_drawn: int = 0
-    bad_count: int = 0
-    bad: deque[BadSample] = field(default_factory=lambda: deque(maxlen=_BAD_KEPT))
-    notes: list[str] = field(default_factory=list)
-    times: dict[tuple[str, str], float] = field(default_factory=dict)
-    _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    _lock: Lock = field(default_factory=Lock)
+    def __init__(self) -> None:
+        self.thread = current_thread()
+        self.bytes = self.gets = self.device_bytes = 0
+        self.latencies: deque[float] = deque(maxlen=_LATENCIES)
+        self.times: defaultdict[tuple[str, str], float] = defaultdict(float)
+
+    def take_over(self, other: "_Tally") -> None:
+        self.bytes += other.bytes
+        self.gets += other.gets
+        self.device_bytes += other.device_bytes
+        self.latencies += other.latencies
+        for what, seconds in other.times.items():
+            self.times[what] += seconds
+
+
+class Gauge:
+    """Counts while a loader runs; each thread counts by itself, because a lock that many want stops them all."""
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        self.seconds = self.first_batch_s = 0.0
+        self.rows = self.batches = self.hedges = 0
+        self.window_bytes = self.window_peak_bytes = 0
+        self.blocks_drawn = self.batches_drawn = 0
+        self.bad_count = 0
+        self.bad: deque[BadSample] = deque(maxlen=_BAD_KEPT)
+        self.notes: list[str] = []
+        self._past = _Tally()
+        """Of threads that are over."""
+        self._tallies: list[_Tally] = []
+        self._mine = local()
+        self._lock = Lock()
+
+    def _tally(self) -> _Tally:
+        found: _Tally | None = getattr(self._mine, "tally", None)
+        if found is None:
+            found = self._mine.tally = _Tally()
+            with self._lock:
+                for over in [tally for tally in self._tallies if not tally.thread.is_alive()]:
+                    self._tallies.remove(over)
+                    self._past.take_over(over)
+                self._tallies.append(found)
+        return found
 
     def got(self, size: int, seconds: float) -> None:
         """A GET has ended."""
-        with self._lock:
-            self.gets += 1
-            self.bytes += size
-            self._latencies.append(seconds)
-            self.times["fetch", "busy"] = self.times.get(("fetch", "busy"), 0.0) + seconds
+        tally = self._tally()
+        tally.gets += 1
+        tally.bytes += size
+        tally.latencies.append(seconds)
+        tally.times["fetch", "busy"] += seconds
+
+    def crossed(self, size: int) -> None:
+        """Rows have been copied to a device."""
+        self._tally().device_bytes += size
 
     def add(self, stage: str, what: str, seconds: float) -> None:
         """Time that a stage was busy, starved or blocked."""
-        with self._lock:
-            self.times[stage, what] = self.times.get((stage, what), 0.0) + seconds
+        self._tally().times[stage, what] += seconds
 
     @contextmanager
     def timed(self, stage: str, what: str) -> Iterator[None]:
@@ -171,16 +213,17 @@ class Gauge:
             if text not in self.notes:
                 self.notes.append(text)
 
-    def stages(self) -> dict[str, Stage]:
+    def counted(self) -> Counted:
+        """What all threads together have counted."""
+        total = _Tally()
         with self._lock:
-            return {
-                stage: Stage(*(self.times.get((stage, what), 0.0) for what in ("busy", "starved", "blocked")))
-                for stage in ("fetch", "work", "transform", "loop")
-            }
-
-    def percentiles(self) -> tuple[float, float, float]:
-        with self._lock:
-            ordered = sorted(self._latencies)
-        if not ordered:
-            return 0.0, 0.0, 0.0
-        return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)], ordered[int(len(ordered) * 0.99)]
+            for tally in (self._past, *self._tallies):
+                total.take_over(tally)
+        ordered = sorted(total.latencies)
+        shares = (0.5, 0.95, 0.99)
+        middle, slow, slowest = (ordered[int(len(ordered) * share)] if ordered else 0.0 for share in shares)
+        stages = {
+            stage: Stage(*(total.times[stage, what] for what in ("busy", "starved", "blocked")))
+            for stage in ("fetch", "work", "transform", "loop")
+        }
+        return Counted(total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages)

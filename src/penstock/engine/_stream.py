@@ -16,10 +16,10 @@ from penstock.engine._kept import KeptPages
 from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
 from penstock.engine._selection import Selection
-from penstock.engine._slab import Layout
+from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device
 from penstock.engine._stats import BadSample, Gauge, LoaderStats
 from penstock.engine._window import Window
-from penstock.engine._work import BadPolicy, Failure, Finish, Worker
+from penstock.engine._work import BadPolicy, Failure, Finish, Placement, Worker
 from penstock.errors import InvalidInputError
 from penstock.plan import IN_ORDER, Dealer, Order, Quality, State, choose_shuffle, perfect_blocks
 from penstock.table import Reader, Rows
@@ -27,10 +27,14 @@ from penstock.types import World
 
 _SPAN_BYTES = 4 << 20
 _MAX_SPAN_BATCHES = 64
-_STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 64 << 20
+_STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 1 << 30
 _KEPT_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS = 96, 16
+_MAX_FETCHERS, _MAX_READERS = 96, 8
 _LEAST_BUDGET = 1 << 30
+_STAGING_BYTES, _STAGED_BLOCKS = 192 << 20, 4
+"""Memory on its way to a device: what a processor's cache can hold, which is much faster, but at least some blocks."""
+_DEVICE_SHARE, _DEVICE_SLACK = 4, 1.5
+"""At most this part of a device's free memory is taken; and this much more than the window needs, to read ahead."""
 _WHOLE_NUMBERS = {
     "batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": None, "lanes": None, "block_bytes": None,
 }  # fmt: skip
@@ -57,6 +61,8 @@ class StreamOptions:
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     bad: BadPolicy = field(default_factory=lambda: BadPolicy(False, None, 0))
     worker_type: Literal["thread", "process"] = "thread"
+    device_memory: int | None = None
+    """Bytes of a device's memory for the window; None takes a modest part of what is free."""
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE_NUMBERS.items():
@@ -70,6 +76,8 @@ class StreamOptions:
             object.__setattr__(self, name, int(value))  # numpy's would not go into a state
         if self.memory_budget is not None and self.memory_budget < 1 << 20:
             raise InvalidInputError(f"memory_budget is a number of bytes, at least 1 MiB, not {self.memory_budget}")
+        if self.device_memory is not None and self.device_memory < 1 << 20:
+            raise InvalidInputError(f"device_memory is a number of bytes, at least 1 MiB, not {self.device_memory}")
         if self.worker_type not in ("thread", "process"):
             raise InvalidInputError(f'worker_type is "thread" or "process", not {self.worker_type!r}')
 
@@ -86,12 +94,13 @@ class Stream:
         world: World,
         options: StreamOptions,
         finishers: Sequence[Finish],
+        placement: Placement | None,
         gauge: Gauge,
     ) -> None:
         """One finisher for each worker, or one for the loop's own thread."""
         options.decode.check(reader.snapshot.schema)
         self._reader, self._names, self._options = reader, tuple(names), options
-        self.finishers, self.gauge = finishers, gauge
+        self.finishers, self.placement, self.gauge = finishers, placement, gauge
         self._selection = Selection(reader, names, rows, shuffled=options.shuffle)
         row_bytes = self._selection.heavy_row_bytes
         shuffle = (
@@ -142,7 +151,7 @@ class Stream:
         policy.check(count, self.gauge.rows)
 
     def stats(self) -> LoaderStats:
-        gauge, options = self.gauge, self._options
+        gauge, options, counted = self.gauge, self._options, self.gauge.counted()
         blocks = self.order.rows / self._selection.block_rows(self.order.shuffle)
         quality = None
         if options.shuffle and gauge.batches_drawn:
@@ -152,17 +161,18 @@ class Stream:
             seconds=gauge.seconds,
             rows=gauge.rows,
             batches=gauge.batches,
-            bytes=gauge.bytes,
-            gets=gauge.gets,
-            latency_s=gauge.percentiles(),
+            bytes=counted.bytes,
+            gets=counted.gets,
+            latency_s=counted.latency_s,
             retries=self._reader.store.retries - self._retries,
             hedges=gauge.hedges,
             read_factor=self._dealer.read_factor,
             window_bytes=gauge.window_bytes,
             window_peak_bytes=gauge.window_peak_bytes,
+            device_bytes=counted.device_bytes,
             budget_bytes=self._budget,
             first_batch_s=gauge.first_batch_s,
-            stages=gauge.stages(),
+            stages=counted.stages,
             quality=quality,
             bad_samples=tuple(gauge.bad),
             bad_count=gauge.bad_count,
@@ -172,9 +182,13 @@ class Stream:
     @property
     def _window_need(self) -> int:
         """Bytes that the window takes when it holds all blocks that rows are drawn from, with some on the way."""
+        return round(self._window_rows * self._selection.row_bytes)
+
+    @property
+    def _window_rows(self) -> float:
         shuffle, rows = self.order.shuffle, self._selection.block_rows(self.order.shuffle)
         held = self._dealer.rank_lanes * (1 + shuffle.spread) + 4
-        return round(held * min(rows, max(1, self.order.rows)) * self._selection.row_bytes)
+        return held * min(rows, max(1, self.order.rows))
 
     @property
     def _light_bytes(self) -> int:
@@ -184,16 +198,19 @@ class Stream:
 
     @property
     def _batch_bytes(self) -> int:
-        return round(self._options.batch_size * self._out_row_bytes)
-
-    @property
-    def _out_row_bytes(self) -> float:
+        """Bytes of a batch in this process's memory."""
         size = self._selection.row_bytes
         for known in self._selection.fields:
             shape = self._options.decode.picture_shape(known)
-            if shape is not None:
+            if shape is not None and not self._decodes_there(shape):
                 size += shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
-        return size
+        return round(self._options.batch_size * size)
+
+    def _decodes_there(self, shape: Sequence[int]) -> bool:
+        """Whether pictures of a shape never are in this process's memory."""
+        if self.placement is None or not self._batches_whole:
+            return False
+        return self.placement.accelerator.decodes_jpegs and len(shape) == 3 and shape[2] == 3
 
     @property
     def _budget(self) -> int:
@@ -211,6 +228,34 @@ class Stream:
         readers = min(available_cores(), _MAX_READERS)
         return workers + readers if apart else max(workers, readers)
 
+    @property
+    def _batches_whole(self) -> bool:
+        """Whether batches can be made on a device: nobody wants to see them, or their rows, in this one's memory."""
+        return not any(finish.on_host for finish in self.finishers)
+
+    def _device_rows(self, layout: Layout, span_rows: int) -> int:
+        """Rows of the window that a device has memory for, with those of a span; 0 where they stay here."""
+        heavy = sum(column.row_bytes for column in layout.fixed if on_device(column))
+        if self.placement is None or not heavy or not self._batches_whole or self._selection.scattered:
+            return 0
+        accelerator, gauge = self.placement.accelerator, self.gauge
+        if self._options.device_memory is None and not accelerator.is_cuda:
+            return 0
+        free, need = accelerator.free_bytes(), round(_DEVICE_SLACK * (self._window_rows + span_rows) * heavy)
+        given = self._options.device_memory
+        most = free // _DEVICE_SHARE if given is None else min(given, free)
+        if most < need:
+            gauge.note(
+                f"the window stays in host memory: it needs {need / 1e6:,.0f} MB on the device, and has "
+                f"{most / 1e6:,.0f} MB there; raise device_memory, or lower shuffle_spread or shuffle_block"
+            )
+            return 0
+        return (need if given is None else most) // heavy
+
+    def _staging_bytes(self, layout: Layout) -> int:
+        block = self._selection.block_rows(self.order.shuffle) * sum(column.row_bytes for column in layout.fixed)
+        return max(_STAGED_BLOCKS * block, min(_STAGING_BYTES, self._budget // 2))
+
     def _pipeline(self) -> Pipeline:
         options, selection, gauge = self._options, self._selection, self.gauge
         budget, batch_bytes = self._budget, max(1, self._batch_bytes)
@@ -220,22 +265,33 @@ class Stream:
         depth = max(2, workers + -(-workers * options.prefetch_factor // per_span))
         depth = max(2, min(depth, budget // 4 // (per_span * batch_bytes)))
         kept_bytes = self._light_bytes if self._kept is not None else 0
-        window_bytes = max(budget // 2, budget - kept_bytes - depth * per_span * batch_bytes)
-        fits = self._window_need <= window_bytes
+        layout = Layout(self._reader.snapshot.schema, self._names)
+        span_rows = per_span * options.batch_size
+        there = self._device_rows(layout, span_rows)
+        staging_bytes = self._staging_bytes(layout) if there else 0
+        window_bytes = max(budget // 4, budget - kept_bytes - depth * per_span * batch_bytes - staging_bytes)
+        row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
+        here_bytes = row_bytes - (sum(column.row_bytes for column in layout.fixed if on_device(column)) if there else 0)
+        need = round(self._window_rows * here_bytes)
+        fits = need <= window_bytes
         by_blocks = fits and (self._dealer.owns_lanes or self.order.shuffle.spread > 0)
         if not fits and not selection.scattered:
             gauge.note(
                 f"memory_budget ({budget / 1e6:,.0f} MB) is less than the shuffle's window "
-                f"({self._window_need / 1e6:,.0f} MB), so blocks are read many times; raise it, or lower shuffle_spread"
+                f"({need / 1e6:,.0f} MB), so blocks are read many times; raise it, or lower shuffle_spread"
             )
-        span_rows = per_span * options.batch_size
-        layout = Layout(self._reader.snapshot.schema, self._names)
-        row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
-        capacity = round(4 * (window_bytes / row_bytes + span_rows))
+        slab: Slab
+        if there and by_blocks and self.placement is not None:
+            slab = DeviceSlab(
+                layout.fixed, there,
+                accelerator=self.placement.accelerator, staging_bytes=staging_bytes, crossed=gauge.crossed,
+            )  # fmt: skip
+        else:
+            slab = Slab(layout.fixed, round(4 * (window_bytes / row_bytes + span_rows)))
         window = Window(
             self._reader,
             layout,
-            capacity_rows=capacity,
+            slab,
             budget_bytes=window_bytes,
             heavy=selection.heaviest,
             kept=self._kept,
@@ -249,12 +305,16 @@ class Stream:
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
         remote = self._reader.store.fan_out > 1
-        buffers = HostBuffers(keep_bytes=(depth + 2) * per_span * batch_bytes)
-        collator = Collator(self._reader, layout, options.decode, buffers)
+        accelerator = None if self.placement is None or not self._batches_whole else self.placement.accelerator
+        buffers = HostBuffers(
+            keep_bytes=(depth + 2) * per_span * batch_bytes,
+            allocate=None if accelerator is None else accelerator.pinned,
+        )
+        collator = Collator(self._reader, layout, options.decode, buffers, accelerator)
         flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
         work = [
             Worker(
-                collator, window.slab, finish, options.bad, gauge,
+                collator, window.slab, finish, self.placement, options.bad, gauge,
                 selection=selection, seed=options.seed, flag=flag,
             )
             for finish in self.finishers
@@ -262,6 +322,7 @@ class Stream:
         return Pipeline(
             planner, window, Fetcher(gauge, max_threads=_MAX_FETCHERS) if remote else None, work, hands=self._hands,
             inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=depth, gauge=gauge,
+            enter=None if self.placement is None else self.placement.accelerator.adopt,
         )  # fmt: skip
 
 
@@ -289,7 +350,7 @@ class Run:
     def epoch(self) -> Iterator[Any]:
         """The batches up to the end of the epoch; then the state is that of the next one's beginning."""
         self.under_way = True
-        gauge, order = self._stream.gauge, self.state.order
+        gauge, order, placement = self._stream.gauge, self.state.order, self._stream.placement
         began = mark = time.perf_counter()
         first = True
         last = not self._stream.steps_from(self.state.consumed)
@@ -319,7 +380,7 @@ class Run:
                     gauge.first_batch_s, first = now - began, False
                 gauge.rows += rows
                 gauge.batches += 1
-                yield batch
+                yield batch if placement is None else placement.hand_over(batch)
                 del batch
                 now = time.perf_counter()
                 gauge.add("loop", "busy", now - mark)

@@ -34,8 +34,8 @@ class Window:
         self,
         reader: Reader,
         layout: Layout,
+        slab: Slab,
         *,
-        capacity_rows: int,
         budget_bytes: int,
         heavy: Field | None,
         kept: KeptPages | None,
@@ -45,7 +45,7 @@ class Window:
         self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
         self._ids = [field.id for field in layout.fields]
-        self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed)
+        self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed if slab.holds(column))
         self._linked_row_bytes = sum(
             field.kind.typical_bytes for field in layout.loose if isinstance(field.kind, Linked)
         )
@@ -53,7 +53,7 @@ class Window:
         numbers = [column.field for column in layout.fixed if column.field is not None]
         self._bare = [(field.id, field.stored_bytes) for field in numbers if field.stored_bytes]
         self._names = {field.id: field.name for field in layout.fields}
-        self.slab = Slab(layout.fixed, capacity_rows)
+        self.slab = slab
         self._held_bytes = 0
 
     def describe(self, piece: Piece) -> None:
@@ -78,9 +78,9 @@ class Window:
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
             if rows is not None:
-                values = self.slab.values[self._names[request.file.fields[0]]]
-                out = values[piece.row_start + rows.start : piece.row_start + rows.stop]
-                read_straight(self._reader.store, request, out.reshape(-1).view(np.uint8).data)
+                values = self.slab.host(self._names[request.file.fields[0]], piece.row_start, piece.rows)
+                out = values[rows.start : rows.stop].reshape(-1).view(np.uint8)
+                read_straight(self._reader.store, request, out.data)
                 return [], request.bytes
             if self._kept is not None and self._is_kept(request):
                 runs, fetched = self._kept.read(request)
@@ -123,8 +123,8 @@ class Window:
             return False
         start = self.slab.take(piece.rows) if self._layout.fixed else 0
         if start is None:
-            if regardless:
-                raise MemoryError(f"the window has no room for {piece.rows:,} more rows")
+            if regardless and self.slab.on_the_way == "nothing":
+                raise MemoryError(f"the window has no room for {piece.rows:,} more rows; raise device_memory")
             return False
         piece.row_start, piece.admitted = start, True
         self._charge(cost)
@@ -143,22 +143,34 @@ class Window:
 
     def fill(self, piece: Piece) -> None:
         """Put the rows of a piece's pages in their places; for any thread."""
-        first, end = piece.row_start, piece.row_start + piece.rows
-        there = {piece.requests[number].file.fields[0] for number in piece.straight}
-        for column in self._layout.fixed:
-            values, mask = self.slab.values[column.name][first:end], self.slab.masks.get(column.name)
-            if column.field is None or column.field.id not in there:
-                self._fill_column(column, piece, values, None if mask is None else mask[first:end])
-            elif mask is not None:
-                mask[first:end] = True
+        try:
+            self._fill_fixed(piece)
+        finally:
+            self._written(piece)
         for field in self._layout.loose:
             cells = gather(self._reader.snapshot.schema, field, [piece.want], piece.pages, parse=True)
             if isinstance(field.kind, Linked):  # neighbours lie together in the linked object, and are read together
                 cells = Cells(None, self._reader.resolved(field, cells.array, cells))
             piece.cells[field.name] = cells
 
+    def _fill_fixed(self, piece: Piece) -> None:
+        first, end = piece.row_start, piece.row_start + piece.rows
+        there = {piece.requests[number].file.fields[0] for number in piece.straight}
+        for column in self._layout.fixed:
+            mask = self.slab.masks.get(column.name)
+            if column.field is None or column.field.id not in there:
+                values = self.slab.host(column.name, first, piece.rows)
+                self._fill_column(column, piece, values, None if mask is None else mask[first:end])
+            elif mask is not None:
+                mask[first:end] = True
+
+    def _written(self, piece: Piece) -> None:
+        if self._layout.fixed:
+            self.slab.written(piece.row_start, piece.rows)
+
     def fill_with_nothing(self, piece: Piece) -> None:
         """Stand in for a damaged piece, whose rows are read one by one later."""
+        self._written(piece)
         for field in self._layout.loose:
             piece.cells[field.name] = Cells(None, pa.nulls(piece.rows, field.kind.arrow_type))
 

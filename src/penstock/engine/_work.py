@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from penstock.device import Accelerator
 from penstock.engine._collate import Collator, Columns, put_row, split
 from penstock.engine._pieces import Span
 from penstock.engine._selection import Selection
@@ -34,6 +36,12 @@ class RowKeys:
         """Random numbers for one row, the same whenever and wherever it is transformed."""
         return np.random.Generator(np.random.Philox(derive(self.seed, self.epoch, int(self.row_ids[index]))))
 
+    def numbers(self, count: int) -> npt.NDArray[np.float64]:
+        """So many random numbers below 1 for each row, as dependable; for all rows at once."""
+        key = derive(self.seed, self.epoch, count)
+        drawn = mix(key, self.row_ids[:, None] * count + np.arange(count))
+        return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
 
 class Finish(Protocol):
     """The last step: from columns to what the user's loop gets."""
@@ -46,6 +54,10 @@ class Finish(Protocol):
     def by_rows(self) -> bool:
         """Whether it calls a function for every row, so that batches are made one at a time."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether it looks at what is in the columns, so that they must be in this process's memory."""
+
     alone: bool
     """Whether it has a process to itself, and may seed global random generators."""
 
@@ -57,6 +69,19 @@ class Finish(Protocol):
 
     def lift(self, value: Any) -> Any:
         """Undo `lower`."""
+
+
+class Placement(Protocol):
+    """Brings batches to where the loop wants them."""
+
+    accelerator: Accelerator
+    needs_keys: bool
+
+    def place(self, batch: Any, keys: RowKeys | None) -> Any:
+        """Begin to; in the thread of a worker."""
+
+    def hand_over(self, batch: Any) -> Any:
+        """What the loop gets; in its own thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +134,7 @@ class Worker:
         collator: Collator,
         slab: Slab,
         finish: Finish,
+        placement: Placement | None,
         policy: BadPolicy,
         gauge: Gauge,
         *,
@@ -118,6 +144,8 @@ class Worker:
     ) -> None:
         self._slab, self._selection = slab, selection
         self._collator, self._finish, self._policy, self._gauge = collator, finish, policy, gauge
+        self._placement, self._accelerator = placement, None if placement is None else placement.accelerator
+        self._needs_keys = finish.needs_keys or (placement is not None and placement.needs_keys)
         self._seed, self._flag = seed, flag
 
     def __call__(self, span: Span) -> list[Any]:
@@ -136,7 +164,7 @@ class Worker:
                 self._replace(span, columns, index, error, replaced)
         if self._flag:
             columns[PAD] = replaced
-        ids = span.row_ids if self._finish.needs_keys else None
+        ids = span.row_ids if self._needs_keys else None
         batches: list[Any] = []
         start = 0
         for batch, rows in zip(split(columns, span.batch_rows), span.batch_rows, strict=True):
@@ -157,7 +185,8 @@ class Worker:
         while True:
             try:
                 with self._gauge.timed("transform", "busy"):
-                    return self._finish(batch, keys)
+                    finished = self._finish(batch, keys if self._finish.needs_keys else None)
+                    return finished if self._placement is None else self._placement.place(finished, keys)
             except BadRows as bad:
                 tries += 1
                 flags = np.asarray(batch[PAD]) if self._flag else np.zeros(len(next(iter(batch.values()))), bool)
@@ -167,7 +196,7 @@ class Worker:
     def _mend(self, span: Span, columns: Columns, index: int, replaced: Any) -> None:
         """A row of a piece that is damaged: its own page may be whole."""
         try:
-            put_row(columns, index, self._collator.row(span.position(index)))
+            put_row(columns, index, self._collator.row(span.position(index)), self._accelerator)
         except (SampleError, CorruptError) as reason:
             self._replace(span, columns, index, reason, replaced)
 
@@ -192,7 +221,7 @@ class Worker:
         picks = mix(key, np.arange(first, _TRIES)) % np.uint64(len(self._selection))
         for position in self._selection.positions(picks.astype(np.int64)).tolist():
             try:
-                put_row(columns, index if at is None else at, self._row(position))
+                put_row(columns, index if at is None else at, self._row(position), self._accelerator)
             except (SampleError, CorruptError):
                 continue
             replaced[index if at is None else at] = True

@@ -4,19 +4,16 @@ From awscrt, because verification is on the hot path: it uses the widest carry-l
 takes any buffer and releases the GIL.
 """
 
-from awscrt.checksums import combine_crc32c as _combine_crc32c
+from awscrt.checksums import combine_crc32c as combined
 from awscrt.checksums import crc32c as _crc32c
 
 from penstock.types import Buffer
+
+__all__ = ["combined", "crc32c"]
+"""`combined(first, second, second_bytes)` is the checksum of two runs of bytes together, from those of each."""
 
 
 def crc32c(data: Buffer, before: int = 0) -> int:
     """The checksum of some bytes, or of those that `before` is the checksum of followed by them."""
     checksum: int = _crc32c(data, before)
-    return checksum
-
-
-def combined(first: int, second: int, second_bytes: int) -> int:
-    """The checksum of two runs of bytes, one behind the other, from the checksums of both."""
-    checksum: int = _combine_crc32c(first, second, second_bytes)
     return checksum

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -103,18 +102,15 @@ def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], v
     of the pages before are put in its place, by adding both.
     """
     expected, start = 0, file.offsets[first]
-    for head, crc, stop in zip(
+    head, head_crc = b"", 0
+    for page_head, crc, stop in zip(
         heads, file.page_crcs[first:end].tolist(), file.offsets[first + 1 : end + 1], strict=True
     ):
-        expected = combined(expected ^ _head_crc(head), crc, stop - start - len(head))
+        if page_head != head:  # most pages begin alike
+            head, head_crc = page_head, crc32c(page_head)
+        expected = combined(expected ^ head_crc, crc, stop - start - len(head))
         start = stop
     return crc32c(values) == expected
-
-
-@lru_cache(maxsize=1024)
-def _head_crc(head: bytes) -> int:
-    """Most pages begin alike."""
-    return crc32c(head)
 
 
 def verify_frame(file: DataFile, head: Buffer, tail: Buffer, where: str) -> None:

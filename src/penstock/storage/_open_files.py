@@ -1,11 +1,13 @@
 """Files that are read in parts again and again stay open for a while: opening costs as much as reading a page."""
 
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-_MOST = 256
+_MOST, _SHARE = 4096, 4
+"""Files at once, and the part of what the system allows a process that is taken for them."""
 
 
 class OpenFile:
@@ -31,7 +33,7 @@ class OpenFiles:
     """The files used last; `take` one, and `give_back` it."""
 
     def __init__(self, opening: Callable[[str], int]) -> None:
-        self._opening = opening
+        self._opening, self._most = opening, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE)
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = Lock()
 
@@ -40,7 +42,7 @@ class OpenFiles:
             file = self._files.get(key)
             if file is None:
                 file = self._files[key] = OpenFile(self._opening(key))
-                if len(self._files) > _MOST:
+                if len(self._files) > self._most:
                     self._files.popitem(last=False)[1].drop()
             else:
                 self._files.move_to_end(key)

@@ -1,0 +1,277 @@
+"""A device with memory of its own, as a loader uses it: copies, gathers and decodes on one stream beside the user's.
+
+The contract; if the code disagrees with this list, the code is wrong:
+
+- All that is asked of a device happens in the order in which it was asked, on its own stream; so rows that were copied
+  are there for the gather that is asked for after them, and a gather has read rows before others are copied over them.
+- Nothing here waits for the device, and nothing makes the user's stream wait, but `Mark.wait` and `hand_over`: the
+  latter makes the stream that is current wait for a batch, on the device, while the program goes on.
+- Memory that a copy reads from is held until it has been read; memory that was handed over is not used for anything
+  else before the stream that was current then has done what it was asked while the tensors lived.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from threading import Lock, Semaphore, local
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.device._buffers import HostBuffers
+from penstock.device._tensors import tensor_of
+
+if TYPE_CHECKING:
+    import torch
+
+_WIDTHS = (8, 4, 2, 1)
+_PINNED_BYTES = 64 << 10
+_DECODERS = 2  # nvJPEG decodes one batch at a time; another may wait, but no more of them
+_NOTHING = nullcontext()
+
+
+class Mark(Protocol):
+    """A point in what a device was asked to do."""
+
+    def query(self) -> bool:
+        """Whether the device has come so far."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class _Passed:
+    """The point behind work that was done at once."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Accelerator:
+    """A GPU; or the processor itself, which then stands in for one and does everything at once."""
+
+    def __init__(self, device: "torch.device") -> None:
+        import torch  # an extra, and slow to import
+
+        self._torch: Any = torch
+        self.device = device
+        self.is_cuda = device.type == "cuda"
+        self._stream: Any = self._torch.cuda.Stream(device) if self.is_cuda else None
+        self._held: deque[tuple[Mark, Any]] = deque()
+        self._lock = Lock()
+        self._thread = local()
+        self._decoding = Semaphore(_DECODERS)
+
+    def adopt(self) -> None:
+        """This thread asks torch for nothing but what shall happen on the device's own stream, from now on."""
+        if self.is_cuda:
+            self._torch.cuda.set_stream(self._stream)
+        self._thread.adopted = True
+
+    def working(self) -> AbstractContextManager[Any]:
+        """While this is entered, what torch is asked for happens on the device's own stream."""
+        if not self.is_cuda or getattr(self._thread, "adopted", False):
+            return _NOTHING
+        return cast(AbstractContextManager[Any], self._torch.cuda.stream(self._stream))
+
+    def mark(self) -> Mark:
+        """The point that has been reached in what was asked for."""
+        return self._stream.record_event() if self.is_cuda else _Passed()
+
+    def free_bytes(self) -> int:
+        """Memory that nobody has taken, or that torch has taken and does not use."""
+        if not self.is_cuda:
+            return 1 << 62
+        pt = self._torch
+        unused = pt.cuda.memory_reserved(self.device) - pt.cuda.memory_allocated(self.device)
+        return int(pt.cuda.mem_get_info(self.device)[0] + unused)
+
+    def pinned(self, size: int) -> npt.NDArray[np.uint8]:
+        """Host memory that the device reads by itself, and twice to six times as fast as other memory."""
+        memory: npt.NDArray[np.uint8] = self._torch.empty(
+            size, dtype=self._torch.uint8, pin_memory=self.is_cuda
+        ).numpy()
+        return memory
+
+    def rows(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "DeviceRows":
+        """Memory on the device for rows of one shape."""
+        return DeviceRows(self, count, dtype, shape)
+
+    def moved(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        """A tensor on the device, its copy begun and perhaps not ended; made while `working`, and it must be held."""
+        if self.is_cuda and tensor.device.type == "cpu" and tensor.nbytes >= _PINNED_BYTES and not tensor.is_pinned():
+            tensor = tensor.pin_memory()  # else the copy would wait for the stream, and the caller for both
+        return tensor.to(self.device, non_blocking=True)
+
+    def put(self, array: npt.NDArray[Any], out: "torch.Tensor | None" = None) -> "torch.Tensor":
+        """A copy of an array on the device, begun and perhaps not ended; made while `working`."""
+        source = tensor_of(array)
+        return source.to(self.device, non_blocking=True) if out is None else out.copy_(source, non_blocking=True)
+
+    def hold(self, *things: Any) -> Mark:
+        """Keep things until the device has done what it was asked for so far."""
+        mark = self.mark()
+        if self.is_cuda:
+            with self._lock:
+                while self._held and self._held[0][0].query():
+                    self._held.popleft()
+                self._held.append((mark, things))
+        return mark
+
+    def hand_over(self, tensors: Sequence["torch.Tensor"], mark: Mark) -> None:
+        """Let the stream that is current use tensors, from a point on that it waits for by itself."""
+        if self.is_cuda:
+            stream: Any = self._torch.cuda.current_stream(self.device)
+            stream.wait_event(mark)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+    @property
+    def decodes_jpegs(self) -> bool:
+        """Whether it can decode pictures."""
+        return self.is_cuda and _jpeg_decoder() is not None
+
+    def decode_jpegs(
+        self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], buffers: HostBuffers, *, resize: bool
+    ) -> "torch.Tensor | None":
+        """Pictures of one shape, height first and colours last, zero where there is none.
+
+        None where this device cannot, or not these: then the processor must. Made while `working`.
+        """
+        decode = _jpeg_decoder() if self.is_cuda and shape[2] == 3 else None
+        if decode is None:
+            return None
+        there = [row for row, picture in enumerate(pictures) if picture is not None]
+        given = [np.frombuffer(pictures[row], np.uint8) for row in there]  # type: ignore[arg-type]
+        out: torch.Tensor = self._torch.zeros((len(pictures), *shape), dtype=self._torch.uint8, device=self.device)
+        if not there:
+            return out
+        lengths = [len(picture) for picture in given]
+        encoded = np.concatenate(given, out=buffers.empty((sum(lengths),), np.uint8))
+        try:
+            with self._decoding:
+                decoded = decode(list(self._torch.from_numpy(encoded).split(lengths)), self.device)
+        except RuntimeError:  # one of them is broken, or no JPEG: who decodes them one by one finds out which
+            return None
+        by_size: dict[tuple[int, ...], list[int]] = {}
+        for number, picture in enumerate(decoded):
+            by_size.setdefault(picture.shape, []).append(number)
+        if not resize and any(size[1:] != shape[:2] for size in by_size):
+            return None
+        for numbers in by_size.values():
+            last = self._resized(self._torch.stack([decoded[number] for number in numbers]), shape)
+            if len(numbers) == len(out):
+                out = last.contiguous()
+            else:
+                out[self.put(np.array([there[number] for number in numbers]))] = last
+        self.hold(decoded, encoded)  # the decoder has a stream of its own, and does not wait for ours
+        return out
+
+    def _resized(self, pictures: "torch.Tensor", shape: tuple[int, ...]) -> "torch.Tensor":
+        """Pictures, colours first, in another size and with colours last."""
+        pt = self._torch
+        if pictures.shape[2:] != shape[:2]:
+            scaled = pt.nn.functional.interpolate(
+                pictures.float(), shape[:2], mode="bilinear", antialias=True, align_corners=False
+            )
+            pictures = scaled.round_().clamp_(0, 255).to(pt.uint8)
+        return pictures.permute(0, 2, 3, 1)
+
+
+class DeviceRows:
+    """Rows of one shape in a device's memory: written in runs, read in any order."""
+
+    def __init__(self, owner: Accelerator, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        pt = owner._torch
+        self._owner, self._dtype, self._shape = owner, dtype, shape
+        self.row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._bytes = pt.empty((count, self.row_bytes), dtype=pt.uint8, device=owner.device)
+        width = next(width for width in _WIDTHS if self.row_bytes % width == 0)
+        wide = {8: pt.int64, 4: pt.int32, 2: pt.int16, 1: pt.uint8}[width]
+        self._wide = self._bytes.view(wide)  # a gather moves numbers, and wide ones at once
+        self._as = tensor_of(np.zeros(0, dtype)).dtype
+
+    def write(self, start: int, rows: npt.NDArray[np.uint8]) -> None:
+        """Begin to copy rows, as their bytes, to the device."""
+        self._owner.put(rows, self._bytes[start : start + len(rows)])
+
+    def gather(self, rows: npt.NDArray[np.int64]) -> "torch.Tensor":
+        """Some rows, in this order, as a tensor of their own."""
+        pt = self._owner._torch
+        chosen: torch.Tensor = pt.index_select(self._wide, 0, self._owner.put(rows))
+        return chosen.view(self._as).view(len(rows), *self._shape)
+
+
+class Ring:
+    """Pinned memory that runs of bytes are given out of, in order; each comes back when it has been copied.
+
+    Not thread-safe but for `give_back`: whoever takes waits for the oldest, so that is the only order that matters.
+    """
+
+    def __init__(self, owner: Accelerator, size: int) -> None:
+        self._memory = owner.pinned(size)
+        self._given: deque[_Run] = deque()
+
+    def take(self, size: int) -> "Run | None":
+        """Memory for so many bytes; None while there is not enough."""
+        self.reap()
+        start = self._start(size)
+        if start is None:
+            return None
+        run = _Run(start, start + size, self._memory[start : start + size])
+        self._given.append(run)
+        return run
+
+    def _start(self, size: int) -> int | None:
+        oldest, end = (self._given[0].start, self._given[-1].end) if self._given else (0, 0)
+        if end < oldest:  # what is given out goes round the end
+            return end if end + size < oldest else None
+        if end + size <= len(self._memory):
+            return end
+        return 0 if size < oldest else None
+
+    def reap(self) -> int:
+        """Forget the runs that have been copied; how many there are left."""
+        while self._given and (mark := self._given[0].copied) is not None and mark.query():
+            self._given.popleft()
+        return len(self._given)
+
+    @property
+    def oldest(self) -> Mark | None:
+        """The point at which the oldest run has been copied; None while it is still being written, or there is none."""
+        return self._given[0].copied if self._given else None
+
+
+class Run(Protocol):
+    """A run of a ring's bytes."""
+
+    bytes: npt.NDArray[np.uint8]
+
+    def give_back(self, copied: Mark) -> None:
+        """It is free when the device has come so far."""
+
+
+class _Run:
+    __slots__ = ("bytes", "copied", "end", "start")
+
+    def __init__(self, start: int, end: int, memory: npt.NDArray[np.uint8]) -> None:
+        self.start, self.end, self.bytes = start, end, memory
+        self.copied: Mark | None = None
+
+    def give_back(self, copied: Mark) -> None:
+        self.copied = copied
+
+
+@cache
+def _jpeg_decoder() -> Callable[[list[Any], Any], list[Any]] | None:
+    """What decodes JPEGs on a GPU, if it is installed."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except (ImportError, RuntimeError):
+        return None
+    return lambda encoded, device: decode_jpeg(encoded, mode=ImageReadMode.RGB, device=device)

@@ -1,0 +1,50 @@
+"""The ranks that share an epoch: their numbers, and whether all of them mean the same one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.engine._loader import Agree
+from penstock.engine._stream import StreamOptions
+from penstock.errors import InvalidInputError
+from penstock.plan import State
+from penstock.types import World
+
+
+def given_world(distributed: object) -> World:
+    """What a user has said of this process."""
+    if distributed is None or distributed is False:
+        return World()
+    if not isinstance(distributed, tuple):
+        raise InvalidInputError(f"distributed is (rank, num_ranks) or False here, not {distributed!r}")
+    try:
+        return World(*distributed)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"distributed=(rank, num_ranks) got {distributed}: {error}") from error
+
+
+def agreement(options: StreamOptions, gather: Callable[[Any], list[Any]]) -> Agree:
+    """All ranks must read the same order, or they would read rows twice, or wait for each other for ever.
+
+    `gather` takes a JSON value, and gives those of all ranks.
+    """
+
+    def agree(state: State) -> None:
+        point = {
+            "the epoch": state.epoch, "the rows read before": state.consumed,
+            "batch_size": options.batch_size, "drop_last": options.drop_last,
+        }  # fmt: skip
+        found = [(State.from_json(its).order, there) for its, there in gather([state.to_json(), point])]
+        first, start = found[0]
+        for rank, (its, there) in enumerate(found):
+            others = (
+                f"{name}: {there[name]} there, {start[name]} here" for name in start if there[name] != start[name]
+            )
+            difference = first.difference(its) or next(others, None)
+            if difference is not None:
+                raise InvalidInputError(
+                    f"ranks 0 and {rank} would not read the same epoch, they differ in {difference} (as seen from "
+                    f"rank 0; versions {first.version} and {its.version}); "
+                    "open the same version with the same options on every rank"
+                )
+
+    return agree
