@@ -10,6 +10,7 @@ The contract; if the code disagrees with this list, the code is wrong:
   else before the stream that was current then has done what it was asked while the tensors lived.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device._buffers import HostBuffers
 from penstock.device._tensors import tensor_of
 
 if TYPE_CHECKING:
@@ -117,19 +117,30 @@ class Accelerator:
         """Keep things until the device has done what it was asked for so far."""
         mark = self.mark()
         if self.is_cuda:
-            with self._lock:
-                while self._held and self._held[0][0].query():
-                    self._held.popleft()
-                self._held.append((mark, things))
+            self._held.append((mark, things))
+            if self._lock.acquire(blocking=False):  # one thread at a time lets go of what is over
+                try:
+                    while self._held[0][0].query():
+                        self._held.popleft()
+                except IndexError:
+                    pass
+                finally:
+                    self._lock.release()
         return mark
 
-    def hand_over(self, tensors: Sequence["torch.Tensor"], mark: Mark) -> None:
-        """Let the stream that is current use tensors, from a point on that it waits for by itself."""
-        if self.is_cuda:
-            stream: Any = self._torch.cuda.current_stream(self.device)
-            stream.wait_event(mark)
+    def hand_over(self, tensors: Sequence["torch.Tensor"], there: Mark, before: Any) -> Any:
+        """Let the stream that is current use tensors, from a point on that it waits for by itself; the stream.
+
+        `before` is a stream that they were handed over to already, if any.
+        """
+        if not self.is_cuda:
+            return None
+        stream: Any = self._torch.cuda.current_stream(self.device)
+        if stream != before:
+            stream.wait_event(there)
             for tensor in tensors:
                 tensor.record_stream(stream)
+        return stream
 
     @property
     def decodes_jpegs(self) -> bool:
@@ -137,7 +148,7 @@ class Accelerator:
         return self.is_cuda and _jpeg_decoder() is not None
 
     def decode_jpegs(
-        self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], buffers: HostBuffers, *, resize: bool
+        self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], *, resize: bool
     ) -> "torch.Tensor | None":
         """Pictures of one shape, height first and colours last, zero where there is none.
 
@@ -147,15 +158,14 @@ class Accelerator:
         if decode is None:
             return None
         there = [row for row, picture in enumerate(pictures) if picture is not None]
-        given = [np.frombuffer(pictures[row], np.uint8) for row in there]  # type: ignore[arg-type]
+        given: list[memoryview] = [pictures[row] for row in there]  # type: ignore[misc]
         out: torch.Tensor = self._torch.zeros((len(pictures), *shape), dtype=self._torch.uint8, device=self.device)
         if not there:
             return out
-        lengths = [len(picture) for picture in given]
-        encoded = np.concatenate(given, out=buffers.empty((sum(lengths),), np.uint8))
+        encoded = [self._torch.frombuffer(picture, dtype=self._torch.uint8) for picture in given]
         try:
             with self._decoding:
-                decoded = decode(list(self._torch.from_numpy(encoded).split(lengths)), self.device)
+                decoded = decode(encoded, self.device)
         except RuntimeError:  # one of them is broken, or no JPEG: who decodes them one by one finds out which
             return None
         by_size: dict[tuple[int, ...], list[int]] = {}
@@ -274,4 +284,9 @@ def _jpeg_decoder() -> Callable[[list[Any], Any], list[Any]] | None:
         from torchvision.io import ImageReadMode, decode_jpeg
     except (ImportError, RuntimeError):
         return None
+    import torch  # an extra, and slow to import
+
+    with warnings.catch_warnings():  # torch warns once that nobody may write to a picture's bytes; nobody does
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"bytes", dtype=torch.uint8)
     return lambda encoded, device: decode_jpeg(encoded, mode=ImageReadMode.RGB, device=device)

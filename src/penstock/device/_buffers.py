@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_SIZE_STEP = 64 << 10
+_SIZE_STEP, _SIZE_BITS = 64 << 10, 3
 
 
 class HostBuffers:
@@ -30,7 +30,8 @@ class HostBuffers:
         size = prod(shape) * element.itemsize
         if size < _SIZE_STEP:
             return np.empty(shape, element)
-        room = -(-size // _SIZE_STEP) * _SIZE_STEP
+        step = max(_SIZE_STEP, 1 << (size.bit_length() - 1 - _SIZE_BITS))  # sizes that are about the same share memory
+        room = -(-size // step) * step
         with self._lock:
             free = self._free[room]
             memory = free.pop() if free else None

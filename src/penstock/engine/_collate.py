@@ -203,7 +203,7 @@ class Collator:
             return {}
         resize = self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
         with self._accelerator.working():
-            decoded = self._accelerator.decode_jpegs(views, shape, self._buffers, resize=resize)
+            decoded = self._accelerator.decode_jpegs(views, shape, resize=resize)
         return {} if decoded is None else _with_mask(field, decoded, _present(views))
 
 

@@ -1,6 +1,5 @@
 """The window's memory: one array for each column of one shape, so that a batch is one gather."""
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -149,7 +148,6 @@ class DeviceSlab(Slab):
         self._columns = {column.name: column for column in columns}
         self._ring = Ring(accelerator, staging_bytes)
         self._staged: dict[int, Run] = {}
-        self._order = threading.Lock()  # a copy and its mark belong together
 
     def _reserve(self, column: FixedColumn, capacity: int) -> None:
         if on_device(column):
@@ -183,7 +181,7 @@ class DeviceSlab(Slab):
         return self._staged[start].bytes[first : first + self._there[name].row_bytes * rows]
 
     def written(self, start: int, rows: int) -> None:
-        with self._order, self._accelerator.working():
+        with self._accelerator.working():
             for name, there in self._there.items():
                 there.write(start, self._part(name, start, rows).reshape(rows, -1))
             self._staged.pop(start).give_back(self._accelerator.mark())

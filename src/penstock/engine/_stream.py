@@ -3,7 +3,7 @@
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from operator import itemgetter
@@ -25,14 +25,15 @@ from penstock.plan import IN_ORDER, Dealer, Order, Quality, State, choose_shuffl
 from penstock.table import Reader, Rows
 from penstock.types import World
 
-_SPAN_BYTES = 4 << 20
+_SPAN_BYTES, _DEVICE_SPAN_BYTES = 4 << 20, 256 << 20
 _MAX_SPAN_BATCHES = 64
-_STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 1 << 30
+_STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 256 << 20
 _KEPT_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS = 96, 8
+_MAX_FETCHERS, _MAX_READERS = 96, 12
 _LEAST_BUDGET = 1 << 30
-_STAGING_BYTES, _STAGED_BLOCKS = 192 << 20, 4
+_STAGING_BYTES, _STAGED_BLOCKS = 384 << 20, 4
 """Memory on its way to a device: what a processor's cache can hold, which is much faster, but at least some blocks."""
+_DEVICE_WORKERS = 2  # one asks the device while it does what the other asked for; more are in each other's way
 _DEVICE_SHARE, _DEVICE_SLACK = 4, 1.5
 """At most this part of a device's free memory is taken; and this much more than the window needs, to read ahead."""
 _WHOLE_NUMBERS = {
@@ -199,10 +200,18 @@ class Stream:
     @property
     def _batch_bytes(self) -> int:
         """Bytes of a batch in this process's memory."""
+        return self._with_pictures(lambda shape: not self._decodes_there(shape))
+
+    @property
+    def _device_batch_bytes(self) -> int:
+        """Bytes of a batch on a device, about: a function of the user's may make more of them."""
+        return 2 * self._with_pictures(lambda _: True)
+
+    def _with_pictures(self, counts: Callable[[Sequence[int]], bool]) -> int:
         size = self._selection.row_bytes
         for known in self._selection.fields:
             shape = self._options.decode.picture_shape(known)
-            if shape is not None and not self._decodes_there(shape):
+            if shape is not None and counts(shape):
                 size += shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
         return round(self._options.batch_size * size)
 
@@ -260,16 +269,23 @@ class Stream:
         options, selection, gauge = self._options, self._selection, self.gauge
         budget, batch_bytes = self._budget, max(1, self._batch_bytes)
         by_rows = any(finish.by_rows for finish in self.finishers)
-        per_span = 1 if by_rows else min(max(1, _SPAN_BYTES // batch_bytes), _MAX_SPAN_BATCHES)
+        per_span = min(max(1, _SPAN_BYTES // batch_bytes), _MAX_SPAN_BATCHES)
+        most_there = None
+        if self.placement is not None and self.placement.accelerator.is_cuda and self._batches_whole:
+            free, there_bytes = self.placement.accelerator.free_bytes(), max(1, self._device_batch_bytes)
+            per_span = min(max(1, min(_DEVICE_SPAN_BYTES, free // 128) // there_bytes), _MAX_SPAN_BATCHES)
+            most_there = free // 8 // (per_span * there_bytes)
+        per_span = 1 if by_rows else per_span
         workers = max(1, options.num_workers)
         depth = max(2, workers + -(-workers * options.prefetch_factor // per_span))
-        depth = max(2, min(depth, budget // 4 // (per_span * batch_bytes)))
+        depth = max(2, min(depth, budget // 4 // (per_span * batch_bytes) if most_there is None else most_there))
         kept_bytes = self._light_bytes if self._kept is not None else 0
         layout = Layout(self._reader.snapshot.schema, self._names)
         span_rows = per_span * options.batch_size
         there = self._device_rows(layout, span_rows)
         staging_bytes = self._staging_bytes(layout) if there else 0
-        window_bytes = max(budget // 4, budget - kept_bytes - depth * per_span * batch_bytes - staging_bytes)
+        waiting = depth if most_there is None else 1  # batches that are made on a device wait there
+        window_bytes = max(budget // 4, budget - kept_bytes - waiting * per_span * batch_bytes - staging_bytes)
         row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
         here_bytes = row_bytes - (sum(column.row_bytes for column in layout.fixed if on_device(column)) if there else 0)
         need = round(self._window_rows * here_bytes)
@@ -317,7 +333,7 @@ class Stream:
                 collator, window.slab, finish, self.placement, options.bad, gauge,
                 selection=selection, seed=options.seed, flag=flag,
             )
-            for finish in self.finishers
+            for finish in (self.finishers if most_there is None else self.finishers[:_DEVICE_WORKERS])
         ]  # fmt: skip
         return Pipeline(
             planner, window, Fetcher(gauge, max_threads=_MAX_FETCHERS) if remote else None, work, hands=self._hands,

@@ -1,6 +1,6 @@
 """From a span to finished batches: gather, replace what is bad, and let the user's transform have it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +79,9 @@ class Placement(Protocol):
 
     def place(self, batch: Any, keys: RowKeys | None) -> Any:
         """Begin to; in the thread of a worker."""
+
+    def place_all(self, columns: Columns, keys: RowKeys | None, batch_rows: Sequence[int]) -> list[Any] | None:
+        """The same for the batches of a span at once, whose columns nobody else wants to see; None where it cannot."""
 
     def hand_over(self, batch: Any) -> Any:
         """What the loop gets; in its own thread."""
@@ -165,6 +168,12 @@ class Worker:
         if self._flag:
             columns[PAD] = replaced
         ids = span.row_ids if self._needs_keys else None
+        if self._placement is not None and not self._finish.on_host and first_bad == len(span.which):
+            keys = None if ids is None else RowKeys(self._seed, span.epoch, ids)
+            with self._gauge.timed("transform", "busy"):
+                placed = self._placement.place_all(columns, keys, span.batch_rows)
+            if placed is not None:
+                return placed
         batches: list[Any] = []
         start = 0
         for batch, rows in zip(split(columns, span.batch_rows), span.batch_rows, strict=True):

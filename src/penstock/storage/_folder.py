@@ -34,7 +34,7 @@ class FolderStore(Store):
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
         self.fan_out = 1 if is_local(self._root) else Store.fan_out
-        self._open_files = OpenFiles(self._descriptor)
+        self._open_files = OpenFiles(self._open)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
@@ -58,17 +58,21 @@ class FolderStore(Store):
         one can vanish from under a mapping, as on a network file system, the process would be killed: there, copies.
         """
         uri = object_uri(self.uri, key)
-        with self._reading(key) as (fd, status):
-            _outcomes.check_bounds(uri, parts[-1], status.st_size)
-            if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
-                base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-                whole = memoryview(_map(fd, base, parts[-1].end - base))
-                yield from (whole[part.start - base : part.end - base] for part in parts)
-                return
-            for part in parts:
-                view = _new_buffer(part.length)
-                _read_into(fd, part, view, uri)
-                yield view.toreadonly()
+        file = self._open_files.take(key)
+        try:
+            _outcomes.check_bounds(uri, parts[-1], file.size)
+            with _translated("read", uri):
+                if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
+                    base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+                    whole = memoryview(_map(file.fd, base, parts[-1].end - base))
+                    yield from (whole[part.start - base : part.end - base] for part in parts)
+                    return
+                for part in parts:
+                    view = _new_buffer(part.length)
+                    _read_into(file.fd, part, view, uri)
+                    yield view.toreadonly()
+        finally:
+            self._open_files.give_back(file)
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
         """Read the file straight into the buffers."""
@@ -115,26 +119,32 @@ class FolderStore(Store):
             with _translated("delete", object_uri(self.uri, key)), suppress(*_ABSENT):
                 os.unlink(self._root / key)
 
-    def _descriptor(self, key: str) -> int:
-        with self._reading(key) as (fd, _):
-            return os.dup(fd)
-
-    @contextmanager
-    def _reading(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
+    def _open(self, key: str) -> tuple[int, os.stat_result]:
+        """A file's descriptor, which is the caller's to close, and what the system says of it."""
         check_key(key)
         uri = object_uri(self.uri, key)
         with _translated("read", uri):
             try:
-                fd = os.open(self._root / key, os.O_RDONLY)
+                fd = os.open(f"{self.uri}/{key}", os.O_RDONLY)
             except _ABSENT as error:
                 raise _outcomes.not_found(uri) from error
             try:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise _outcomes.not_found(uri)
-                yield fd, status
-            finally:
+            except BaseException:
                 os.close(fd)
+                raise
+            return fd, status
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
+        fd, status = self._open(key)
+        try:
+            with _translated("read", object_uri(self.uri, key)):
+                yield fd, status
+        finally:
+            os.close(fd)
 
     def _write(self, verb: str, key: str, chunks: Iterable[Buffer], publish: _Publish) -> None:
         check_key(key)

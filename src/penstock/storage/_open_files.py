@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-_MOST, _SHARE = 4096, 4
+_MOST, _SHARE = 4096, 2
 """Files at once, and the part of what the system allows a process that is taken for them."""
 
 
@@ -15,8 +15,8 @@ class OpenFile:
 
     __slots__ = ("_dropped", "fd", "size", "users")
 
-    def __init__(self, fd: int) -> None:
-        self.fd, self.size = fd, os.fstat(fd).st_size
+    def __init__(self, fd: int, status: os.stat_result) -> None:
+        self.fd, self.size = fd, status.st_size
         self.users = 0
         self._dropped = False
 
@@ -32,7 +32,7 @@ class OpenFile:
 class OpenFiles:
     """The files used last; `take` one, and `give_back` it."""
 
-    def __init__(self, opening: Callable[[str], int]) -> None:
+    def __init__(self, opening: Callable[[str], tuple[int, os.stat_result]]) -> None:
         self._opening, self._most = opening, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE)
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = Lock()
@@ -41,7 +41,7 @@ class OpenFiles:
         with self._lock:
             file = self._files.get(key)
             if file is None:
-                file = self._files[key] = OpenFile(self._opening(key))
+                file = self._files[key] = OpenFile(*self._opening(key))
                 if len(self._files) > self._most:
                     self._files.popitem(last=False)[1].drop()
             else:
