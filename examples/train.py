@@ -31,7 +31,7 @@ def main() -> None:
 
     # A run stays with the version it began with, whatever others commit meanwhile.
     ds = penstock.load(args.table, version=saved["version"] if saved else None)
-    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"])
+    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"], device=device)
 
     torch.manual_seed(0)
     model = new_model(len(ds.schema["label"].kind.names)).to(device)
@@ -51,10 +51,10 @@ def main() -> None:
         unfinished.replace(args.checkpoint)  # a run that is killed here leaves the old checkpoint whole
 
     stop = None if args.max_steps is None else step + args.max_steps
-    for epoch in range(loader.state_dict()["epoch"], args.epochs):
+    for epoch in range(loader.epoch, args.epochs):
         for batch in loader:
-            images, labels = batch["image"].to(device), batch["label"].to(device)
-            loss = nn.functional.cross_entropy(model(images.permute(0, 3, 1, 2).float() / 255), labels)
+            scores = model(batch["image"].permute(0, 3, 1, 2).float() / 255)
+            loss = nn.functional.cross_entropy(scores, batch["label"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -43,7 +43,7 @@ def main() -> None:
 
     # A run stays with the version it began with, whatever others commit meanwhile.
     ds = penstock.load(args.table, version=saved["version"] if saved else None)
-    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"])
+    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"], device=device)
 
     torch.manual_seed(0)
     model = DistributedDataParallel(new_model(len(ds.schema["label"].kind.names)).to(device))
@@ -65,11 +65,11 @@ def main() -> None:
     if first_rank:
         print(f"ranks: {dist.get_world_size()}, {'going on after' if saved else 'beginning at'} step {step}")
     stop = None if args.max_steps is None else step + args.max_steps
-    for epoch in range(loader.state_dict()["epoch"], args.epochs):
+    for epoch in range(loader.epoch, args.epochs):
         for batch in loader:
-            images, labels = batch["image"].to(device), batch["label"].to(device)
+            images, labels = batch["image"], batch["label"]
             if "_pad" in batch:  # rows that fill up the last batch of a rank are not learnt from
-                labels = labels.masked_fill(batch["_pad"].to(device), -100)
+                labels = labels.masked_fill(batch["_pad"], -100)
             scores = model(images.permute(0, 3, 1, 2).float() / 255)
             loss = nn.functional.cross_entropy(scores, labels, reduction="sum") / args.batch_size
             optimizer.zero_grad()

@@ -48,7 +48,9 @@ def main() -> None:
     # A run stays with the version it began with, whatever others commit meanwhile. With tensor or pipeline parallelism
     # the mesh has more dimensions; the loader wants the one whose ranks read different rows.
     ds = penstock.load(args.table, version=pinned["version"])
-    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"], distributed=mesh["dp"])
+    loader = ds.pytorch(
+        batch_size=args.batch_size, shuffle=True, columns=["image", "label"], distributed=mesh["dp"], device=device
+    )
 
     torch.manual_seed(0)
     model = new_model(len(ds.schema["label"].kind.names)).to(device)
@@ -68,11 +70,11 @@ def main() -> None:
         print(f"ranks: {dist.get_world_size()}, {'going on after' if newest else 'beginning at'} step {step}")
 
     stop = None if args.max_steps is None else step + args.max_steps
-    for epoch in range(loader.state_dict()["epoch"], args.epochs):
+    for epoch in range(loader.epoch, args.epochs):
         for batch in loader:
-            images, labels = batch["image"].to(device), batch["label"].to(device)
+            images, labels = batch["image"], batch["label"]
             if "_pad" in batch:  # rows that fill up the last batch of a rank are not learnt from
-                labels = labels.masked_fill(batch["_pad"].to(device), -100)
+                labels = labels.masked_fill(batch["_pad"], -100)
             scores = model(images.permute(0, 3, 1, 2).float() / 255)
             loss = nn.functional.cross_entropy(scores, labels, reduction="sum") / args.batch_size
             optimizer.zero_grad()

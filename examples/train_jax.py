@@ -57,7 +57,7 @@ def main() -> None:
         unfinished.replace(args.checkpoint)  # a run that is killed here leaves the old checkpoint whole
 
     stop = None if args.max_steps is None else step + args.max_steps
-    for epoch in range(loader.state_dict()["epoch"], args.epochs):
+    for epoch in range(loader.epoch, args.epochs):
         for batch in loader:
             model, momenta, loss = update(model, momenta, batch["image"], batch["label"])
             step += 1

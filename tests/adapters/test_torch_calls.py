@@ -1,6 +1,7 @@
 """The calls that users of PyTorch know work as they are written."""
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import penstock
 from penstock import Dataset, Tensor
-from penstock.errors import InvalidInputError, NotFoundError
+from penstock.errors import InvalidInputError, NotFoundError, PenstockWarning
 
 ROWS = 500
 
@@ -85,6 +86,35 @@ def test_distributed_in_a_group_of_one(ds: Dataset, tmp_path: Path) -> None:
 def test_distributed_without_a_group_says_what_to_do(ds: Dataset) -> None:
     with pytest.raises(InvalidInputError, match=r"init_process_group\(\) first, or pass distributed=\(rank"):
         ds.pytorch(num_workers=8, distributed=True)
+
+
+def test_a_loader_made_before_its_group_warns_once(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            ds.pytorch(batch_size=50)
+    assert [warning.category for warning in caught] == [PenstockWarning]
+    assert caught[0].filename == __file__
+    told = r"every rank will read all rows: .* WORLD_SIZE=4, .* after init_process_group\(\), or pass distributed="
+    with pytest.warns(PenstockWarning, match=told):
+        ds.pytorch(batch_size=50)
+
+
+@pytest.mark.parametrize("told", ["1", "", "many"])
+def test_a_loader_alone_does_not_warn(ds: Dataset, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", told)
+    ds.pytorch(batch_size=50)
+
+
+def test_a_loader_that_knows_its_ranks_does_not_warn(
+    ds: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    ds.pytorch(batch_size=50, distributed=False)
+    ds.pytorch(batch_size=50, distributed=(1, 4))
+    with process_group_of_one(tmp_path):
+        ds.pytorch(batch_size=50)
 
 
 def test_prefetch_factor(ds: Dataset) -> None:

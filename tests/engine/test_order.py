@@ -203,7 +203,7 @@ def test_seeds_and_epochs_differ_and_come_back() -> None:
     for seed, loader in enumerate(loaders):
         with loader:
             for epoch in range(3):
-                assert loader.state_dict()["epoch"] == epoch
+                assert loader.epoch == epoch
                 orders[seed, epoch] = joined([batch_of(found).numbers for found in loader]).tolist()
     assert len(set(map(tuple, orders.values()))) == 6
     assert all(sorted(order) == chosen.numbers.tolist() for order in orders.values())

@@ -135,6 +135,24 @@ def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: bool, drop_last: bool
         assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
 
 
+def test_the_epoch_is_the_one_being_read_or_the_next() -> None:
+    chosen = table("odd")
+    with chosen.ds.pytorch(batch_size=20, **MIXED) as loader:
+        for epoch in range(2):
+            assert loader.epoch == epoch
+            assert {loader.epoch for _ in loader} == {epoch}
+        for _ in loader:
+            middle = loader.state_dict()
+            loader.set_epoch(7)
+            assert loader.epoch == 2
+            break
+        assert loader.epoch == 7
+        loader.load_state_dict(middle)
+        assert loader.epoch == 2
+        next(iter(loader))
+        assert loader.epoch == 3  # one that is broken off is not read again
+
+
 def test_a_loader_can_be_sent_back() -> None:
     chosen = table("odd")
     with chosen.ds.pytorch(batch_size=20, **MIXED) as loader:

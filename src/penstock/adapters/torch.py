@@ -62,6 +62,14 @@ def loader(
     """Batches of tensors; see `View.pytorch`."""
     if ragged not in ("nested", "pad", "list"):
         raise InvalidInputError(f'ragged is "nested", "pad" or "list", not {ragged!r}')
+    if distributed is None and not _running() and _told_ranks() > 1:
+        warnings.warn(
+            f"every rank will read all rows: the environment says WORLD_SIZE={_told_ranks()}, and torch.distributed is "
+            "not initialised; make the loader after init_process_group(), or pass distributed=(rank, num_ranks), or "
+            "distributed=False if that is meant",
+            PenstockWarning,
+            stacklevel=3,
+        )
     world, group = _find_world(distributed)
     finish = TorchFinish(
         transform, batch_transform, collate_fn, ragged, ragged_columns(reader, names), options.bad.tolerant
@@ -83,7 +91,7 @@ def row_dataset(
     transform: Callable[..., Any] | None,
 ) -> "RowDataset":
     """Rows of tensors; see `View.pytorch`."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if _running() and dist.get_world_size() > 1:
         warnings.warn(
             "every rank sees the whole table through this dataset: give DataLoader a DistributedSampler, or ask for "
             "batches (ds.pytorch(batch_size=…)), which ranks share by themselves",
@@ -290,14 +298,24 @@ def _local_gpu() -> int:
     """The GPU of this process: the one it has chosen, or else that of its rank on this machine."""
     current = torch.cuda.current_device()
     local = os.environ.get("LOCAL_RANK", "")
-    if current == 0 and dist.is_available() and dist.is_initialized() and local.isdigit():
+    if current == 0 and _running() and local.isdigit():
         return int(local) if int(local) < torch.cuda.device_count() else current
     return current
 
 
+def _running() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _told_ranks() -> int:
+    """How many ranks a launcher has told this process of."""
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdigit() else 1
+
+
 def _find_world(distributed: Distributed) -> tuple[World, Any]:
     """This process's place among the ranks, and the group to talk to them."""
-    running = dist.is_available() and dist.is_initialized()
+    running = _running()
     if distributed is False or (distributed is None and not running):
         return World(), None
     if isinstance(distributed, tuple):

@@ -1,6 +1,6 @@
 """Memory on both sides of the bus."""
 
-from penstock.device._accelerator import Accelerator, DeviceRows, Mark, Ring, Run
+from penstock.device._accelerator import Accelerator, DeviceRows, Mark, Staging
 from penstock.device._buffers import HostBuffers
 from penstock.device._pixels import RANDOM_NUMBERS, Pixels
 from penstock.device._reserved import reserved
@@ -8,6 +8,6 @@ from penstock.device._shared import SharedMemory
 from penstock.device._tensors import array_of, tensor_of
 
 __all__ = [
-    "RANDOM_NUMBERS", "Accelerator", "DeviceRows", "HostBuffers", "Mark", "Pixels", "Ring", "Run", "SharedMemory",
+    "RANDOM_NUMBERS", "Accelerator", "DeviceRows", "HostBuffers", "Mark", "Pixels", "SharedMemory", "Staging",
     "array_of", "reserved", "tensor_of",
 ]  # fmt: skip

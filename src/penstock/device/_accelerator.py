@@ -4,16 +4,18 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 - All that is asked of a device happens in the order in which it was asked, on its own stream; so rows that were copied
   are there for the gather that is asked for after them, and a gather has read rows before others are copied over them.
-- Nothing here waits for the device, and nothing makes the user's stream wait, but `Mark.wait` and `hand_over`: the
-  latter makes the stream that is current wait for a batch, on the device, while the program goes on.
+- Nothing here waits for the device but `Mark.synchronize`, and nothing makes the user's stream wait but `hand_over`:
+  on the device, for a batch, while the program goes on.
+- Memory of this stream is used by this stream alone. nvJPEG has a stream of its own that waits for nobody, so what it
+  writes to comes from a pool of its own, and goes back when ours has read it.
 - Memory that a copy reads from is held until it has been read; memory that was handed over is not used for anything
   else before the stream that was current then has done what it was asked while the tensors lived.
 """
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock, Semaphore, local
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _WIDTHS = (8, 4, 2, 1)
 _PINNED_BYTES = 64 << 10
+_STAGES = 2  # one is written while the other is copied
 _DECODERS = 2  # nvJPEG decodes one batch at a time; another may wait, but no more of them
 _NOTHING = nullcontext()
 
@@ -52,6 +55,9 @@ class _Passed:
         pass
 
 
+_PASSED = _Passed()
+
+
 class Accelerator:
     """A GPU; or the processor itself, which then stands in for one and does everything at once."""
 
@@ -62,6 +68,7 @@ class Accelerator:
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._stream: Any = self._torch.cuda.Stream(device) if self.is_cuda else None
+        self._decoder_stream: Any = self._torch.cuda.Stream(device) if self.is_cuda else None
         self._held: deque[tuple[Mark, Any]] = deque()
         self._lock = Lock()
         self._thread = local()
@@ -81,7 +88,7 @@ class Accelerator:
 
     def mark(self) -> Mark:
         """The point that has been reached in what was asked for."""
-        return self._stream.record_event() if self.is_cuda else _Passed()
+        return self._stream.record_event() if self.is_cuda else _PASSED
 
     def free_bytes(self) -> int:
         """Memory that nobody has taken, or that torch has taken and does not use."""
@@ -100,7 +107,8 @@ class Accelerator:
 
     def rows(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "DeviceRows":
         """Memory on the device for rows of one shape."""
-        return DeviceRows(self, count, dtype, shape)
+        with self.working():
+            return DeviceRows(self, count, dtype, shape)
 
     def moved(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """A tensor on the device, its copy begun and perhaps not ended; made while `working`, and it must be held."""
@@ -164,8 +172,9 @@ class Accelerator:
             return out
         encoded = [self._torch.frombuffer(picture, dtype=self._torch.uint8) for picture in given]
         try:
-            with self._decoding:
+            with self._decoding, self._torch.cuda.stream(self._decoder_stream):
                 decoded = decode(encoded, self.device)
+            self._stream.wait_stream(self._decoder_stream)
         except RuntimeError:  # one of them is broken, or no JPEG: who decodes them one by one finds out which
             return None
         by_size: dict[tuple[int, ...], list[int]] = {}
@@ -179,7 +188,7 @@ class Accelerator:
                 out = last.contiguous()
             else:
                 out[self.put(np.array([there[number] for number in numbers]))] = last
-        self.hold(decoded, encoded)  # the decoder has a stream of its own, and does not wait for ours
+        self.hold(decoded, encoded)
         return out
 
     def _resized(self, pictures: "torch.Tensor", shape: tuple[int, ...]) -> "torch.Tensor":
@@ -217,64 +226,31 @@ class DeviceRows:
         return chosen.view(self._as).view(len(rows), *self._shape)
 
 
-class Ring:
-    """Pinned memory that runs of bytes are given out of, in order; each comes back when it has been copied.
+class Staging:
+    """Pinned memory that each thread has for itself, so that none waits for another's."""
 
-    Not thread-safe but for `give_back`: whoever takes waits for the oldest, so that is the only order that matters.
-    """
+    def __init__(self, owner: Accelerator) -> None:
+        self._owner, self._thread = owner, local()
 
-    def __init__(self, owner: Accelerator, size: int) -> None:
-        self._memory = owner.pinned(size)
-        self._given: deque[_Run] = deque()
-
-    def take(self, size: int) -> "Run | None":
-        """Memory for so many bytes; None while there is not enough."""
-        self.reap()
-        start = self._start(size)
-        if start is None:
-            return None
-        run = _Run(start, start + size, self._memory[start : start + size])
-        self._given.append(run)
-        return run
-
-    def _start(self, size: int) -> int | None:
-        oldest, end = (self._given[0].start, self._given[-1].end) if self._given else (0, 0)
-        if end < oldest:  # what is given out goes round the end
-            return end if end + size < oldest else None
-        if end + size <= len(self._memory):
-            return end
-        return 0 if size < oldest else None
-
-    def reap(self) -> int:
-        """Forget the runs that have been copied; how many there are left."""
-        while self._given and (mark := self._given[0].copied) is not None and mark.query():
-            self._given.popleft()
-        return len(self._given)
-
-    @property
-    def oldest(self) -> Mark | None:
-        """The point at which the oldest run has been copied; None while it is still being written, or there is none."""
-        return self._given[0].copied if self._given else None
-
-
-class Run(Protocol):
-    """A run of a ring's bytes."""
-
-    bytes: npt.NDArray[np.uint8]
-
-    def give_back(self, copied: Mark) -> None:
-        """It is free when the device has come so far."""
-
-
-class _Run:
-    __slots__ = ("bytes", "copied", "end", "start")
-
-    def __init__(self, start: int, end: int, memory: npt.NDArray[np.uint8]) -> None:
-        self.start, self.end, self.bytes = start, end, memory
-        self.copied: Mark | None = None
-
-    def give_back(self, copied: Mark) -> None:
-        self.copied = copied
+    @contextmanager
+    def writing(self, there: DeviceRows, start: int, rows: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Memory for rows, as their bytes; they are copied to their places on the device when it has been written."""
+        turns: deque[tuple[npt.NDArray[np.uint8], Mark]] | None = getattr(self._thread, "turns", None)
+        if turns is None:
+            turns = self._thread.turns = deque((np.empty(0, np.uint8), _PASSED) for _ in range(_STAGES))
+        memory, copied = turns.popleft()
+        if not copied.query():
+            copied.synchronize()
+        size = rows * there.row_bytes
+        if len(memory) < size:
+            memory = self._owner.pinned(size)
+        try:
+            yield memory[:size]
+            with self._owner.working():
+                there.write(start, memory[:size].reshape(rows, -1))
+                copied = self._owner.mark()
+        finally:
+            turns.append((memory, copied))
 
 
 @cache

@@ -121,4 +121,7 @@ def _factors(pixels: Pixels, colours: int, device: "torch.device") -> tuple["tor
 def _on(pictures: "torch.Tensor", array: npt.NDArray[Any]) -> "torch.Tensor":
     import torch  # an extra, and slow to import
 
-    return torch.from_numpy(np.ascontiguousarray(array)).to(pictures.device, non_blocking=True)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if pictures.is_cuda:
+        tensor = tensor.pin_memory()  # else the copy would wait for the stream
+    return tensor.to(pictures.device, non_blocking=True)

@@ -29,8 +29,8 @@ _warned: set[str] = set()
 class Loader:
     """Batches of a table: iterate over it, once for each epoch.
 
-    - Every iteration reads the epoch after the last one begun; `set_epoch` names another. The order depends on the
-      seed and the epoch's number, and on nothing that machines differ in.
+    - Every iteration reads the epoch after the last one begun; `epoch` tells its number, and `set_epoch` names another.
+      The order depends on the seed and the epoch's number, and on nothing that machines differ in.
     - `state_dict` is the point behind the last batch that was delivered, small enough for any checkpoint; after
       `load_state_dict` the next iteration goes on from it, with any number of ranks, workers, and any batch size.
     - Leaving an iteration early stops its threads. A batch is yours for as long as you hold it.
@@ -81,6 +81,12 @@ class Loader:
             "a loader is read in order and cannot be indexed; index the table itself, or leave out batch_size, "
             "shuffle, num_workers, prefetch_factor and distributed to get a dataset of rows"
         )
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is being read; between iterations, of the one that the next will read."""
+        run = self._run
+        return run.state.epoch if run is not None and run.under_way else self._next.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The point that has been reached, as a JSON value of less than a kilobyte; the same on every rank."""

@@ -217,17 +217,13 @@ class Pipeline:
                     self._window.free(piece)
 
     def _has_room(self, piece: Piece) -> bool:
-        while not self._stopped:
-            with self._lock:
-                if self._no_room_since is not None:
-                    return False
-                if self._window.admit(piece, regardless=self._admitted == self._released):
-                    return True
-                if self._window.slab.on_the_way != "crossing":
-                    self._no_room_since = time.perf_counter()
-                    return False
-            self._window.slab.settle()
-        return False
+        with self._lock:
+            if self._no_room_since is not None:
+                return False
+            if not self._window.admit(piece, regardless=self._admitted == self._released):
+                self._no_room_since = time.perf_counter()
+                return False
+        return True
 
     def _make_room(self) -> None:
         """Some memory has come free; called with the lock."""
@@ -304,7 +300,8 @@ class Pipeline:
                 if not span.missing:
                     self._is_ready(span)
             piece.waiting = []
-            self._make_room()
+            if piece.raw_bytes:
+                self._make_room()
 
     def _is_ready(self, span: Span) -> None:
         """A span can be put together; called with the lock."""

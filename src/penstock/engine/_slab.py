@@ -1,14 +1,15 @@
 """The window's memory: one array for each column of one shape, so that a batch is one gather."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Accelerator, DeviceRows, HostBuffers, Ring, Run, reserved
+from penstock.device import Accelerator, DeviceRows, HostBuffers, Staging, reserved
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
 from penstock.table import ROW_ID, Rows
@@ -97,24 +98,14 @@ class Slab:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
 
-    def host(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
-        """Where the rows of a run are to be written."""
-        return self._values[name][start : start + rows]
+    @contextmanager
+    def writing(self, name: str, start: int, rows: int) -> Iterator[npt.NDArray[Any]]:
+        """Where rows of a run are to be written."""
+        yield self._values[name][start : start + rows]
 
-    def holds(self, column: FixedColumn) -> bool:  # noqa: ARG002
+    def holds(self, name: str) -> bool:  # noqa: ARG002
         """Whether a column's rows are here, and not on a device."""
         return True
-
-    def written(self, start: int, rows: int) -> None:
-        """All rows of a run have been written, or never will be; for any thread."""
-
-    @property
-    def on_the_way(self) -> Literal["nothing", "being written", "crossing"]:
-        """What the oldest run that must still get to a device is waiting for."""
-        return "nothing"
-
-    def settle(self) -> None:
-        """Wait for the oldest run to have crossed."""
 
     def gather(self, column: FixedColumn, rows: Rows, buffers: HostBuffers) -> Any:
         """Some rows of a column, in this order."""
@@ -125,7 +116,7 @@ class Slab:
 
 
 class DeviceSlab(Slab):
-    """The same with the heavy columns in a device's memory: rows are written to pinned memory, and cross as a whole."""
+    """The same with the heavy columns in a device's memory, to which rows cross when they have been written."""
 
     def __init__(
         self,
@@ -133,21 +124,14 @@ class DeviceSlab(Slab):
         capacity: int,
         *,
         accelerator: Accelerator,
-        staging_bytes: int,
         crossed: Callable[[int], None],
     ) -> None:
         """`crossed` is told of bytes that were copied to the device."""
         self._accelerator, self._crossed = accelerator, crossed
         self._there: dict[str, DeviceRows] = {}
         super().__init__(columns, capacity)
-        self._offsets: dict[str, int] = {}
-        self._row_bytes = 0
-        for name, there in self._there.items():
-            self._offsets[name] = self._row_bytes
-            self._row_bytes += there.row_bytes
         self._columns = {column.name: column for column in columns}
-        self._ring = Ring(accelerator, staging_bytes)
-        self._staged: dict[int, Run] = {}
+        self._staging = Staging(accelerator)
 
     def _reserve(self, column: FixedColumn, capacity: int) -> None:
         if on_device(column):
@@ -155,48 +139,18 @@ class DeviceSlab(Slab):
         else:
             super()._reserve(column, capacity)
 
-    def take(self, rows: int) -> int | None:
-        start = super().take(rows)
-        if start is None:
-            return None
-        staged = self._ring.take(rows * self._row_bytes)
-        if staged is None:
-            super().give_back(start, rows)
-            return None
-        self._staged[start] = staged
-        return start
+    @contextmanager
+    def writing(self, name: str, start: int, rows: int) -> Iterator[npt.NDArray[Any]]:
+        there, column = self._there.get(name), self._columns[name]
+        if there is None:
+            yield self._values[name][start : start + rows]
+            return
+        with self._staging.writing(there, start, rows) as memory:
+            yield memory.view(column.dtype).reshape(rows, *column.shape)
+        self._crossed(rows * there.row_bytes)
 
-    def host(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
-        if name not in self._there:
-            return super().host(name, start, rows)
-        column = self._columns[name]
-        return self._part(name, start, rows).view(column.dtype).reshape(rows, *column.shape)
-
-    def holds(self, column: FixedColumn) -> bool:
-        return column.name not in self._there
-
-    def _part(self, name: str, start: int, rows: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a column in a run's pinned memory."""
-        first = self._offsets[name] * rows
-        return self._staged[start].bytes[first : first + self._there[name].row_bytes * rows]
-
-    def written(self, start: int, rows: int) -> None:
-        with self._accelerator.working():
-            for name, there in self._there.items():
-                there.write(start, self._part(name, start, rows).reshape(rows, -1))
-            self._staged.pop(start).give_back(self._accelerator.mark())
-        self._crossed(rows * self._row_bytes)
-
-    @property
-    def on_the_way(self) -> Literal["nothing", "being written", "crossing"]:
-        if not self._ring.reap():
-            return "nothing"
-        return "being written" if self._ring.oldest is None else "crossing"
-
-    def settle(self) -> None:
-        oldest = self._ring.oldest
-        if oldest is not None:
-            oldest.synchronize()
+    def holds(self, name: str) -> bool:
+        return name not in self._there
 
     def gather(self, column: FixedColumn, rows: Rows, buffers: HostBuffers) -> Any:
         if column.name not in self._there:

@@ -9,13 +9,14 @@ from numbers import Integral
 from operator import itemgetter
 from typing import Any, Literal
 
-from penstock.device import HostBuffers
+from penstock.device import Accelerator, HostBuffers
 from penstock.engine._collate import Collator, DecodeOptions
 from penstock.engine._fetch import Fetcher
 from penstock.engine._kept import KeptPages
 from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
 from penstock.engine._selection import Selection
+from penstock.engine._shares import Needs, Shares, share_out
 from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device
 from penstock.engine._stats import BadSample, Gauge, LoaderStats
 from penstock.engine._window import Window
@@ -25,17 +26,11 @@ from penstock.plan import IN_ORDER, Dealer, Order, Quality, State, choose_shuffl
 from penstock.table import Reader, Rows
 from penstock.types import World
 
-_SPAN_BYTES, _DEVICE_SPAN_BYTES = 4 << 20, 256 << 20
-_MAX_SPAN_BATCHES = 64
 _STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 256 << 20
 _KEPT_BYTES = 64 << 20
 _MAX_FETCHERS, _MAX_READERS = 96, 12
 _LEAST_BUDGET = 1 << 30
-_STAGING_BYTES, _STAGED_BLOCKS = 384 << 20, 4
-"""Memory on its way to a device: what a processor's cache can hold, which is much faster, but at least some blocks."""
-_DEVICE_WORKERS = 2  # one asks the device while it does what the other asked for; more are in each other's way
-_DEVICE_SHARE, _DEVICE_SLACK = 4, 1.5
-"""At most this part of a device's free memory is taken; and this much more than the window needs, to read ahead."""
+_DEVICE_WORKERS = 2  # one asks a device while it does what the other asked for; more are in each other's way
 _WHOLE_NUMBERS = {
     "batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": None, "lanes": None, "block_bytes": None,
 }  # fmt: skip
@@ -217,9 +212,8 @@ class Stream:
 
     def _decodes_there(self, shape: Sequence[int]) -> bool:
         """Whether pictures of a shape never are in this process's memory."""
-        if self.placement is None or not self._batches_whole:
-            return False
-        return self.placement.accelerator.decodes_jpegs and len(shape) == 3 and shape[2] == 3
+        device = self._accelerator
+        return device is not None and device.decodes_jpegs and len(shape) == 3 and shape[2] == 3
 
     @property
     def _budget(self) -> int:
@@ -238,81 +232,53 @@ class Stream:
         return workers + readers if apart else max(workers, readers)
 
     @property
-    def _batches_whole(self) -> bool:
-        """Whether batches can be made on a device: nobody wants to see them, or their rows, in this one's memory."""
-        return not any(finish.on_host for finish in self.finishers)
+    def _accelerator(self) -> Accelerator | None:
+        """The device that batches are made on, if nobody wants to see them, or their rows, in this process's memory."""
+        on_host = any(finish.on_host for finish in self.finishers)
+        return None if self.placement is None or on_host else self.placement.accelerator
 
-    def _device_rows(self, layout: Layout, span_rows: int) -> int:
-        """Rows of the window that a device has memory for, with those of a span; 0 where they stay here."""
-        heavy = sum(column.row_bytes for column in layout.fixed if on_device(column))
-        if self.placement is None or not heavy or not self._batches_whole or self._selection.scattered:
-            return 0
-        accelerator, gauge = self.placement.accelerator, self.gauge
-        if self._options.device_memory is None and not accelerator.is_cuda:
-            return 0
-        free, need = accelerator.free_bytes(), round(_DEVICE_SLACK * (self._window_rows + span_rows) * heavy)
-        given = self._options.device_memory
-        most = free // _DEVICE_SHARE if given is None else min(given, free)
-        if most < need:
-            gauge.note(
-                f"the window stays in host memory: it needs {need / 1e6:,.0f} MB on the device, and has "
-                f"{most / 1e6:,.0f} MB there; raise device_memory, or lower shuffle_spread or shuffle_block"
-            )
-            return 0
-        return (need if given is None else most) // heavy
-
-    def _staging_bytes(self, layout: Layout) -> int:
-        block = self._selection.block_rows(self.order.shuffle) * sum(column.row_bytes for column in layout.fixed)
-        return max(_STAGED_BLOCKS * block, min(_STAGING_BYTES, self._budget // 2))
+    def _needs(self, layout: Layout) -> Needs:
+        options, accelerator = self._options, self._accelerator
+        there = accelerator is not None and (accelerator.is_cuda or options.device_memory is not None)
+        return Needs(
+            budget_bytes=self._budget,
+            batch_size=options.batch_size,
+            batch_bytes=self._batch_bytes,
+            device_batch_bytes=self._device_batch_bytes,
+            by_rows=any(finish.by_rows for finish in self.finishers),
+            workers=max(1, options.num_workers),
+            prefetch_factor=options.prefetch_factor,
+            window_rows=0 if self._selection.scattered else self._window_rows,
+            row_bytes=max(self._selection.row_bytes, sum(column.row_bytes for column in layout.fixed)),
+            device_row_bytes=(
+                0
+                if self._selection.scattered
+                else sum(column.row_bytes for column in layout.fixed if on_device(column))
+            ),
+            kept_bytes=self._light_bytes if self._kept is not None else 0,
+            device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
+            device_memory=options.device_memory,
+        )
 
     def _pipeline(self) -> Pipeline:
-        options, selection, gauge = self._options, self._selection, self.gauge
-        budget, batch_bytes = self._budget, max(1, self._batch_bytes)
-        by_rows = any(finish.by_rows for finish in self.finishers)
-        per_span = min(max(1, _SPAN_BYTES // batch_bytes), _MAX_SPAN_BATCHES)
-        most_there = None
-        if self.placement is not None and self.placement.accelerator.is_cuda and self._batches_whole:
-            free, there_bytes = self.placement.accelerator.free_bytes(), max(1, self._device_batch_bytes)
-            per_span = min(max(1, min(_DEVICE_SPAN_BYTES, free // 128) // there_bytes), _MAX_SPAN_BATCHES)
-            most_there = free // 8 // (per_span * there_bytes)
-        per_span = 1 if by_rows else per_span
-        workers = max(1, options.num_workers)
-        depth = max(2, workers + -(-workers * options.prefetch_factor // per_span))
-        depth = max(2, min(depth, budget // 4 // (per_span * batch_bytes) if most_there is None else most_there))
-        kept_bytes = self._light_bytes if self._kept is not None else 0
+        options, selection, gauge, accelerator = self._options, self._selection, self.gauge, self._accelerator
         layout = Layout(self._reader.snapshot.schema, self._names)
-        span_rows = per_span * options.batch_size
-        there = self._device_rows(layout, span_rows)
-        staging_bytes = self._staging_bytes(layout) if there else 0
-        waiting = depth if most_there is None else 1  # batches that are made on a device wait there
-        window_bytes = max(budget // 4, budget - kept_bytes - waiting * per_span * batch_bytes - staging_bytes)
-        row_bytes = max(selection.row_bytes, sum(column.row_bytes for column in layout.fixed))
-        here_bytes = row_bytes - (sum(column.row_bytes for column in layout.fixed if on_device(column)) if there else 0)
-        need = round(self._window_rows * here_bytes)
-        fits = need <= window_bytes
-        by_blocks = fits and (self._dealer.owns_lanes or self.order.shuffle.spread > 0)
-        if not fits and not selection.scattered:
-            gauge.note(
-                f"memory_budget ({budget / 1e6:,.0f} MB) is less than the shuffle's window "
-                f"({need / 1e6:,.0f} MB), so blocks are read many times; raise it, or lower shuffle_spread"
-            )
+        needs = self._needs(layout)
+        shares = share_out(needs)
+        for note in shares.notes:
+            gauge.note(note)
+        span_rows = shares.per_span * options.batch_size
+        whole = self._dealer.owns_lanes or self.order.shuffle.spread > 0
+        by_blocks = shares.fits and whole and not selection.scattered
         slab: Slab
-        if there and by_blocks and self.placement is not None:
-            slab = DeviceSlab(
-                layout.fixed, there,
-                accelerator=self.placement.accelerator, staging_bytes=staging_bytes, crossed=gauge.crossed,
-            )  # fmt: skip
+        if accelerator is not None and by_blocks and shares.on_device:
+            slab = DeviceSlab(layout.fixed, shares.device_rows, accelerator=accelerator, crossed=gauge.crossed)
         else:
-            slab = Slab(layout.fixed, round(4 * (window_bytes / row_bytes + span_rows)))
+            slab = Slab(layout.fixed, round(4 * (shares.window_bytes / needs.row_bytes + span_rows)))
         window = Window(
-            self._reader,
-            layout,
-            slab,
-            budget_bytes=window_bytes,
-            heavy=selection.heaviest,
-            kept=self._kept,
-            gauge=gauge,
-        )
+            self._reader, layout, slab,
+            budget_bytes=shares.window_bytes, heavy=selection.heaviest, kept=self._kept, gauge=gauge,
+        )  # fmt: skip
         plan_options = PlanOptions(
             span_rows=span_rows,
             stretch_rows=min(_STRETCH_ROWS, round(_STRETCH_BYTES / selection.row_bytes)) if by_blocks else span_rows,
@@ -321,25 +287,29 @@ class Stream:
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
         remote = self._reader.store.fan_out > 1
-        accelerator = None if self.placement is None or not self._batches_whole else self.placement.accelerator
+        return Pipeline(
+            planner, window, Fetcher(gauge, max_threads=_MAX_FETCHERS) if remote else None,
+            self._workers(layout, slab, shares, needs),
+            hands=self._hands, inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=shares.depth,
+            gauge=gauge, enter=None if self.placement is None else self.placement.accelerator.adopt,
+        )  # fmt: skip
+
+    def _workers(self, layout: Layout, slab: Slab, shares: Shares, needs: Needs) -> list[Worker]:
+        options, accelerator = self._options, self._accelerator
         buffers = HostBuffers(
-            keep_bytes=(depth + 2) * per_span * batch_bytes,
+            keep_bytes=(shares.depth + 2) * shares.per_span * needs.batch_bytes,
             allocate=None if accelerator is None else accelerator.pinned,
         )
         collator = Collator(self._reader, layout, options.decode, buffers, accelerator)
         flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
-        work = [
+        count = len(self.finishers) if needs.device_free_bytes is None else _DEVICE_WORKERS
+        return [
             Worker(
-                collator, window.slab, finish, self.placement, options.bad, gauge,
-                selection=selection, seed=options.seed, flag=flag,
+                collator, slab, finish, self.placement, options.bad, self.gauge,
+                selection=self._selection, seed=options.seed, flag=flag,
             )
-            for finish in (self.finishers if most_there is None else self.finishers[:_DEVICE_WORKERS])
+            for finish in self.finishers[:count]
         ]  # fmt: skip
-        return Pipeline(
-            planner, window, Fetcher(gauge, max_threads=_MAX_FETCHERS) if remote else None, work, hands=self._hands,
-            inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=depth, gauge=gauge,
-            enter=None if self.placement is None else self.placement.accelerator.adopt,
-        )  # fmt: skip
 
 
 def available_cores() -> int:

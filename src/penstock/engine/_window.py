@@ -45,7 +45,7 @@ class Window:
         self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
         self._ids = [field.id for field in layout.fields]
-        self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed if slab.holds(column))
+        self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed if slab.holds(column.name))
         self._linked_row_bytes = sum(
             field.kind.typical_bytes for field in layout.loose if isinstance(field.kind, Linked)
         )
@@ -78,9 +78,9 @@ class Window:
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
             if rows is not None:
-                values = self.slab.host(self._names[request.file.fields[0]], piece.row_start, piece.rows)
-                out = values[rows.start : rows.stop].reshape(-1).view(np.uint8)
-                read_straight(self._reader.store, request, out.data)
+                name = self._names[request.file.fields[0]]
+                with self.slab.writing(name, piece.row_start + rows.start, len(rows)) as values:
+                    read_straight(self._reader.store, request, values.reshape(-1).view(np.uint8).data)
                 return [], request.bytes
             if self._kept is not None and self._is_kept(request):
                 runs, fetched = self._kept.read(request)
@@ -123,7 +123,7 @@ class Window:
             return False
         start = self.slab.take(piece.rows) if self._layout.fixed else 0
         if start is None:
-            if regardless and self.slab.on_the_way == "nothing":
+            if regardless:
                 raise MemoryError(f"the window has no room for {piece.rows:,} more rows; raise device_memory")
             return False
         piece.row_start, piece.admitted = start, True
@@ -143,10 +143,7 @@ class Window:
 
     def fill(self, piece: Piece) -> None:
         """Put the rows of a piece's pages in their places; for any thread."""
-        try:
-            self._fill_fixed(piece)
-        finally:
-            self._written(piece)
+        self._fill_fixed(piece)
         for field in self._layout.loose:
             cells = gather(self._reader.snapshot.schema, field, [piece.want], piece.pages, parse=True)
             if isinstance(field.kind, Linked):  # neighbours lie together in the linked object, and are read together
@@ -159,18 +156,13 @@ class Window:
         for column in self._layout.fixed:
             mask = self.slab.masks.get(column.name)
             if column.field is None or column.field.id not in there:
-                values = self.slab.host(column.name, first, piece.rows)
-                self._fill_column(column, piece, values, None if mask is None else mask[first:end])
+                with self.slab.writing(column.name, first, piece.rows) as values:
+                    self._fill_column(column, piece, values, None if mask is None else mask[first:end])
             elif mask is not None:
                 mask[first:end] = True
 
-    def _written(self, piece: Piece) -> None:
-        if self._layout.fixed:
-            self.slab.written(piece.row_start, piece.rows)
-
     def fill_with_nothing(self, piece: Piece) -> None:
         """Stand in for a damaged piece, whose rows are read one by one later."""
-        self._written(piece)
         for field in self._layout.loose:
             piece.cells[field.name] = Cells(None, pa.nulls(piece.rows, field.kind.arrow_type))
 
