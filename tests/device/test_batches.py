@@ -130,8 +130,9 @@ def test_transforms_of_samples_and_batches_come_before_the_device(ds: Dataset, d
         return value | {"image": value["image"] + 1}
 
     for name in ("transform", "batch_transform"):
-        here = read(ds, **{name: seen}, **BLOCKS)
-        assert same(read(ds, device=device, **WINDOW, **{name: seen}, **BLOCKS), here)
+        options: dict[str, Any] = {name: seen, **BLOCKS}
+        here = read(ds, **options)
+        assert same(read(ds, device=device, **WINDOW, **options), here)
         assert not torch.equal(here[0]["image"], read(ds, 1, **BLOCKS)[0]["image"])
 
 
@@ -210,7 +211,8 @@ def test_pictures_are_decoded_there_as_here(device: str) -> None:
     ds = penstock.create("memory://", {"p": Column(Image("jpeg:90", (64, 64, 3)), nullable=True), "n": "int64"})
     ds.append([{"p": None if n % 9 == 0 else picture, "n": n} for n, picture in enumerate(pictures)])
     ds.commit()
-    for options in ({}, {"image_size": (48, 40)}):
+    sizes: list[dict[str, Any]] = [{}, {"image_size": (48, 40)}]
+    for options in sizes:
         theirs = read(ds, columns=["p", "n"], device=device, shuffle=True, **options)
         for one, other in zip(theirs, read(ds, columns=["p", "n"], shuffle=True, **options), strict=True):
             assert torch.equal(one["n"], other["n"])

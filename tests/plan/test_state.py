@@ -83,7 +83,7 @@ GOOD = State(ORDER, 3, 4).to_json()
         ([1], "not the state"),
         ({"model": 1}, "not the state"),
         ({**GOOD, "penstock": 99}, "format 99"),
-        ({"penstock": 1}, "damaged"),
+        ({"penstock": 2}, "damaged"),
         ({**GOOD, "order": {}}, "damaged"),
         ({**GOOD, "order": {**GOOD["order"], "shuffle": {"lanes": 0, "block_bytes": 1, "spread": 1.0}}}, "damaged"),
         ({**GOOD, "consumed": "many"}, "damaged"),

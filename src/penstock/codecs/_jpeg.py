@@ -47,7 +47,7 @@ class JpegFormat:
     def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
         """See `ImageFormat`."""
         view = memoryview(data).cast("B")
-        if out is not None and mode is not None and out.shape[:2] == _ordinary_size(view):
+        if out is not None and mode is not None and out.shape[:2] == (_ordinary_size(view) or ())[:2]:
             with suppress(ValueError):  # what is wrong is found out below
                 simplejpeg.decode_jpeg(view, colorspace="GRAY" if mode == "L" else mode, buffer=out)
                 return out
@@ -71,20 +71,23 @@ class JpegFormat:
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
         """See `ImageFormat`."""
-        if (header := _header(memoryview(data).cast("B"))) is None:
+        view = memoryview(data).cast("B")
+        if (ordinary := _ordinary_size(view)) is not None:
+            return ordinary
+        if (header := _header(view)) is None:
             return _PILLOW.size(data)
         height, width, space = header
         return height, width, CHANNELS[_natural_mode(space)]
 
 
-def _ordinary_size(view: memoryview) -> tuple[int, int] | None:
-    """Height and width of a JPEG of one or three components, found without a call that gives up the GIL."""
+def _ordinary_size(view: memoryview) -> tuple[int, int, int] | None:
+    """Height, width and components, one or three, of a JPEG; found without a call that gives up the GIL."""
     at, end = 2, len(view) - 9
     while at < end and view[at] == 0xFF:
         marker = view[at + 1]
         if marker in _FRAMES:
-            size = (view[at + 5] << 8) + view[at + 6], (view[at + 7] << 8) + view[at + 8]
-            return size if view[at + 9] in (1, 3) else None
+            height, width = (view[at + 5] << 8) + view[at + 6], (view[at + 7] << 8) + view[at + 8]
+            return (height, width, view[at + 9]) if height and width and view[at + 9] in (1, 3) else None
         at += 2 + (view[at + 2] << 8) + view[at + 3]
     return None
 

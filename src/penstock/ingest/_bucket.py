@@ -1,11 +1,10 @@
 """Read the objects of a source: many at once, in order, in bounded memory; or point at them and read nothing."""
 
 import io
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition, Lock, Thread
 from typing import Any, BinaryIO
 
 from penstock.errors import NotFoundError, SourceChanged
@@ -72,26 +71,15 @@ class Bucket:
         Those that `only` does not name, and all of them where values are links, come unread and empty.
         """
 
-        def wanted(file: ObjectInfo) -> bool:
-            return not self.link and only(file)
-
-        with ThreadPoolExecutor(self.readers, "penstock-ingest") as pool:
-            waiting: deque[tuple[ObjectInfo, Future[memoryview] | None]] = deque()
-            ahead = 0
-            try:
-                for file in files:
-                    waiting.append((file, pool.submit(self.read, file) if wanted(file) else None))
-                    ahead += file.size if wanted(file) else 0
-                    while ahead > _AHEAD_BYTES or len(waiting) > 4 * self.readers:
-                        done = waiting.popleft()
-                        ahead -= done[0].size if done[1] is not None else 0
-                        yield _result(*done)
-                while waiting:
-                    yield _result(*waiting.popleft())
-            finally:
-                for _, future in waiting:
-                    if future is not None:
-                        future.cancel()
+        if self.link:
+            yield from ((file, memoryview(b"")) for file in files)
+            return
+        ahead = _Ahead(self, [file for file in files if only(file)], self.readers)
+        try:
+            for file in files:
+                yield file, ahead.next() if only(file) else memoryview(b"")
+        finally:
+            ahead.stop()
 
     def open(self, file: ObjectInfo) -> BinaryIO:
         """An object as a file that fetches what is read, a few megabytes at a time and the next ones ahead."""
@@ -105,13 +93,69 @@ class Bucket:
         return Link(self.uri(file.key), offset=offset, length=size, etag=file.etag)
 
 
-def _result(file: ObjectInfo, future: Future[memoryview] | None) -> tuple[ObjectInfo, memoryview | Exception]:
-    if future is None:
-        return file, memoryview(b"")
-    try:
-        return file, future.result()
-    except SourceChanged as error:
-        return file, error
+class _Ahead:
+    """Reads objects by threads that take one after the other, as far ahead as memory allows; gives them in order.
+
+    A small object takes less time than handing it to a thread and back does, so nobody is handed anything: a thread
+    knows by itself what is next, and whoever needs an object waits only if it is not there.
+    """
+
+    def __init__(self, bucket: Bucket, files: Sequence[ObjectInfo], readers: int) -> None:
+        self._bucket, self._files = bucket, files
+        self._most = 4 * readers
+        self._found: dict[int, memoryview | BaseException] = {}
+        self._taken = self._given = self._bytes = 0
+        """Objects that threads have begun, and that were given away; bytes of those in between."""
+        self._wanted = -1
+        self._lock = Lock()
+        self._room, self._there = Condition(self._lock), Condition(self._lock)
+        self._stopped = False
+        for _ in range(min(readers, len(files))):
+            Thread(target=self._run, name="penstock-ingest", daemon=True).start()
+
+    def next(self) -> memoryview | Exception:
+        """The next object; raises what went wrong, but one that is gone or has changed is returned as that."""
+        with self._lock:
+            number = self._wanted = self._given
+            while number not in self._found:
+                self._there.wait()
+            found = self._found.pop(number)
+            self._wanted = -1
+            self._given += 1
+            self._bytes -= self._files[number].size
+            self._room.notify()
+        if isinstance(found, BaseException) and not isinstance(found, SourceChanged):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            self._room.notify_all()
+
+    def _begin(self) -> int | None:
+        """The number of an object to read; None when there are no more."""
+        with self._lock:
+            while not self._stopped and self._taken < len(self._files):
+                ahead = self._taken - self._given
+                if not ahead or (ahead < self._most and self._bytes < _AHEAD_BYTES):
+                    self._taken += 1
+                    self._bytes += self._files[self._taken - 1].size
+                    return self._taken - 1
+                self._room.wait()
+            return None
+
+    def _run(self) -> None:
+        while (number := self._begin()) is not None:
+            found: memoryview | BaseException
+            try:
+                found = self._bucket.read(self._files[number])
+            except BaseException as error:
+                found = error
+            with self._lock:
+                self._found[number] = found
+                if number == self._wanted:
+                    self._there.notify()
 
 
 class _Ranged(RangeFile):

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import InvalidInputError
 from penstock.plan._options import Shuffle
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
