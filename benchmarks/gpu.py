@@ -55,7 +55,11 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     versions = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
     publish(
-        "gpu", rows, note=f"{torch.cuda.get_device_name()}, shuffled, verified, memory-backed files", versions=versions
+        "gpu",
+        rows,
+        note=f"{torch.cuda.get_device_name()}; {SIZE / GIB:g} GiB of raw pictures, {PICTURES:,} JPEGs, "
+        "shuffled, verified, memory-backed files",
+        versions=versions,
     )
 
 
