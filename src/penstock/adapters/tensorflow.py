@@ -62,8 +62,8 @@ def dataset(
     loader = Loader(reader, names, rows, world=world, options=options, finish=finish, agree=None, display=display)
     if output_signature is None:
         example = _Example(*functions, uneven, columns, options.bad.tolerant)
-        flagged = options.bad.tolerant or (world.num_ranks > 1 and not options.drop_last)
-        output_signature = example.signature(RowReader(reader, names, rows, options.decode), options, flagged=flagged)
+        row_reader = RowReader(reader, names, rows, options.decode)
+        output_signature = example.signature(row_reader, options, flagged=options.flags(world))
     # TensorFlow never lets go of the function; the loader's threads end with the dataset, which iterators keep alive.
     epoch = partial(_epoch, weakref.ref(loader), output_signature)
     made = tf.data.Dataset.from_generator(epoch, output_signature=output_signature).with_options(_options())

@@ -150,10 +150,9 @@ class Accelerator:
                 tensor.record_stream(stream)
         return stream
 
-    @property
-    def decodes_jpegs(self) -> bool:
-        """Whether it can decode pictures."""
-        return self.is_cuda and _jpeg_decoder() is not None
+    def decodes(self, shape: Sequence[int]) -> bool:
+        """Whether it can decode pictures to this shape."""
+        return self.is_cuda and len(shape) == 3 and shape[2] == 3 and _jpeg_decoder() is not None
 
     def decode_jpegs(
         self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], *, resize: bool
@@ -162,7 +161,7 @@ class Accelerator:
 
         None where this device cannot, or not these: then the processor must. Made while `working`.
         """
-        decode = _jpeg_decoder() if self.is_cuda and shape[2] == 3 else None
+        decode = _jpeg_decoder() if self.decodes(shape) else None
         if decode is None:
             return None
         there = [row for row, picture in enumerate(pictures) if picture is not None]
@@ -207,7 +206,7 @@ class DeviceRows:
 
     def __init__(self, owner: Accelerator, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         pt = owner._torch
-        self._owner, self._dtype, self._shape = owner, dtype, shape
+        self._owner, self._shape = owner, shape
         self.row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._bytes = pt.empty((count, self.row_bytes), dtype=pt.uint8, device=owner.device)
         width = next(width for width in _WIDTHS if self.row_bytes % width == 0)

@@ -48,6 +48,10 @@ class DecodeOptions:
             raise InvalidInputError(f"column {field.name!r} holds {field.kind} and no bytes that could be decoded")
         return choice
 
+    def resizes(self, field: Field) -> bool:
+        """Whether a column's pictures are scaled; numbers of classes cannot be."""
+        return self.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
+
     def picture_shape(self, field: Field) -> tuple[int, ...] | None:
         """The one shape that a column's pictures have when decoded; None where it is not one, or they are not."""
         kind = linked_kind(field.kind)
@@ -169,7 +173,7 @@ class Collator:
         shape = self._options.picture_shape(field)
         if shape is None:
             return {field.name: _each(encoded, decode_image, field.name, bad)}
-        if len(shape) == 3 or (self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)):
+        if len(shape) == 3 or self._options.resizes(field):
             return self._decoded_into(field, _views(encoded), bad)
         # One channel may have 16 bits, and only the picture knows.
         pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
@@ -183,7 +187,7 @@ class Collator:
         """Pictures of one shape, each decoded into its place in the batch."""
         shape = self._options.picture_shape(field)
         assert shape is not None
-        resize = self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
+        resize = self._options.resizes(field)
         out = self._buffers.empty((len(views), *shape), np.uint8)
         for row, data in enumerate(views):
             try:
@@ -201,7 +205,7 @@ class Collator:
         shape = self._options.picture_shape(field)
         if self._accelerator is None or shape is None:
             return {}
-        resize = self._options.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
+        resize = self._options.resizes(field)
         with self._accelerator.working():
             decoded = self._accelerator.decode_jpegs(views, shape, resize=resize)
         return {} if decoded is None else _with_mask(field, decoded, _present(views))

@@ -152,7 +152,6 @@ class Gauge:
     """Counts while a loader runs; each thread counts by itself, because a lock that many want stops them all."""
 
     def __init__(self) -> None:
-        self.started_s = time.perf_counter()
         self.seconds = self.first_batch_s = 0.0
         self.rows = self.batches = self.hedges = 0
         self.window_bytes = self.window_peak_bytes = 0

@@ -77,6 +77,10 @@ class StreamOptions:
         if self.worker_type not in ("thread", "process"):
             raise InvalidInputError(f'worker_type is "thread" or "process", not {self.worker_type!r}')
 
+    def flags(self, world: World) -> bool:
+        """Whether batches say which of their rows stand in for others."""
+        return self.bad.tolerant or (world.num_ranks > 1 and not self.drop_last)
+
 
 class Stream:
     """Rows and columns of a table in the order of a plan, for one rank; `run` reads them."""
@@ -213,7 +217,7 @@ class Stream:
     def _decodes_there(self, shape: Sequence[int]) -> bool:
         """Whether pictures of a shape never are in this process's memory."""
         device = self._accelerator
-        return device is not None and device.decodes_jpegs and len(shape) == 3 and shape[2] == 3
+        return device is not None and device.decodes(shape)
 
     @property
     def _budget(self) -> int:
@@ -301,12 +305,11 @@ class Stream:
             allocate=None if accelerator is None else accelerator.pinned,
         )
         collator = Collator(self._reader, layout, options.decode, buffers, accelerator)
-        flag = options.bad.tolerant or (self.world.num_ranks > 1 and not options.drop_last)
         count = len(self.finishers) if needs.device_free_bytes is None else _DEVICE_WORKERS
         return [
             Worker(
                 collator, slab, finish, self.placement, options.bad, self.gauge,
-                selection=self._selection, seed=options.seed, flag=flag,
+                selection=self._selection, seed=options.seed, flag=options.flags(self.world),
             )
             for finish in self.finishers[:count]
         ]  # fmt: skip

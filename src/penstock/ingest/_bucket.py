@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import compress
 from threading import Condition, Lock, Thread
 from typing import Any, BinaryIO
 
@@ -74,10 +75,11 @@ class Bucket:
         if self.link:
             yield from ((file, memoryview(b"")) for file in files)
             return
-        ahead = _Ahead(self, [file for file in files if only(file)], self.readers)
+        chosen = [only(file) for file in files]
+        ahead = _Ahead(self, list(compress(files, chosen)), self.readers)
         try:
-            for file in files:
-                yield file, ahead.next() if only(file) else memoryview(b"")
+            for file, read in zip(files, chosen, strict=True):
+                yield file, ahead.next() if read else memoryview(b"")
         finally:
             ahead.stop()
 
