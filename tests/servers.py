@@ -23,6 +23,7 @@ from penstock.testing import FakeGcs
 
 KINDS = ("memory", "folder", "s3", "gs", "az")
 
+_MOTO = Path(__file__).with_name("atomic_moto.py")
 _AZURITE = Path(__file__).parents[1] / ".servers/node_modules/.bin/azurite-blob"
 _ACCOUNT = "devstoreaccount1"  # azurite's published account and key
 _ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -91,7 +92,7 @@ def _fake_gcs() -> FakeGcs:
 
 @cache
 def moto_port() -> int:
-    port = _start("moto", [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "{port}"])
+    port = _start("moto", [sys.executable, str(_MOTO), "-H", "127.0.0.1", "-p", "{port}"])
     _request("PUT", f"http://127.0.0.1:{port}/bucket", {})
     return port
 
