@@ -124,7 +124,7 @@ class Collator:
             for column in self._layout.fixed:
                 values = None if column.field is None else picked.numbers(column.field, wanted)
                 if values is not None:
-                    found[column.name] = Cells(values, None)
+                    found[column.name] = Cells(values, ())
         return found
 
     def row(self, position: int) -> Columns:
@@ -163,7 +163,7 @@ class Collator:
         for row in range(len(cells.array)):
             references = None if cells.references is None else cells.references.slice(row, 1)
             try:
-                found.append(self._reader.values(field, Cells(None, cells.array.slice(row, 1), references)).item(0))
+                found.append(self._reader.values(field, Cells(None, (cells.array.slice(row, 1),), references)).item(0))
             except SampleError as error:
                 bad.setdefault(row, error)
                 found.append(None)
@@ -268,12 +268,12 @@ def _cells_of(span: Span, name: str) -> Cells:
     back[order] = np.arange(len(order))
     array = take(pa.concat_arrays(arrays), back)
     if all(part is None for part in references):
-        return Cells(None, array)
+        return Cells(None, (array,))
     kind = next(part.type for part in references if part is not None)
     whole = [
         pa.nulls(len(values), kind) if part is None else part for values, part in zip(arrays, references, strict=True)
     ]
-    return Cells(None, array, take(pa.concat_arrays(whole), back))
+    return Cells(None, (array,), take(pa.concat_arrays(whole), back))
 
 
 def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
@@ -282,10 +282,10 @@ def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
     for number in np.flatnonzero(np.bincount(span.which)).tolist():
         piece = span.pieces[number]
         cells = piece.cells[field.name]
-        if cells.references is not None or pa.types.is_struct(_array(cells).type):
+        if cells.references is not None or pa.types.is_struct(cells.parts[0].type):
             return None
         if field.name not in piece.views:
-            piece.views[field.name] = _views(_array(cells))
+            piece.views[field.name] = [view for part in cells.parts for view in _views(part)]
         by_piece[number] = piece.views[field.name]
     return [by_piece[number][row] for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
 

@@ -147,7 +147,7 @@ class Window:
         for field in self._layout.loose:
             cells = gather(self._reader.snapshot.schema, field, [piece.want], piece.pages, parse=True)
             if isinstance(field.kind, Linked):  # neighbours lie together in the linked object, and are read together
-                cells = Cells(None, self._reader.resolved(field, cells.array, cells))
+                cells = Cells(None, (self._reader.resolved(field, cells.array, cells),))
             piece.cells[field.name] = cells
 
     def _fill_fixed(self, piece: Piece) -> None:
@@ -164,7 +164,7 @@ class Window:
     def fill_with_nothing(self, piece: Piece) -> None:
         """Stand in for a damaged piece, whose rows are read one by one later."""
         for field in self._layout.loose:
-            piece.cells[field.name] = Cells(None, pa.nulls(piece.rows, field.kind.arrow_type))
+            piece.cells[field.name] = Cells(None, (pa.nulls(piece.rows, field.kind.arrow_type),))
 
     def _fill_column(
         self, column: FixedColumn, piece: Piece, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None

@@ -51,9 +51,14 @@ class Cells:
     """One column's part of some rows: an array of numbers where a page needs no parsing, else an Arrow array."""
 
     numbers: npt.NDArray[Any] | None
-    array: pa.Array | None
+    parts: tuple[pa.Array, ...]
+    """As they lie in the pages: to join them is a copy of all their bytes."""
     references: pa.Array | None = None
     """Where values are blobs: references, null for the others."""
+
+    @cached_property
+    def array(self) -> pa.Array | None:
+        return concat(self.parts) if self.parts else None
 
 
 class PageRows(NamedTuple):
@@ -230,7 +235,7 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
     """One column of some rows from pages that were fetched; with `parse` always as an Arrow array."""
     numbers = None if parse else all_numbers(field, wanted, pages)
     if numbers is not None:
-        return Cells(numbers, None)
+        return Cells(numbers, ())
     arrays: list[pa.Array] = []
     references: list[pa.Array | None] = []
     for want in wanted:
@@ -243,14 +248,14 @@ def gather(schema: Schema, field: Field, wanted: Sequence[Wanted], pages: Pages,
             blobs = -field.id in file.fields
             references.append(take(batch.column(file.fields.index(-field.id)), rows) if blobs else None)
     if not arrays:
-        return Cells(None, pa.nulls(0, field.kind.arrow_type))
+        return Cells(None, (pa.nulls(0, field.kind.arrow_type),))
     if all(part is None or part.null_count == len(part) for part in references):
-        return Cells(None, concat(arrays))
+        return Cells(None, tuple(arrays))
     whole = [
         pa.nulls(len(array), BLOB_REFERENCE) if part is None else part
         for part, array in zip(references, arrays, strict=True)
     ]
-    return Cells(None, concat(arrays), pa.concat_arrays(whole))
+    return Cells(None, tuple(arrays), pa.concat_arrays(whole))
 
 
 def stored_columns(
