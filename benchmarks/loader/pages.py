@@ -46,28 +46,32 @@ def count_holding(files: dict[str, Pages], positions: npt.NDArray[np.int64]) -> 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What requests brought."""
+    """Bytes that requests brought."""
 
-    needed_bytes: int
+    needed: int
     """In pages that hold a wanted row."""
-    other_bytes: int
-    """In other pages, before the last wanted one came: what comes later is for another epoch."""
+    again: int
+    """In such pages that had come already: requests that were late are repeated."""
+    other: int
+    """In other pages."""
 
 
 def fetched(files: dict[str, Pages], answers: Iterable[Answer], positions: npt.NDArray[np.int64]) -> Fetched:
-    """Tell what was needed for some rows from what was not, request by request."""
+    """Tell what was needed for some rows from what was not."""
     rising = np.sort(positions)
     held = {name: file.holding(rising) for name, file in files.items()}
-    needed = other = waiting = 0
+    came = {name: np.zeros(len(pages), bool) for name, pages in held.items()}
+    needed = again = other = 0
     for got in answers:
         name = got.key.rpartition("/")[2]
         if name not in files:
             continue
         starts, ends = files[name].offsets[:-1], files[name].offsets[1:]
-        wanted = held[name] & (starts < got.end) & (ends > got.start)
-        useful = int((np.minimum(ends, got.end) - np.maximum(starts, got.start))[wanted].sum())
-        held[name] &= ~wanted  # a page that comes again is for another epoch
-        waiting += got.bytes - useful
-        if useful:
-            needed, other, waiting = needed + useful, other + waiting, 0
-    return Fetched(needed, other)
+        inside = (starts < got.end) & (ends > got.start)
+        sizes = np.minimum(ends, got.end) - np.maximum(starts, got.start)
+        wanted = inside & held[name]
+        again += int(sizes[wanted & came[name]].sum())
+        needed += int(sizes[wanted & ~came[name]].sum())
+        other += got.bytes - int(sizes[wanted].sum())
+        came[name] |= inside
+    return Fetched(needed, again, other)

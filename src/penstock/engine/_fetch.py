@@ -3,9 +3,10 @@
 The contract; if the code disagrees with this list, the code is wrong:
 
 - A request is answered once: with pages that have been verified, or with an error.
-- No more requests are under way than the limit. It grows while requests take little longer than the quickest of late,
-  for then the store is far and not busy; and it shrinks when they take much longer, for then more only get in each
-  other's way. Hedges come on top, one for every twenty requests at most.
+- No more requests are under way than the limit. It starts low; if the first answer is long in coming, the store is far,
+  and it is raised at once, for the first batch needs many blocks. It grows while requests take little longer than the
+  quickest of late, for then the store is far and not busy; and it shrinks when they take much longer, for then more
+  only get in each other's way. Hedges come on top, one for every twenty requests at most.
 - `stop` returns at once: requests under way are not repeated, end by themselves, and their answers are dropped.
 """
 
@@ -17,7 +18,7 @@ from threading import Condition, Event, Lock, Thread
 from penstock.engine._stats import Gauge
 from penstock.storage import give_up_when
 
-_LEAST_LIMIT = 4
+_LEAST_LIMIT, _FAR_LIMIT = 4, 32
 _NOT_BUSY, _BUSY = 1.6, 3.0
 _HEDGE_SHARE = 0.05
 _HEDGE_FACTOR = 3.0
@@ -141,7 +142,7 @@ class Fetcher:
             if typical < _NOT_BUSY * quickest and self._waiting:
                 self.limit = min(self._max_threads, self.limit + self.limit // 2)
             elif typical > _BUSY * quickest:
-                self.limit = max(_LEAST_LIMIT, self.limit - self.limit // 8)
+                self.limit = max(_LEAST_LIMIT, self.limit - max(1, self.limit // 4))
             self._round.clear()
         if len(self._latencies) >= 32 and (self._asked % 32 == 0 or self._late_s == float("inf")):
             ordered = sorted(self._latencies)
@@ -154,6 +155,10 @@ class Fetcher:
             time.sleep(_WATCH_S)
             now = time.perf_counter()
             with self._lock:
+                if not self._latencies and any(now - request.started_s > _WATCH_S for request in self._under_way):
+                    self.limit = max(self.limit, min(_FAR_LIMIT, self._max_threads))
+                    for _ in range(min(self.limit - len(self._under_way), len(self._waiting))):
+                        self._staff()
                 late = [
                     request for request in self._under_way
                     if request.tries == 1 and now - request.started_s > self._late_s
