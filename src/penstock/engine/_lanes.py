@@ -83,6 +83,8 @@ class LaneCursor:
         self.passed = turn
         """Turns before this one are over."""
         self._skip(number, turn)
+        if turn < spread.length:
+            self._read_chunk()  # here, and not when it is asked for, because many cursors are made at once
 
     def take(self, turns: Rows) -> tuple[list[LaneBlock], Rows, Rows]:
         """For turns, rising: the blocks that hold them; for each turn the number of its block and the lane's row."""

@@ -18,7 +18,7 @@ from penstock.plan import Epoch, Shuffle, cut_blocks
 from penstock.storage import run_all
 from penstock.table import ROW_ID, Reader, Rows, rows_at
 
-_MANIFEST_READERS = 32
+_MANIFEST_READERS = 64
 _MANY_LEAVES = 64
 
 

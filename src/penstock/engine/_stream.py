@@ -26,7 +26,7 @@ from penstock.plan import IN_ORDER, Dealer, Order, Quality, State, choose_shuffl
 from penstock.table import Reader, Rows
 from penstock.types import World
 
-_STRETCH_ROWS, _STRETCH_BYTES = 16 << 10, 256 << 20
+_STRETCH_ROWS, _STRETCH_BYTES, _STRETCH_LANE_ROWS = 16 << 10, 256 << 20, 16
 _KEPT_BYTES = 64 << 20
 _MAX_FETCHERS, _MAX_READERS = 96, 12
 _LEAST_BUDGET = 1 << 30
@@ -191,6 +191,12 @@ class Stream:
         return held * min(rows, max(1, self.order.rows))
 
     @property
+    def _stretch_rows(self) -> int:
+        """Rows that are planned together: not too many to wait for, and enough of each lane to be worth its while."""
+        rows = round(_STRETCH_BYTES / self._selection.row_bytes)
+        return min(_STRETCH_ROWS, max(rows, _STRETCH_LANE_ROWS * self._dealer.rank_lanes))
+
+    @property
     def _light_bytes(self) -> int:
         """Bytes of all columns but the heaviest, in the whole table: pages are kept whole, whatever rows are chosen."""
         rows = self._reader.snapshot.live
@@ -285,7 +291,7 @@ class Stream:
         )  # fmt: skip
         plan_options = PlanOptions(
             span_rows=span_rows,
-            stretch_rows=min(_STRETCH_ROWS, round(_STRETCH_BYTES / selection.row_bytes)) if by_blocks else span_rows,
+            stretch_rows=self._stretch_rows if by_blocks else span_rows,
             by_blocks=by_blocks,
             trim=not options.bad.tolerant,
         )
