@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -115,7 +116,11 @@ class RowDataset(Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of a batch, read together."""
-        samples = samples_of(self._rows.read(indices), _tensor)
+        columns, order = self._rows.read(indices)
+        rows = samples_of(columns, _tensor)
+        samples = [rows[index] for index in order]
+        if len(rows) < len(samples):  # who writes to a row means that one alone
+            samples = [{name: _copied(value) for name, value in sample.items()} for sample in samples]
         if self._transform is None:
             return samples
         if not takes_generator(self._transform):
@@ -123,6 +128,10 @@ class RowDataset(Dataset[Sample]):
         seed = torch.initial_seed()
         generators = (np.random.default_rng([seed, int(index) % len(self)]) for index in indices)
         return [self._transform(sample, generator) for sample, generator in zip(samples, generators, strict=True)]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else deepcopy(value)
 
 
 @dataclass

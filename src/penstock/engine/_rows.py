@@ -1,14 +1,12 @@
 """Rows by their numbers, for loaders that choose rows themselves."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 
 import numpy as np
 
 from penstock.device import HostBuffers
 from penstock.engine._collate import Collator, Columns, DecodeOptions
 from penstock.engine._slab import Layout
-from penstock.format.kinds import Values
 from penstock.table import PickedRows, Reader, Rows, rows_at
 
 
@@ -25,8 +23,8 @@ class RowReader:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, numbers: Sequence[int]) -> Columns:
-        """Columns of some rows, in the order asked; raises where one is bad."""
+    def read(self, numbers: Sequence[int]) -> tuple[Columns, list[int]]:
+        """Columns of some rows, each once, and where in them each one asked for is; raises where one is bad."""
         wanted = np.asarray(numbers, np.int64)
         outside = (wanted < -len(self)) | (wanted >= len(self))
         if outside.any():
@@ -37,12 +35,4 @@ class RowReader:
         for index, error in bad.items():
             error.add_note(f"in row {int(rising[index])} of the table")
             raise error
-        return {name: _reordered(values, inverse) for name, values in found.items()}
-
-
-def _reordered(values: Values, inverse: Rows) -> Values:
-    if isinstance(values, np.ndarray):
-        return values[inverse]
-    if len(inverse) == len(values):
-        return [values[index] for index in inverse.tolist()]
-    return [deepcopy(values[index]) for index in inverse.tolist()]  # who writes to a row means that one alone
+        return found, inverse.tolist()

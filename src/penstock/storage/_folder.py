@@ -86,6 +86,23 @@ class FolderStore(Store):
         finally:
             self._open_files.give_back(file)
 
+    def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
+        """Read the parts one after the other; each costs little more than the system's call."""
+        for key, start, buffer in parts:
+            if not self._read_at_once(key, start, buffer):
+                self.read_into(key, start, [buffer])  # says what is wrong, or goes on where the system stopped
+
+    def _read_at_once(self, key: str, start: int, buffer: memoryview) -> bool:
+        if not hasattr(os, "preadv"):
+            return False
+        file = self._open_files.take(key)
+        try:
+            return os.preadv(file.fd, (buffer,), start) == len(buffer)
+        except OSError:
+            return False
+        finally:
+            self._open_files.give_back(file)
+
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""
         with self._reading(key) as (_, status):

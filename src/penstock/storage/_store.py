@@ -62,6 +62,11 @@ class Store(ABC):
             buffer[:] = whole[: len(buffer)]
             whole = whole[len(buffer) :]
 
+    def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
+        """Fill each buffer with the bytes of an object from some place on; for many small parts of many objects."""
+        for key, start, buffer in parts:
+            self.read_into(key, start, [buffer])
+
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
         """Describe an object."""

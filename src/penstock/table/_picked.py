@@ -53,11 +53,18 @@ class PickedRows:
             return False
         holders = np.searchsorted([file.row_start for file in files], want.rows, side="right") - 1
         done = 0
+        parts: list[tuple[str, int, memoryview]] = []
         for row, holder in zip(want.rows.tolist(), holders.tolist(), strict=True):
-            column = self._column(files[holder], field_id)
-            if not column.read(self._store, row, out[done : done + width]):
+            column, place = self._column(files[holder], field_id), out[done : done + width]
+            page, start = column.find(row, width)
+            if start < 0:
                 return False
+            if column.verified[page]:
+                parts.append((column.key, start, place))
+            else:
+                column.verify(self._store, page, start, place)
             done += width
+        self._store.read_scattered(parts)
         return True
 
     def _column(self, file: DataFile, field_id: int) -> "_Column":
@@ -79,19 +86,18 @@ class _Column:
         self.starts: list[int] = file.value_starts[:, file.fields.index(field_id)].tolist()
         self.verified = bytearray(len(self.starts))
 
-    def read(self, store: Store, row: int, out: memoryview) -> bool:
-        """Fill in one row; False where its page must be parsed."""
+    def find(self, row: int, width: int) -> tuple[int, int]:
+        """The page that has a row, and where in the file the row starts; -1 where the page must be parsed."""
         file = self.file
         row -= file.row_start
         page = bisect_right(file.row_ends, row)
-        at = self.starts[page]
-        if at < 0:
-            return False
-        at += (row - (file.row_ends[page - 1] if page else 0)) * len(out)
-        if self.verified[page]:
-            store.read_into(self.key, file.offsets[page] + at, [out])
-        else:
-            [(_, data)] = read_pages(store, PageRequest(file, range(page, page + 1)))
-            out[:] = data[at : at + len(out)]
-            self.verified[page] = 1
-        return True
+        if self.starts[page] < 0:
+            return page, -1
+        return page, file.offsets[page] + self.starts[page] + (row - (file.row_ends[page - 1] if page else 0)) * width
+
+    def verify(self, store: Store, page: int, start: int, out: memoryview) -> None:
+        """Read and check a page, and fill in a row of it."""
+        [(_, data)] = read_pages(store, PageRequest(self.file, range(page, page + 1)))
+        at = start - self.file.offsets[page]
+        out[:] = data[at : at + len(out)]
+        self.verified[page] = 1

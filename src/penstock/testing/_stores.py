@@ -131,6 +131,19 @@ class StoreTests(ABC):
         for item in ranges[:3]:
             assert store.get("k", byte_range=item) == data[item.start : item.end]
 
+    def test_scattered_parts(self) -> None:
+        store, data = self._ranged()
+        store.put("other", data[::-1])
+        places = [("k", 7, 5), ("other", 0, 1), ("k", 0, len(data)), ("other", 339, 1), ("k", 3, 0)]
+        buffers = [memoryview(bytearray(length)) for _, _, length in places]
+        store.read_scattered([(key, start, buffer) for (key, start, _), buffer in zip(places, buffers, strict=True)])
+        objects = {"k": data, "other": data[::-1]}
+        assert buffers == [objects[key][start : start + length] for key, start, length in places]
+        with pytest.raises(CorruptError, match=rf"{len(data)} bytes.*\[338, 343\)"):
+            store.read_scattered([("k", 338, memoryview(bytearray(5)))])
+        with pytest.raises(NotFoundError):
+            store.read_scattered([("absent", 0, memoryview(bytearray(1)))])
+
     @pytest.mark.parametrize(("start", "end"), [(0, 341), (339, 341), (340, 341), (341, 342), (900, 1000), (341, 341)])
     def test_range_past_the_end_is_corrupt(self, start: int, end: int) -> None:
         store, data = self._ranged()
