@@ -17,6 +17,9 @@ from benchmarks.loader.tables import BUCKET, Place, build, data_files
 from benchmarks.loader.workloads import Workload, raw
 
 CONCURRENCIES = (4, 8, 16, 32, 64)
+GATHERERS = 8
+WINDOW_SHARE, BLOCK_SHARE = 13, 1024
+"""Parts of a table that our window and our blocks are by default."""
 OURS = "penstock"
 Job = Callable[[], dict[str, Any]]
 PEERS = {
@@ -146,16 +149,34 @@ def line_rate(place: Place, endpoint: str, seconds: float) -> LineRate:
 
 
 def _fetch(place: Place, endpoint: str, concurrency: int, whole: bool, seconds: float) -> dict[str, Any]:
-    return ask(
+    return ask("limits", "fetch", **_objects(place, endpoint), concurrency=concurrency, whole=whole, seconds=seconds)
+
+
+def gather_fetched(place: Place, endpoint: str, seconds: float) -> dict[str, Any]:
+    """What the machine does of our work with no loader: GETs, checks, a window and gathers."""
+    found = ask(
         "limits",
-        "fetch",
-        bucket=BUCKET,
-        options=nginx.options(endpoint),
-        objects={f"{place.name}/data/{name}": size for name, size in data_files(place).items()},
-        concurrency=concurrency,
-        whole=whole,
+        "gather_fetched",
+        **_objects(place, endpoint),
+        **window(place),
+        concurrency=GATHERERS,
         seconds=seconds,
     )
+    return found | {"bytes_per_s": found["rows_per_s"] * place.workload.row_bytes}
+
+
+def window(place: Place) -> dict[str, int]:
+    """What our window, blocks and rows are by default."""
+    return {
+        "row_bytes": place.workload.row_bytes,
+        "window_bytes": place.table_bytes // WINDOW_SHARE,
+        "block_bytes": place.table_bytes // BLOCK_SHARE,
+    }
+
+
+def _objects(place: Place, endpoint: str) -> dict[str, Any]:
+    sizes = {f"{place.name}/data/{name}": size for name, size in data_files(place).items()}
+    return {"bucket": BUCKET, "options": nginx.options(endpoint), "objects": sizes}
 
 
 def peer_folder(bench: Bench, loader: str, workload: Workload) -> Path:

@@ -63,35 +63,69 @@ def read(folder: str, seconds: float) -> dict[str, Any]:
 
 def gather(folder: str, row_bytes: int, window_bytes: int, block_bytes: int, seconds: float) -> dict[str, Any]:
     """Rows a second that all cores read from files, check, and gather in random order: a shuffle with no loader."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.stat().st_size > block_bytes]
+    files: dict[str, int] = {}
+
+    def read(key: str, start: int, into: np.ndarray) -> None:
+        if key not in files:
+            files[key] = os.open(key, os.O_RDONLY)
+        os.preadv(files[key], [into.data], start)
+
+    objects = {str(path): path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()}
+    return _gathered(read, objects, row_bytes, window_bytes, block_bytes, CORES, seconds)
+
+
+def gather_fetched(
+    bucket: str,
+    options: dict[str, str],
+    objects: dict[str, int],
+    concurrency: int,
+    row_bytes: int,
+    window_bytes: int,
+    block_bytes: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """The same from a store, by plain GETs."""
+    store = S3Store(bucket, config=options)  # type: ignore[arg-type]
+
+    def read(key: str, start: int, into: np.ndarray) -> None:
+        into[:] = np.frombuffer(obstore.get_range(store, key, start=start, length=len(into)), np.uint8)
+
+    return _gathered(read, objects, row_bytes, window_bytes, block_bytes, concurrency, seconds)
+
+
+def _gathered(
+    read: Callable[[str, int, np.ndarray], None],
+    objects: dict[str, int],
+    row_bytes: int,
+    window_bytes: int,
+    block_bytes: int,
+    workers: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Each worker has a window of its own, into which it reads a quarter of the blocks before each gather."""
     rows = max(1, block_bytes // row_bytes)
-    blocks = [
-        (path, start) for path in paths for start in range(0, path.stat().st_size - rows * row_bytes, rows * row_bytes)
-    ]
+    step = rows * row_bytes
+    blocks = [(key, start) for key, size in objects.items() for start in range(0, size - step, step)]
     order = np.random.default_rng(0).permutation(len(blocks)).tolist()
-    held = max(4, window_bytes // CORES // (rows * row_bytes))
+    fresh = max(1, window_bytes // workers // step // 4)
 
     def shuffler(seed: int) -> Callable[[int], int]:
-        window = np.ones((held * rows, row_bytes), np.uint8)
-        batch = np.ones((held // 4 * rows, row_bytes), np.uint8)
+        window = np.ones((4 * fresh * rows, row_bytes), np.uint8)
+        batch = np.ones((fresh * rows, row_bytes), np.uint8)
         rng = np.random.default_rng(seed)
-        files: dict[Path, int] = {}
 
         def turn(number: int) -> int:
-            for block in range(held // 4):
-                path, start = blocks[order[(number * (held // 4) + block) % len(order)]]
-                if path not in files:
-                    files[path] = os.open(path, os.O_RDONLY)
-                first = (number % 4 * (held // 4) + block) * rows
+            for block in range(fresh):
+                first = (number % 4 * fresh + block) * rows
                 into = window[first : first + rows].reshape(-1)
-                os.preadv(files[path], [into.data], start)
+                read(*blocks[order[(number * fresh + block) % len(order)]], into)
                 crc32c(into.data)
             np.take(window, rng.integers(0, len(window), len(batch)), axis=0, out=batch, mode="clip")
             return len(batch)
 
         return turn
 
-    return {"rows_per_s": _rate([shuffler(seed) for seed in range(CORES)], seconds)}
+    return {"rows_per_s": _rate([shuffler(seed) for seed in range(workers)], seconds)}
 
 
 def hand_over(workload: dict[str, Any], workers: int, seconds: float) -> dict[str, Any]:
@@ -165,4 +199,4 @@ def _rate(workers: list[Callable[[int], int]], seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    answer(decode, read, gather, hand_over, copy, fetch)
+    answer(decode, read, gather, gather_fetched, hand_over, copy, fetch)

@@ -17,6 +17,7 @@ from benchmarks.loader.bench import (
     peer_folder,
     rounds,
     warm,
+    window,
 )
 from benchmarks.loader.job import ask
 from benchmarks.loader.results import Figure
@@ -25,8 +26,6 @@ from benchmarks.loader.workloads import Workload
 
 COPY = "limit: copying in memory"
 GATHER = "limit: reading, checking and gathering, no loader"
-WINDOW_SHARE, BLOCK_SHARE = 15, 1920
-"""Parts of a table that our window and our blocks are by default."""
 IN_MEMORY = "limit: rows in memory"
 BATCHES_COUNTED = 50
 
@@ -106,15 +105,7 @@ def _copy(workload: Workload, seconds: float) -> dict[str, Any]:
 
 
 def _gather(place: Place, seconds: float) -> dict[str, Any]:
-    return ask(
-        "limits",
-        "gather",
-        folder=str(Path(place.uri, "data")),
-        row_bytes=place.workload.row_bytes,
-        window_bytes=place.table_bytes // WINDOW_SHARE,
-        block_bytes=place.table_bytes // BLOCK_SHARE,
-        seconds=seconds,
-    )
+    return ask("limits", "gather", folder=str(Path(place.uri, "data")), **window(place), seconds=seconds)
 
 
 def standard(bench: Bench) -> Figure:

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loader import nginx
-from benchmarks.loader.bench import OURS, Bench, Job, Line, line_rate, median, median_share, ours, rounds
+from benchmarks.loader.bench import (
+    OURS,
+    Bench,
+    Job,
+    Line,
+    gather_fetched,
+    line_rate,
+    median,
+    median_share,
+    ours,
+    rounds,
+)
 from benchmarks.loader.job import ask
 from benchmarks.loader.pages import fetched, pages
 from benchmarks.loader.results import Figure
@@ -25,9 +36,9 @@ def s3(bench: Bench) -> Figure:
     rows, lines = [], []
     with bench.server() as server:
         for name, share in (("images", 0.55), ("tokens", 0.40)):
-            row, line = _against_line(bench, bench.table(name), server.endpoint, f"{name}, S3", share)
+            row, found = _against_line(bench, bench.table(name), server.endpoint, f"{name}, S3", share)
             rows.append({"workload": name} | row)
-            lines.append(line)
+            lines += found
     return _figure("s3", rows, lines, note="nginx on loopback, shuffled; line rate: plain GETs at the best concurrency")
 
 
@@ -179,14 +190,21 @@ def proxy_rate(bench: Bench) -> Figure:
 
 def _against_line(
     bench: Bench, place: Place, endpoint: str, figure: str, at_least: float
-) -> tuple[dict[str, Any], Line]:
+) -> tuple[dict[str, Any], list[Line]]:
     best = line_rate(place, endpoint, bench.seconds / 2)
-    jobs = {OURS: partial(ours, place.at(endpoint), bench.seconds), "line": partial(best, bench.seconds)}
+    jobs = {
+        OURS: partial(ours, place.at(endpoint), bench.seconds),
+        "line": partial(best, bench.seconds),
+        "no loader": partial(gather_fetched, place, endpoint, bench.seconds),
+    }
     found = rounds(jobs, bench.rounds, "bytes_per_s")
-    mine, line = (median(found[name], "bytes_per_s") / 1e9 for name in (OURS, "line"))
-    share = median_share(found[OURS], found["line"], "bytes_per_s")
-    row = {"GB/s": mine, "line GB/s": line, "of line rate": share, "line rate by": str(best)}
-    return row, Line(figure, mine, "line rate", line, "GB/s", share, at_least=at_least)
+    mine, line, bare = (median(found[name], "bytes_per_s") / 1e9 for name in jobs)
+    share, of_bare = (median_share(found[OURS], found[name], "bytes_per_s") for name in ("line", "no loader"))
+    row = {"GB/s": mine, "line GB/s": line, "of line rate": share, "line rate by": str(best), "no loader GB/s": bare}
+    return row, [
+        Line(figure, mine, "line rate", line, "GB/s", share, at_least=at_least),
+        Line(figure, mine, "the same work with no loader", bare, "GB/s", of_bare),
+    ]
 
 
 def _link(bench: Bench) -> str:
