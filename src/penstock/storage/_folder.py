@@ -64,7 +64,7 @@ class FolderStore(Store):
             with _translated("read", uri):
                 if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
                     base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-                    whole = memoryview(_map(file.fd, base, parts[-1].end - base))
+                    whole = memoryview(mmap.mmap(file.fd, parts[-1].end - base, access=mmap.ACCESS_READ, offset=base))
                     yield from (whole[part.start - base : part.end - base] for part in parts)
                     return
                 for part in parts:
@@ -199,12 +199,6 @@ class FolderStore(Store):
                 with suppress(FileNotFoundError):
                     if entry.is_file():
                         yield _info(key, entry.stat())
-
-
-def _map(fd: int, start: int, length: int) -> mmap.mmap:
-    if hasattr(mmap, "MAP_POPULATE"):  # all pages at once: a fault for each would cost more than a copy
-        return mmap.mmap(fd, length, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ, offset=start)
-    return mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=start)
 
 
 def _new_buffer(size: int) -> memoryview:
