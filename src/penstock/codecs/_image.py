@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.codecs._format import CHANNELS, ImageFormat, Mode, Pixels
 from penstock.codecs._gate import translated
-from penstock.codecs._jpeg import JpegFormat
+from penstock.codecs._jpeg import JpegFormat, decode_as_it_is
 from penstock.codecs._pillow import PILLOW_FORMATS
 from penstock.codecs._sniff import sniff
 from penstock.codecs._spec import check_level, join_spec, split_spec
@@ -99,6 +99,8 @@ def decode_image_into(data: Buffer, out: Pixels, *, resize: bool = False) -> Non
     another height or width is a bad sample, or with `resize` scaled. After an error `out` may hold anything.
     """
     mode = _mode_of(out)
+    if mode is not None and not resize and decode_as_it_is(data, mode, out):
+        return
     kind = _kind(data)
     with translated(SampleError, f"cannot decode {kind}, {len(data)} bytes"):
         _FORMATS[kind].decode(data, mode, out, resize=resize)

@@ -80,6 +80,18 @@ class JpegFormat:
         return height, width, CHANNELS[_natural_mode(space)]
 
 
+def decode_as_it_is(data: Buffer, mode: Mode, out: Pixels) -> bool:
+    """Decode a JPEG of just the size of `out`; False for everything else, and then `out` may hold anything.
+
+    Whether it is one is asked afterwards: for nearly all it is, and to look first would cost as much as the call.
+    """
+    try:
+        pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if mode == "L" else mode, buffer=out)
+    except ValueError:
+        return False
+    return bool(pixels.shape[:2] == out.shape[:2])
+
+
 def _ordinary_size(view: memoryview) -> tuple[int, int, int] | None:
     """Height, width and components, one or three, of a JPEG; found without a call that gives up the GIL."""
     at, end = 2, len(view) - 9
