@@ -1,8 +1,6 @@
 """Values of some rows in little room: blobs are not read, and links not followed unless told to."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -10,7 +8,7 @@ from penstock.cli._show import Preview, amount, preview
 from penstock.errors import PenstockError
 from penstock.format import Field
 from penstock.format.kinds import Linked, Place
-from penstock.table import Reader, Rows
+from penstock.table import Cells, Reader, Rows
 
 
 def previews(reader: Reader, fields: Sequence[Field], positions: Rows, *, follow: bool) -> dict[str, list[Preview]]:
@@ -19,14 +17,12 @@ def previews(reader: Reader, fields: Sequence[Field], positions: Rows, *, follow
     back = np.argsort(order)
     cells = reader.cells(fields, [np.asarray(positions)[order]])[0]
     return {
-        field.name: [_value(reader, field, cells[field.name], int(row), follow=follow) for row in back]
+        field.name: [_value(reader, field, cells[field.name].row(int(row)), follow=follow) for row in back]
         for field in fields
     }
 
 
-def _value(reader: Reader, field: Field, cells: Any, row: int, *, follow: bool) -> Preview:
-    parts = {name: getattr(cells, name) for name in ("numbers", "array", "references")}
-    cell = replace(cells, **{name: None if part is None else part[row : row + 1] for name, part in parts.items()})
+def _value(reader: Reader, field: Field, cell: Cells, *, follow: bool) -> Preview:
     if cell.references is not None and (blob := cell.references[0].as_py()) is not None:
         return Preview({"bytes": blob["length"]}, f"{amount(blob['length'])}, an object of its own")
     place = field.kind.to_values(cell.array)[0] if isinstance(field.kind, Linked) else None

@@ -161,9 +161,8 @@ class Collator:
         found: list[Any] = []
         assert cells.array is not None
         for row in range(len(cells.array)):
-            references = None if cells.references is None else cells.references.slice(row, 1)
             try:
-                found.append(self._reader.values(field, Cells(None, (cells.array.slice(row, 1),), references)).item(0))
+                found.append(self._reader.values(field, cells.row(row)).item(0))
             except SampleError as error:
                 bad.setdefault(row, error)
                 found.append(None)

@@ -60,6 +60,15 @@ class Cells:
     def array(self) -> pa.Array | None:
         return concat(self.parts) if self.parts else None
 
+    def row(self, index: int) -> "Cells":
+        """One row alone."""
+        numbers, references = self.numbers, self.references
+        return Cells(
+            None if numbers is None else numbers[index : index + 1],
+            () if self.array is None else (self.array.slice(index, 1),),
+            None if references is None else references.slice(index, 1),
+        )
+
 
 class PageRows(NamedTuple):
     """Rows of one page, counted in the page; a slice where they follow each other."""
