@@ -4,7 +4,6 @@ Pillow takes over only where libjpeg-turbo cannot read the header (chroma sample
 lets corrupt entropy data pass.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -47,10 +46,13 @@ class JpegFormat:
     def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
         """See `ImageFormat`."""
         view = memoryview(data).cast("B")
-        if out is not None and mode is not None and out.shape[:2] == (_ordinary_size(view) or ())[:2]:
-            with suppress(ValueError):  # what is wrong is found out below
-                simplejpeg.decode_jpeg(view, colorspace="GRAY" if mode == "L" else mode, buffer=out)
-                return out
+        if (
+            out is not None
+            and mode is not None
+            and out.shape[:2] == (_ordinary_size(view) or ())[:2]
+            and decode_as_it_is(view, mode, out)
+        ):
+            return out
         if (header := _header(view)) is None:
             return _PILLOW.decode(data, mode, out, resize=resize)
         height, width, space = header

@@ -57,7 +57,7 @@ class DecodeOptions:
         kind = linked_kind(field.kind)
         if not isinstance(kind, Image) or self.decoder(field) is not True:
             return None
-        if self.image_size is not None and not isinstance(kind, Mask):
+        if self.image_size is not None and self.resizes(field):
             return (*self.image_size, *(kind.shape[2:] if kind.shape else (3,)))
         return kind.shape
 
