@@ -1,12 +1,14 @@
-"""How many requests are under way at once."""
+"""How many requests are under way at once, and what happens to those that are late."""
 
 import time
-from threading import Event
+from functools import partial
+from threading import Event, Lock
 
 import pytest
 
 from penstock.engine._fetch import Fetcher, Request
 from penstock.engine._stats import Gauge
+from penstock.errors import StorageTimeout
 from tests.engine.watch import soon
 
 Pages = list[tuple[int, memoryview]]
@@ -21,7 +23,7 @@ class _Far:
         self.go = Event()
 
     def request(self, number: int) -> Request:
-        def read() -> tuple[Pages, int]:
+        def read(late_s: float | None) -> tuple[Pages, int]:
             self.started.append(number)
             assert self.go.wait(60)
             return [], 1
@@ -40,3 +42,28 @@ def test_a_store_that_is_long_in_answering_is_asked_for_more_at_once(max_threads
     far.go.set()
     assert soon(lambda: len(far.answered) == 80)
     fetcher.stop()
+
+
+def test_what_is_read_to_its_place_is_asked_for_again_when_late_and_never_twice_at_once() -> None:
+    under_way, most, gauge = 0, 0, Gauge()
+    lock, answered = Lock(), list[Pages | BaseException]()
+
+    def read(late: bool, late_s: float | None) -> tuple[Pages, int]:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.002 if not late or late_s is None else late_s)
+        with lock:
+            under_way -= 1
+        if late and late_s is not None:
+            raise StorageTimeout("late")
+        return [], 1
+
+    fetcher = Fetcher(gauge, max_threads=1)
+    for number in range(200):
+        fetcher.ask(Request(partial(read, number == 150), answered.append, in_place=True))
+    assert soon(lambda: len(answered) == 200)
+    fetcher.stop()
+    assert answered == [[]] * 200
+    assert (gauge.hedges, most) == (1, 1)

@@ -6,7 +6,9 @@ The contract; if the code disagrees with this list, the code is wrong:
 - No more requests are under way than the limit. It starts low; if the first answer is long in coming, the store is far,
   and it is raised at once, for the first batch needs many blocks. It grows while requests take little longer than the
   quickest of late, for then the store is far and not busy; and it shrinks when they take much longer, for then more
-  only get in each other's way. Hedges come on top, one for every twenty requests at most.
+  only get in each other's way.
+- What is late is asked for once more, one request of twenty at most: on top of the others, for whichever answer comes
+  first; or, if pages are read to their places, where two answers would be in each other's way, instead of the first.
 - `stop` returns at once: requests under way are not repeated, end by themselves, and their answers are dropped.
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from threading import Condition, Event, Lock, Thread
 
 from penstock.engine._stats import Gauge
+from penstock.errors import StorageTimeout
 from penstock.storage import give_up_when
 
 _LEAST_LIMIT, _FAR_LIMIT = 4, 32
@@ -32,11 +35,20 @@ Runs = list[tuple[int, memoryview]]
 class Request:
     """Pages that somebody waits for."""
 
-    __slots__ = ("answer", "answered", "read", "started_s", "tries")
+    __slots__ = ("answer", "answered", "in_place", "read", "started_s", "tries")
 
-    def __init__(self, read: Callable[[], tuple[Runs, int]], answer: Callable[[Runs | BaseException], None]) -> None:
-        """`read` gives the pages, and the bytes that were fetched for them; none if they were there already."""
-        self.read, self.answer = read, answer
+    def __init__(
+        self,
+        read: Callable[[float | None], tuple[Runs, int]],
+        answer: Callable[[Runs | BaseException], None],
+        *,
+        in_place: bool = False,
+    ) -> None:
+        """`read` gives the pages, and the bytes that were fetched for them; none if they were there already.
+
+        If it writes to their place, it raises `StorageTimeout` when they are later than it was told to wait.
+        """
+        self.read, self.answer, self.in_place = read, answer, in_place
         self.started_s = 0.0
         self.tries = 1
         """Threads that are at it, or will be."""
@@ -112,7 +124,7 @@ class Fetcher:
             found: Runs | BaseException
             size = 0
             try:
-                found, size = request.read()
+                found, size = self._read(request)
             except BaseException as error:
                 found = error
             seconds = time.perf_counter() - started
@@ -134,6 +146,20 @@ class Fetcher:
                 request.answer(found)
             del request, found
 
+    def _read(self, request: Request) -> tuple[Runs, int]:
+        if request.in_place and self._late_s < float("inf") and self._may_hedge:
+            try:
+                return request.read(self._late_s)
+            except StorageTimeout:
+                with self._lock:
+                    self._hedged += 1
+                    self._gauge.hedges += 1
+        return request.read(None)
+
+    @property
+    def _may_hedge(self) -> bool:
+        return self._hedged < max(1, _HEDGE_SHARE * self._asked)
+
     def _note(self, seconds: float) -> None:
         self._latencies.append(seconds)
         self._round.append(seconds)
@@ -142,7 +168,7 @@ class Fetcher:
             if typical < _NOT_BUSY * quickest and self._waiting:
                 self.limit = min(self._max_threads, self.limit + self.limit // 2)
             elif typical > _BUSY * quickest:
-                self.limit = max(_LEAST_LIMIT, self.limit - max(1, self.limit // 4))
+                self.limit = max(min(_LEAST_LIMIT, self._max_threads), self.limit - max(1, self.limit // 4))
             self._round.clear()
         if len(self._latencies) >= 32 and (self._asked % 32 == 0 or self._late_s == float("inf")):
             ordered = sorted(self._latencies)
@@ -161,10 +187,10 @@ class Fetcher:
                         self._staff()
                 late = [
                     request for request in self._under_way
-                    if request.tries == 1 and now - request.started_s > self._late_s
+                    if request.tries == 1 and not request.in_place and now - request.started_s > self._late_s
                 ]  # fmt: skip
                 for request in sorted(late, key=lambda request: request.started_s):
-                    if self._hedged >= max(1, _HEDGE_SHARE * self._asked):
+                    if not self._may_hedge:
                         break
                     request.tries += 1
                     self._hedged += 1

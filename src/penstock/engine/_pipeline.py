@@ -245,7 +245,8 @@ class Pipeline:
                     self._tasks.notify(len(numbers))
             return
         for number in numbers:
-            self._fetcher.ask(Request(partial(self._window.read, piece, number), partial(self._answer, piece, number)))
+            read, answer = partial(self._window.read, piece, number), partial(self._answer, piece, number)
+            self._fetcher.ask(Request(read, answer, in_place=number in piece.straight))
 
     def _enter(self, span: Span) -> None:
         """Everything that a span needs has been asked for."""

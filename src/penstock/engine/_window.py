@@ -62,7 +62,7 @@ class Window:
         if self._kept is not None:
             piece.requests = list(self._without_kept(self._kept, piece))
         piece.missing = len(piece.requests)
-        if self._reader.store.fan_out == 1:  # elsewhere a request may be answered twice, by whoever is first
+        if self._reader.store.straight:
             piece.straight = self._straight(piece)
         for number, request in enumerate(piece.requests):
             if self._is_kept(request):
@@ -73,14 +73,18 @@ class Window:
                 piece.bytes += request.bytes
         piece.bytes += piece.rows * (self._fixed_row_bytes + self._linked_row_bytes)
 
-    def read(self, piece: Piece, number: int) -> tuple[list[tuple[int, memoryview]], int]:
-        """The pages of one of a piece's requests, none if they are in their places; and how many bytes were fetched."""
+    def read(self, piece: Piece, number: int, late_s: float | None = None) -> tuple[list[tuple[int, memoryview]], int]:
+        """The pages of one of a piece's requests, none if they are in their places; and how many bytes were fetched.
+
+        What goes to its place may be given up as late, with a `StorageTimeout`, and read again.
+        """
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
             if rows is not None:
                 name = self._names[request.file.fields[0]]
                 with self.slab.writing(name, piece.row_start + rows.start, len(rows)) as values:
-                    read_straight(self._reader.store, request, values.reshape(-1).view(np.uint8).data)
+                    memory = values.reshape(-1).view(np.uint8).data
+                    read_straight(self._reader.store, request, memory, late_s)
                 return [], request.bytes
             if self._kept is not None and self._is_kept(request):
                 runs, fetched = self._kept.read(request)

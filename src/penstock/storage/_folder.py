@@ -34,6 +34,7 @@ class FolderStore(Store):
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
         self.fan_out = 1 if is_local(self._root) else Store.fan_out
+        self.straight = self.fan_out == 1
         self._open_files = OpenFiles(self._open)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -74,8 +75,9 @@ class FolderStore(Store):
         finally:
             self._open_files.give_back(file)
 
-    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Read the file straight into the buffers."""
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview], *, late_s: float | None = None) -> None:
+        """Read the file straight into the buffers; files are never late."""
+        del late_s
         uri = object_uri(self.uri, key)
         file = self._open_files.take(key)
         try:

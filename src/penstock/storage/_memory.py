@@ -57,6 +57,7 @@ class MemoryStore(Store):
     """Objects in memory: private for `memory://`, shared within the process for `memory://name`."""
 
     fan_out = 1
+    straight = True
 
     def __init__(self, uri: str, prefix: str, space: _Space) -> None:
         self.uri = uri

@@ -38,6 +38,9 @@ class Store(ABC):
     fan_out: int = 16
     """How many small requests at once make sense: many where each waits for a network, one where none waits."""
 
+    straight: bool = False
+    """Whether `read_into` fills buffers without a copy in between."""
+
     retries: int = 0
     """How many requests were repeated after a failure, so far."""
 
@@ -55,8 +58,13 @@ class Store(ABC):
         for part in parts:
             yield whole[part.start - parts[0].start : part.end - parts[0].start]
 
-    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Fill one buffer after the other with the bytes from `start` on."""
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview], *, late_s: float | None = None) -> None:
+        """Fill one buffer after the other with the bytes from `start` on.
+
+        With `late_s` an answer that takes longer may be given up, with a `StorageTimeout`: asked again, it may come at
+        once. Then nothing will be written to the buffers by the first request.
+        """
+        del late_s  # a request in foreign hands cannot be given up
         whole = self.get(key, byte_range=ByteRange(start, start + sum(map(len, buffers))))
         for buffer in buffers:
             buffer[:] = whole[: len(buffer)]

@@ -20,16 +20,16 @@ def row_range(request: PageRequest, field_id: int, row_bytes: int, want: Wanted)
     return range(row - rows.start, row_end - rows.start)
 
 
-def read_straight(store: Store, request: PageRequest, out: memoryview) -> None:
-    """Fill `out` with the values of a request's pages, and verify them."""
+def read_straight(store: Store, request: PageRequest, out: memoryview, late_s: float | None = None) -> None:
+    """Fill `out` with the values of a request's pages, and verify them; raises `StorageTimeout` if they are late."""
     file, first, end = request.file, request.pages[0], request.pages[-1] + 1
     try:
-        _read(store, file, first, end, out)
+        _read(store, file, first, end, out, late_s)
     except CorruptError:  # perhaps it was the way and not the object: ask once more before saying so
-        _read(store, file, first, end, out)
+        _read(store, file, first, end, out, late_s)
 
 
-def _read(store: Store, file: DataFile, first: int, end: int, out: memoryview) -> None:
+def _read(store: Store, file: DataFile, first: int, end: int, out: memoryview, late_s: float | None) -> None:
     offsets = file.offsets
     heads = file.value_starts[first:end, 0].tolist()
     scratch = memoryview(bytearray(sum(heads)))
@@ -39,7 +39,7 @@ def _read(store: Store, file: DataFile, first: int, end: int, out: memoryview) -
         size = offsets[page + 1] - offsets[page] - head
         buffers += (scratch[at : at + head], out[done : done + size])
         at, done = at + head, done + size
-    store.read_into(file.key, offsets[first], buffers)
+    store.read_into(file.key, offsets[first], buffers, late_s=late_s)
     if not values_match(file, first, end, [bytes(head) for head in buffers[::2]], out):
         whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))
         verify_pages(file, first, end, whole, f"{store.uri}/{file.key}")  # names the page

@@ -1,0 +1,177 @@
+"""Ranges of objects over plain HTTP, read from the socket straight to where they are wanted.
+
+obstore hands over memory of its own: a byte is copied twice on its way there, and once more to its place. Where a fast
+network brings it without TLS, that is most of what it costs. So this knows one thing and no more: a range of an object,
+answered by a 206 of the right length. For everything else it says so, and the caller asks obstore, who knows the rest.
+"""
+
+import re
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from penstock.types import ByteRange
+
+_MOST_SURPRISES = 3
+_CONNECT_S = 5.0
+_HEAD_BYTES, _MAX_HEAD_BYTES = 2 << 10, 32 << 10
+_MAX_BUFFERS = 1024  # what one call takes, on every system we know
+_PARTIAL_CONTENT, _SERVER_ERROR, _NOT_KNOWN = 206, 500, 0
+_STATUS = re.compile(rb"http/1\.1 (\d{3}) ")
+_RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/")
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n")
+_ENCODED = re.compile(rb"\r\n(?:transfer|content)-encoding:")
+_CLOSES = re.compile(rb"\r\nconnection: *close\r\n")
+
+
+class PlainHttp:
+    """Reads over connections that are kept and used again; for any number of threads."""
+
+    def __init__(self, address: Callable[[str], str | None], *, timeout_s: float) -> None:
+        """`address` gives the URL of an object, signed if need be; None if it cannot."""
+        self._address, self._timeout_s = address, timeout_s
+        self._idle: deque[_Connection] = deque()
+        self._surprises = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is worth asking: not a store that keeps on answering in ways that we do not know."""
+        return self._surprises < _MOST_SURPRISES
+
+    def read(self, path: str, start: int, buffers: Sequence[memoryview], late_s: float | None = None) -> bool:
+        """Fill buffers with an object's bytes from `start` on; False if that did not work, for whatever reason.
+
+        Raises `TimeoutError` if it takes longer than `late_s`.
+        """
+        wanted = ByteRange(start, start + sum(map(len, buffers)))
+        if not wanted.length:
+            return False
+        address = self._address(path)
+        if address is None or not address.startswith("http://"):
+            self._surprises += 1
+            return False
+        ends = time.monotonic() + (self._timeout_s if late_s is None else late_s)
+        try:
+            status = self._get(address, wanted, buffers, ends)
+        except TimeoutError:
+            if late_s is None:
+                return False
+            raise
+        except OSError:
+            return False
+        there = status == _PARTIAL_CONTENT
+        self._surprises = 0 if there else self._surprises + (status < _SERVER_ERROR)
+        return there
+
+    def _get(self, address: str, wanted: ByteRange, buffers: Sequence[memoryview], ends: float) -> int:
+        url = urlsplit(address)
+        target = f"{url.path}?{url.query}" if url.query else url.path
+        span = f"bytes={wanted.start}-{wanted.end - 1}"
+        request = f"GET {target} HTTP/1.1\r\nHost: {url.netloc}\r\nRange: {span}\r\n\r\n".encode("ascii")
+        while True:
+            try:
+                connection, fresh = self._idle.pop(), False
+            except IndexError:
+                connection, fresh = _Connection(url.hostname or "", url.port or 80, ends), True
+            try:
+                status = connection.get(request, wanted, buffers, ends)
+            except ConnectionError:
+                if fresh:
+                    raise
+                continue  # the store had closed it, as it may while nobody uses it
+            if connection.usable:
+                self._idle.append(connection)
+            return status
+
+
+class _Connection:
+    """One connection, `usable` again when an answer has been read to its end; closed when it is dropped."""
+
+    def __init__(self, host: str, port: int, ends: float) -> None:
+        self._socket = socket.create_connection((host, port), min(_CONNECT_S, _left_s(ends)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(None)  # Python would ask before each read whether there is something; see `_limit`
+        self.usable = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self._socket.close()
+
+    def get(self, request: bytes, wanted: ByteRange, buffers: Sequence[memoryview], ends: float) -> int:
+        """Ask, and fill the buffers if the answer is what was asked for; its status, or that it is not known."""
+        self.usable = False
+        self._limit(ends)
+        try:
+            self._socket.sendall(request)
+            head, body = self._head()
+            status = _status_of(head, wanted)
+            if status == _PARTIAL_CONTENT:
+                self._fill(buffers, body, ends)
+                self.usable = not _CLOSES.search(head)
+            return status
+        except BlockingIOError:  # how the system says that time is over
+            raise TimeoutError("the store did not answer in time") from None
+
+    def _limit(self, ends: float) -> None:
+        """Let the system end every wait, however many bytes are waited for in one call."""
+        seconds = _left_s(ends)
+        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
+
+    def _head(self) -> tuple[bytes, bytes]:
+        """The answer up to its body, in small letters, and what came of the body with it."""
+        got = b""
+        while len(got) < _MAX_HEAD_BYTES:
+            more = self._socket.recv(_HEAD_BYTES)
+            got += more
+            head, separator, body = got.partition(b"\r\n\r\n")
+            if separator:
+                return head.lower() + b"\r\n", body
+            if not more:
+                raise ConnectionError("the connection was closed before an answer")
+        return b"", b""
+
+    def _fill(self, buffers: Sequence[memoryview], body: bytes, ends: float) -> None:
+        """Fill the buffers with a body of which some has come already."""
+        missing = _after(len(body), buffers)
+        for buffer in buffers[: len(buffers) - len(missing) + 1]:
+            first = body[: len(buffer)]
+            buffer[: len(first)] = first
+            body = body[len(first) :]
+        while missing:
+            count = self._socket.recvmsg_into(missing[:_MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
+            if not count:
+                raise ConnectionError("the connection was closed in the middle of an answer")
+            missing = _after(count, missing)
+            if missing and time.monotonic() > ends:
+                raise TimeoutError("the answer did not come to its end in time")
+
+
+def _status_of(head: bytes, wanted: ByteRange) -> int:
+    """The status of an answer, which is known to be the range that was wanted if it is a partial content."""
+    status, length, span = _STATUS.match(head), _LENGTH.search(head), _RANGE.search(head)
+    if status is None:
+        return _NOT_KNOWN
+    if int(status[1]) != _PARTIAL_CONTENT:
+        return int(status[1])
+    if length is None or span is None or _ENCODED.search(head):
+        return _NOT_KNOWN
+    fits = int(length[1]) == wanted.length and (int(span[1]), int(span[2])) == (wanted.start, wanted.end - 1)
+    return _PARTIAL_CONTENT if fits else _NOT_KNOWN
+
+
+def _after(count: int, buffers: Sequence[memoryview]) -> list[memoryview]:
+    """What is left of buffers after their first bytes."""
+    for number, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [buffer[count:], *buffers[number + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+def _left_s(ends: float) -> float:
+    return max(0.001, ends - time.monotonic())
