@@ -68,7 +68,8 @@ def test_the_numbers_fit_what_was_done(num_workers: int) -> None:
     assert 0 < stats.gets <= store.requests["get"]
     assert stats.gets_per_gb == pytest.approx(1e9 * stats.gets / stats.bytes)
     assert 0 < stats.latency_s[0] <= stats.latency_s[1] <= stats.latency_s[2] <= took
-    assert (stats.retries, stats.hedges, stats.bad_count, stats.bad_samples) == (0, 0, 0, ())
+    assert (stats.retries, stats.bad_count, stats.bad_samples) == (0, 0, ())
+    assert stats.hedges <= 1 + stats.gets // 20  # a busy machine may be late
     assert stats.read_factor == 1
     assert 0 < stats.window_peak_bytes <= stats.budget_bytes
     assert set(stats.stages) == {"fetch", "work", "transform", "loop"}

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.device import HostBuffers
 from penstock.engine._kept import KeptPages
 from penstock.engine._pieces import Piece
 from penstock.engine._slab import FixedColumn, Layout, Slab
@@ -25,6 +26,10 @@ from penstock.table import (
     read_straight,
     row_range,
 )
+
+
+_SPARE_BYTES, _SPARE_SHARE = 64 << 20, 8
+"""Memory of pages that were read, kept for the next ones: so much, and so large a part of the budget at most."""
 
 
 class Window:
@@ -55,6 +60,7 @@ class Window:
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
+        self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE))
 
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
@@ -89,10 +95,16 @@ class Window:
             if self._kept is not None and self._is_kept(request):
                 runs, fetched = self._kept.read(request)
                 return runs, request.bytes if fetched else 0
-            return read_pages(self._reader.store, request), request.bytes
+            store = self._reader.store
+            return read_pages(store, request, self._room if store.straight else None), request.bytes
         except NotFoundError:
             with self._reader.explained():
                 raise
+
+    def _room(self, size: int) -> memoryview:
+        """Memory for pages; not a map of the file, which costs a fault for each page of memory and then has to go."""
+        room: memoryview = self._memory.empty((size,), np.uint8).data
+        return room
 
     def _is_kept(self, request: PageRequest) -> bool:
         return self._kept is not None and self._heavy_id not in request.file.fields

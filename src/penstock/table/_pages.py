@@ -1,7 +1,7 @@
 """From rows to the pages that hold them, and back: plan which pages to read, read and verify them, gather the rows."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -211,15 +211,21 @@ def _requests(file: DataFile, pages: Sequence[int]) -> Iterator[PageRequest]:
         yield PageRequest(file, group)
 
 
-def read_pages(store: Store, request: PageRequest) -> list[tuple[int, memoryview]]:
-    """The pages of one request; those that follow each other are verified in one pass, with the GIL released."""
+def read_pages(
+    store: Store, request: PageRequest, memory: Callable[[int], memoryview] | None = None
+) -> list[tuple[int, memoryview]]:
+    """The pages of one request; those that follow each other are verified in one pass, with the GIL released.
+
+    With `memory`, which gives room for so many bytes, they are read to there.
+    """
     found = []
     file, pages = request
     where = f"{store.uri}/{file.key}"
     offsets = file.offsets
     runs = list(_runs(pages))
     parts = [ByteRange(offsets[first], offsets[end]) for first, end in runs]
-    for (first, end), part, data in zip(runs, parts, store.get_parts(file.key, parts), strict=True):
+    read = store.get_parts(file.key, parts) if memory is None else _into(memory, store, file.key, parts)
+    for (first, end), part, data in zip(runs, parts, read, strict=True):
         try:
             verify_pages(file, first, end, data, where)
         except CorruptError:  # perhaps it was the way and not the object: ask once more before saying so
@@ -227,6 +233,15 @@ def read_pages(store: Store, request: PageRequest) -> list[tuple[int, memoryview
             verify_pages(file, first, end, data, where)
         found.append((first, data))
     return found
+
+
+def _into(
+    memory: Callable[[int], memoryview], store: Store, key: str, parts: Sequence[ByteRange]
+) -> Iterator[memoryview]:
+    start = parts[0].start
+    whole = memory(parts[-1].end - start)
+    store.read_into(key, start, [whole])
+    yield from (whole[part.start - start : part.end - start].toreadonly() for part in parts)
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
