@@ -90,7 +90,7 @@ def _jpeg(folder: Path) -> Iterator[dict[str, Any]]:
     size = ds.summary().bytes
     options = {
         "batch_size": BATCH, "shuffle": True, "memory_budget": max(256 << 20, size // 4),
-        "device_memory": size // 4, "device": "cuda", "drop_last": True,
+        "device_memory": size // 4, "shuffle_block": 4 << 20, "device": "cuda", "drop_last": True,
     }  # fmt: skip
     alone, _ = _rounds(lambda: (_nvjpeg(pictures), ""))
     ours, told = _rounds(lambda: _rate(ds, options))
@@ -328,7 +328,8 @@ def _jpeg_table(folder: Path) -> tuple[penstock.Dataset, list[bytes]]:
 
     with ThreadPoolExecutor(CORES) as pool:
         pictures = list(pool.map(encode, corners))
-    ds = penstock.create(folder, {"image": penstock.Image("jpeg", shape=JPEG), "label": "int64"})
+    image = penstock.Column(penstock.Image("jpeg", shape=JPEG), page_bytes=1 << 20)
+    ds = penstock.create(folder, {"image": image, "label": "int64"})
     ds.append({"image": pictures, "label": np.arange(PICTURES) % 1000})
     ds.commit()
     return ds, pictures

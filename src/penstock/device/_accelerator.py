@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _WIDTHS = (8, 4, 2, 1)
 _PINNED_BYTES = 64 << 10
-_STAGES = 2  # one is written while the other is copied
 _DECODERS = 2  # nvJPEG decodes one batch at a time; another may wait, but no more of them
 _NOTHING = nullcontext()
 
@@ -86,9 +85,9 @@ class Accelerator:
             return _NOTHING
         return cast(AbstractContextManager[Any], self._torch.cuda.stream(self._stream))
 
-    def mark(self) -> Mark:
-        """The point that has been reached in what was asked for."""
-        return self._stream.record_event() if self.is_cuda else _PASSED
+    def mark(self, used: Mark | None = None) -> Mark:
+        """The point that has been reached in what was asked for; `used` is one that nobody looks at any more."""
+        return self._stream.record_event(used) if self.is_cuda else _PASSED
 
     def free_bytes(self) -> int:
         """Memory that nobody has taken, or that torch has taken and does not use."""
@@ -226,7 +225,11 @@ class DeviceRows:
 
 
 class Staging:
-    """Pinned memory that each thread has for itself, so that none waits for another's."""
+    """Pinned memory that each thread has for itself, so that none waits for another's.
+
+    One piece of it: what has just been written is copied ten times as fast as the next rows are read, and memory that
+    is used again at once is still in the processor's cache.
+    """
 
     def __init__(self, owner: Accelerator) -> None:
         self._owner, self._thread = owner, local()
@@ -234,22 +237,17 @@ class Staging:
     @contextmanager
     def writing(self, there: DeviceRows, start: int, rows: int) -> Iterator[npt.NDArray[np.uint8]]:
         """Memory for rows, as their bytes; they are copied to their places on the device when it has been written."""
-        turns: deque[tuple[npt.NDArray[np.uint8], Mark]] | None = getattr(self._thread, "turns", None)
-        if turns is None:
-            turns = self._thread.turns = deque((np.empty(0, np.uint8), _PASSED) for _ in range(_STAGES))
-        memory, copied = turns.popleft()
-        if not copied.query():
+        mine, size = self._thread, rows * there.row_bytes
+        memory: npt.NDArray[np.uint8] | None = getattr(mine, "memory", None)
+        copied: Mark | None = getattr(mine, "copied", None)
+        if copied is not None and not copied.query():
             copied.synchronize()
-        size = rows * there.row_bytes
-        if len(memory) < size:
-            memory = self._owner.pinned(size)
-        try:
-            yield memory[:size]
-            with self._owner.working():
-                there.write(start, memory[:size].reshape(rows, -1))
-                copied = self._owner.mark()
-        finally:
-            turns.append((memory, copied))
+        if memory is None or len(memory) < size:
+            memory = mine.memory = self._owner.pinned(size)
+        yield memory[:size]
+        with self._owner.working():
+            there.write(start, memory[:size].reshape(rows, -1))
+            mine.copied = self._owner.mark(copied)
 
 
 @cache

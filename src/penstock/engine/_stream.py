@@ -30,7 +30,7 @@ _STRETCH_ROWS, _STRETCH_BYTES, _STRETCH_LANE_ROWS = 16 << 10, 256 << 20, 16
 _KEPT_BYTES = 64 << 20
 _MAX_FETCHERS, _MAX_READERS = 96, 12
 _LEAST_BUDGET = 1 << 30
-_DEVICE_WORKERS = 2  # one asks a device while it does what the other asked for; more are in each other's way
+_DEVICE_WORKERS = 3  # one asks a device while it does what the others asked for; more are in each other's way
 _WHOLE_NUMBERS = {
     "batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": None, "lanes": None, "block_bytes": None,
 }  # fmt: skip

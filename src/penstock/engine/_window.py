@@ -27,7 +27,6 @@ from penstock.table import (
     row_range,
 )
 
-
 _SPARE_BYTES, _SPARE_SHARE = 64 << 20, 8
 """Memory of pages that were read, kept for the next ones: so much, and so large a part of the budget at most."""
 

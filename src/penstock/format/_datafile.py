@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -107,10 +108,16 @@ def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], v
         heads, file.page_crcs[first:end].tolist(), file.offsets[first + 1 : end + 1], strict=True
     ):
         if page_head != head:  # most pages begin alike
-            head, head_crc = page_head, crc32c(page_head)
+            head, head_crc = page_head, _head_crc(page_head)
         expected = combined(expected ^ head_crc, crc, stop - start - len(head))
         start = stop
     return crc32c(values) == expected
+
+
+@lru_cache(maxsize=256)
+def _head_crc(head: bytes) -> int:
+    """The checksum of what stands in front of a page's values: few heads are different, and a call gives up the GIL."""
+    return crc32c(head)
 
 
 def verify_frame(file: DataFile, head: Buffer, tail: Buffer, where: str) -> None:
