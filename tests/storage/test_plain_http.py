@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from penstock.errors import StorageTimeout
+from penstock.errors import SourceChanged, StorageTimeout
 from penstock.storage import RetryPolicy, open_store
 from penstock.storage._clouds import plain_urls
 from penstock.storage._plain_http import PlainHttp
+from penstock.types import ByteRange
 from tests.servers import moto_port, new_place, s3_options
 from tests.storage.proxy import Action, FaultProxy
 
@@ -58,7 +59,7 @@ def serving(*answers: Answer) -> Iterator[tuple[PlainHttp, list[int]]]:
 def read(plain: PlainHttp, late_s: float | None = None, cuts: Sequence[int] = ()) -> bytes | None:
     """What is read into buffers of these lengths and one for the rest."""
     buffers = [memoryview(bytearray(size)) for size in (*cuts, len(WANTED) - sum(cuts))]
-    return b"".join(buffers) if plain.read("key", START, buffers, late_s) else None
+    return b"".join(buffers) if plain.read("key", START, buffers, late_s=late_s) else None
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (0, 300, 0, 5000), (3,) * 3000, (699_999,)])
@@ -144,6 +145,18 @@ def test_a_store_reads_straight_where_it_can_and_by_obstore_where_not(script: Se
             assert into == WANTED
         assert store.straight == straight
         assert store.retries == (0 if straight else 3)
+
+
+def test_only_the_object_with_the_etag_is_read() -> None:
+    place = new_place("s3")
+    store = place.open()
+    store.put("k", BODY)
+    wanted, etag = ByteRange(START, START + len(WANTED)), store.head("k").etag
+    assert store.get("k", byte_range=wanted, etag=etag) == WANTED
+    store.put("k", BODY[::-1])
+    with pytest.raises(SourceChanged, match=r"no longer has etag"):
+        store.get("k", byte_range=wanted, etag=etag)
+    assert store.straight
 
 
 def test_a_late_answer_is_a_timeout_of_the_store() -> None:

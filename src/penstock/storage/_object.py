@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
+import numpy as np
 import obstore
 
 from penstock.errors import AccessDenied, NotFoundError, SourceChanged, StorageError
@@ -18,7 +19,7 @@ from penstock.storage._plain_http import PlainHttp
 from penstock.storage._pool import interruptible, run_all
 from penstock.storage._retry import RetryPolicy, retry
 from penstock.storage._sidecar import ask_sidecar, list_by_sidecar
-from penstock.storage._store import ObjectInfo, Store
+from penstock.storage._store import ObjectInfo, Store, fill
 from penstock.types import Buffer, ByteRange
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _PARTS_IN_FLIGHT = 4
 _PART_RETRIES = 8
 _LIST_PAGE = 1000
 _DELETE_WORKERS = 8
+_MIN_STRAIGHT_BYTES = 64 << 10  # for less, obstore is as quick
 
 
 class ObjectStore(Store):
@@ -66,6 +68,14 @@ class ObjectStore(Store):
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a part of it in one request."""
+        if byte_range is not None and byte_range.length >= _MIN_STRAIGHT_BYTES and self.straight:
+            view = np.empty(byte_range.length, np.uint8).data  # not bytearray: it would be zeroed first
+            if self._read_straight(key, byte_range.start, [view], etag=etag):
+                return view.toreadonly()
+        return self._get(key, byte_range, etag)
+
+    def _get(self, key: str, byte_range: ByteRange | None, etag: str | None = None) -> memoryview:
+        """The same by obstore."""
         if runtime_is_lost():
             view: memoryview = ask_sidecar(self, "get", key, byte_range, etag, deadline_s=self._policy.deadline_s)
             return view
@@ -105,15 +115,29 @@ class ObjectStore(Store):
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview], *, late_s: float | None = None) -> None:
         """Read straight from the network if that works, or else by obstore, which is never given up as late."""
-        if self._plain is not None and self.straight:
-            claim_runtime()
-            try:
-                if self._plain.read(self._path(key), start, buffers, late_s):
-                    return
-            except TimeoutError as error:
-                raise _outcomes.timed_out("read", object_uri(self.uri, key), str(error)) from error
-            self._count_retry()
-        super().read_into(key, start, buffers)
+        if not self._read_straight(key, start, buffers, late_s=late_s):
+            fill(buffers, self._get(key, ByteRange(start, start + sum(map(len, buffers)))))
+
+    def _read_straight(
+        self,
+        key: str,
+        start: int,
+        buffers: Sequence[memoryview],
+        *,
+        etag: str | None = None,
+        late_s: float | None = None,
+    ) -> bool:
+        """Whether obstore need not be asked."""
+        if self._plain is None or not self.straight or not any(map(len, buffers)):
+            return False
+        claim_runtime()
+        try:
+            if self._plain.read(self._path(key), start, buffers, etag=etag, late_s=late_s):
+                return True
+        except TimeoutError as error:
+            raise _outcomes.timed_out("read", object_uri(self.uri, key), str(error)) from error
+        self._count_retry()
+        return False
 
     def head(self, key: str) -> ObjectInfo:
         """Describe an object."""

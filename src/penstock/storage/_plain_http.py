@@ -41,21 +41,27 @@ class PlainHttp:
         """Whether it is worth asking: not a store that keeps on answering in ways that we do not know."""
         return self._surprises < _MOST_SURPRISES
 
-    def read(self, path: str, start: int, buffers: Sequence[memoryview], late_s: float | None = None) -> bool:
+    def read(
+        self,
+        path: str,
+        start: int,
+        buffers: Sequence[memoryview],
+        *,
+        etag: str | None = None,
+        late_s: float | None = None,
+    ) -> bool:
         """Fill buffers with an object's bytes from `start` on; False if that did not work, for whatever reason.
 
-        Raises `TimeoutError` if it takes longer than `late_s`.
+        With `etag`, only of an object that has it. Raises `TimeoutError` if it takes longer than `late_s`.
         """
         wanted = ByteRange(start, start + sum(map(len, buffers)))
-        if not wanted.length:
-            return False
         address = self._address(path)
         if address is None or not address.startswith("http://"):
             self._surprises += 1
             return False
         ends = time.monotonic() + (self._timeout_s if late_s is None else late_s)
         try:
-            status = self._get(address, wanted, buffers, ends)
+            status = self._get(address, wanted, etag, buffers, ends)
         except TimeoutError:
             if late_s is None:
                 return False
@@ -66,11 +72,14 @@ class PlainHttp:
         self._surprises = 0 if there else self._surprises + (status < _SERVER_ERROR)
         return there
 
-    def _get(self, address: str, wanted: ByteRange, buffers: Sequence[memoryview], ends: float) -> int:
+    def _get(
+        self, address: str, wanted: ByteRange, etag: str | None, buffers: Sequence[memoryview], ends: float
+    ) -> int:
         url = urlsplit(address)
         target = f"{url.path}?{url.query}" if url.query else url.path
-        span = f"bytes={wanted.start}-{wanted.end - 1}"
-        request = f"GET {target} HTTP/1.1\r\nHost: {url.netloc}\r\nRange: {span}\r\n\r\n".encode("ascii")
+        asked = f"Host: {url.netloc}\r\nRange: bytes={wanted.start}-{wanted.end - 1}\r\n"
+        condition = "" if etag is None else f"If-Match: {etag}\r\n"
+        request = f"GET {target} HTTP/1.1\r\n{asked}{condition}\r\n".encode("ascii")
         while True:
             try:
                 connection, fresh = self._idle.pop(), False

@@ -65,10 +65,7 @@ class Store(ABC):
         once. Then nothing will be written to the buffers by the first request.
         """
         del late_s  # a request in foreign hands cannot be given up
-        whole = self.get(key, byte_range=ByteRange(start, start + sum(map(len, buffers))))
-        for buffer in buffers:
-            buffer[:] = whole[: len(buffer)]
-            whole = whole[len(buffer) :]
+        fill(buffers, self.get(key, byte_range=ByteRange(start, start + sum(map(len, buffers)))))
 
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
         """Fill each buffer with the bytes of an object from some place on; for many small parts of many objects."""
@@ -98,3 +95,10 @@ class Store(ABC):
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; a key that is not there is no error."""
+
+
+def fill(buffers: Sequence[memoryview], data: memoryview) -> None:
+    """Copy data to one buffer after the other."""
+    for buffer in buffers:
+        buffer[:] = data[: len(buffer)]
+        data = data[len(buffer) :]
