@@ -57,11 +57,11 @@ def plain_urls(
     """
     config = _with_profile(scheme, options)
     addresses = {value.rstrip("/") for value in _addresses(scheme, config)} - {""}
-    proxied = "proxy_url" in config or {"http", "all"}.intersection(getproxies())
-    if scheme != "s3" or not all(value.startswith("http://") for value in addresses) or len(addresses) != 1:
+    if scheme != "s3" or len(addresses) != 1 or "proxy_url" in config:
         return None
     [address] = addresses
-    if proxied and not proxy_bypass(urlsplit(address).hostname or ""):
+    proxied = {"http", "all"}.intersection(getproxies()) and not proxy_bypass(urlsplit(address).hostname or "")
+    if proxied or not address.startswith("http://"):
         return None
     if not _says_yes(config, "skip_signature"):
 
