@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -143,6 +143,18 @@ class StoreTests(ABC):
             store.read_scattered([("k", 338, memoryview(bytearray(5)))])
         with pytest.raises(NotFoundError):
             store.read_scattered([("absent", 0, memoryview(bytearray(1)))])
+
+    @pytest.mark.parametrize("lengths", [(0,), (1_000_000,), (0, 5, 0, 700_000, 1), (3,) * 2000])
+    def test_one_buffer_after_the_other_is_filled(self, lengths: Sequence[int]) -> None:
+        store, data = self.new_store(), bytes(range(251)) * 5000
+        store.put("k", data)
+        buffers = [memoryview(bytearray(length)) for length in lengths]
+        store.read_into("k", 1234, buffers, late_s=60.0)
+        assert b"".join(buffers) == data[1234 : 1234 + sum(lengths)]
+        with pytest.raises(CorruptError, match=rf"{len(data)} bytes"):
+            store.read_into("k", len(data) - 5, [memoryview(bytearray(100_000))])
+        with pytest.raises(NotFoundError):
+            store.read_into("absent", 0, [memoryview(bytearray(100_000))])
 
     @pytest.mark.parametrize(("start", "end"), [(0, 341), (339, 341), (340, 341), (341, 342), (900, 1000), (341, 341)])
     def test_range_past_the_end_is_corrupt(self, start: int, end: int) -> None:
