@@ -37,7 +37,7 @@ _HEAVY_ROW_BYTES = 256
 # but many light columns side by side should still have a thousand rows to a page.
 _LIGHT_PAGE_BYTES = 32 << 10
 _LIGHT_PAGE_ROWS = 1024
-_FILES_IN_FLIGHT = 6
+_FILES_IN_FLIGHT = 3
 
 
 class IdSource(Protocol):
@@ -82,12 +82,13 @@ class FileWriter:
             done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
             for finished in done:
                 finished.result()  # a failure is told now, and not when everything has been sent
-        future = self._pool.submit(self._write, fields, arrays, row_start)
+        future = self._pool.submit(self._write, fields, [arrays], row_start)
         self._running.add(future)
         self._all.append(future)
         return future
 
-    def _write(self, fields: Sequence[Field], arrays: Mapping[int, pa.Array], row_start: int) -> DataFile:
+    def _write(self, fields: Sequence[Field], given: list[Mapping[int, pa.Array]], row_start: int) -> DataFile:
+        arrays = given.pop()  # the pool holds what it was given until the end, and a slow store would keep rows twice
         columns = [
             FileColumn(known, references=id < 0) for known in fields for id in (known.id, -known.id) if id in arrays
         ]
@@ -101,6 +102,7 @@ class FileWriter:
         file, data = encode_file(
             columns, [arrays[column.id] for column in columns], row_start=row_start, page_rows=pages
         )
+        del arrays
         self._store.put(file.key, data)
         return file
 
