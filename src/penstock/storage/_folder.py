@@ -21,6 +21,7 @@ from penstock.types import Buffer, ByteRange
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _MIN_MAPPED_BYTES = 128 << 10
+_OWN_MAP_BYTES = 1 << 20
 _MAX_BUFFERS = 1024  # what one call takes, on every system we know
 _MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB at once
 _Publish = Callable[[Path, Path, str], None]
@@ -204,6 +205,8 @@ class FolderStore(Store):
 
 
 def _new_buffer(size: int) -> memoryview:
+    if size >= _OWN_MAP_BYTES:  # malloc would keep it, once it is free, for the thread that asked for it
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     return np.empty(size, np.uint8).data  # not bytearray: it would be zeroed first
 
 
