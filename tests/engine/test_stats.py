@@ -51,7 +51,8 @@ def test_before_anything_is_read(ds: Dataset) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_numbers_fit_what_was_done(num_workers: int) -> None:
+def test_the_numbers_fit_what_was_done(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine._fetch._HEDGE_MIN_S", 60.0)  # however busy the machine is
     store = CountingStore(open_store("memory://"))
     table = fill(store)
     with table.pytorch(batch_size=64, num_workers=num_workers, **MIXED) as loader:
@@ -68,8 +69,7 @@ def test_the_numbers_fit_what_was_done(num_workers: int) -> None:
     assert 0 < stats.gets <= store.requests["get"]
     assert stats.gets_per_gb == pytest.approx(1e9 * stats.gets / stats.bytes)
     assert 0 < stats.latency_s[0] <= stats.latency_s[1] <= stats.latency_s[2] <= took
-    assert (stats.retries, stats.bad_count, stats.bad_samples) == (0, 0, ())
-    assert stats.hedges <= 1 + stats.gets // 20  # a busy machine may be late
+    assert (stats.retries, stats.hedges, stats.bad_count, stats.bad_samples) == (0, 0, 0, ())
     assert stats.read_factor == 1
     assert 0 < stats.window_peak_bytes <= stats.budget_bytes
     assert set(stats.stages) == {"fetch", "work", "transform", "loop"}

@@ -55,9 +55,11 @@ def plain_urls(
 
     The URL it gives is None where `client` cannot sign. One that is given again was signed less than five minutes ago.
     """
+    if scheme != "s3":
+        return None
     config = _with_profile(scheme, options)
     addresses = {value.rstrip("/") for value in _addresses(scheme, config)} - {""}
-    if scheme != "s3" or len(addresses) != 1 or "proxy_url" in config:
+    if len(addresses) != 1 or "proxy_url" in config:
         return None
     [address] = addresses
     proxied = {"http", "all"}.intersection(getproxies()) and not proxy_bypass(urlsplit(address).hostname or "")

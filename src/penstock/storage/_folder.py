@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-import numpy as np
-
 from penstock.storage import _outcomes
+from penstock.storage._buffers import MAX_BUFFERS, new_buffer
 from penstock.storage._inputs import TEMPORARY_PREFIX, byte_view, check_key, object_uri
 from penstock.storage._mounts import is_local
 from penstock.storage._open_files import OpenFiles
@@ -21,8 +20,6 @@ from penstock.types import Buffer, ByteRange
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _MIN_MAPPED_BYTES = 128 << 10
-_OWN_MAP_BYTES = 1 << 20
-_MAX_BUFFERS = 1024  # what one call takes, on every system we know
 _MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB at once
 _Publish = Callable[[Path, Path, str], None]
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -49,7 +46,7 @@ class FolderStore(Store):
                 raise _outcomes.source_changed(uri, etag)
             wanted = byte_range or ByteRange(0, status.st_size)
             _outcomes.check_bounds(uri, wanted, status.st_size)
-            view = _new_buffer(wanted.length)
+            view = new_buffer(wanted.length)
             _read_into(fd, wanted, view, uri)
             return view.toreadonly()
 
@@ -70,7 +67,7 @@ class FolderStore(Store):
                     yield from (whole[part.start - base : part.end - base] for part in parts)
                     return
                 for part in parts:
-                    view = _new_buffer(part.length)
+                    view = new_buffer(part.length)
                     _read_into(file.fd, part, view, uri)
                     yield view.toreadonly()
         finally:
@@ -84,8 +81,8 @@ class FolderStore(Store):
         try:
             _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
             with _translated("read", uri):
-                for first in range(0, len(buffers), _MAX_BUFFERS):
-                    start = _scatter(file.fd, start, buffers[first : first + _MAX_BUFFERS], uri)
+                for first in range(0, len(buffers), MAX_BUFFERS):
+                    start = _scatter(file.fd, start, buffers[first : first + MAX_BUFFERS], uri)
         finally:
             self._open_files.give_back(file)
 
@@ -202,12 +199,6 @@ class FolderStore(Store):
                 with suppress(FileNotFoundError):
                     if entry.is_file():
                         yield _info(key, entry.stat())
-
-
-def _new_buffer(size: int) -> memoryview:
-    if size >= _OWN_MAP_BYTES:  # malloc would keep it, once it is free, for the thread that asked for it
-        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    return np.empty(size, np.uint8).data  # not bytearray: it would be zeroed first
 
 
 def _read_at(fd: int, view: memoryview, offset: int) -> int:

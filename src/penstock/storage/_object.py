@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
-import numpy as np
 import obstore
 
 from penstock.errors import AccessDenied, NotFoundError, SourceChanged, StorageError
 from penstock.storage import _outcomes
+from penstock.storage._buffers import fill, new_buffer
 from penstock.storage._clouds import Client, make_client, plain_urls
 from penstock.storage._gate import claim_runtime, is_past_end, is_transient, runtime_is_lost, translated
 from penstock.storage._inputs import byte_view, check_key, object_uri
@@ -19,7 +19,7 @@ from penstock.storage._plain_http import PlainHttp
 from penstock.storage._pool import interruptible, run_all
 from penstock.storage._retry import RetryPolicy, retry
 from penstock.storage._sidecar import ask_sidecar, list_by_sidecar
-from penstock.storage._store import ObjectInfo, Store, fill
+from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ObjectStore(Store):
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a part of it in one request."""
         if byte_range is not None and byte_range.length >= _MIN_STRAIGHT_BYTES and self.straight:
-            view = np.empty(byte_range.length, np.uint8).data  # not bytearray: it would be zeroed first
+            view = new_buffer(byte_range.length)
             if self._read_straight(key, byte_range.start, [view], etag=etag):
                 return view.toreadonly()
         return self._get(key, byte_range, etag)

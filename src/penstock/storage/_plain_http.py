@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
+from penstock.storage._buffers import MAX_BUFFERS
 from penstock.types import ByteRange
 
 _MOST_SURPRISES = 3
 _CONNECT_S = 5.0
 _HEAD_BYTES, _MAX_HEAD_BYTES = 2 << 10, 32 << 10
-_MAX_BUFFERS = 1024  # what one call takes, on every system we know
 _PARTIAL_CONTENT, _SERVER_ERROR, _NOT_KNOWN = 206, 500, 0
 _STATUS = re.compile(rb"http/1\.1 (\d{3}) ")
 _RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/")
@@ -152,7 +152,7 @@ class _Connection:
             buffer[: len(first)] = first
             body = body[len(first) :]
         while missing:
-            count = self._socket.recvmsg_into(missing[:_MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
+            count = self._socket.recvmsg_into(missing[:MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
             if not count:
                 raise ConnectionError("the connection was closed in the middle of an answer")
             missing = _after(count, missing)

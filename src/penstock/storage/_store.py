@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from penstock.storage._buffers import fill
 from penstock.types import Buffer, ByteRange
 
 
@@ -95,10 +96,3 @@ class Store(ABC):
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; a key that is not there is no error."""
-
-
-def fill(buffers: Sequence[memoryview], data: memoryview) -> None:
-    """Copy data to one buffer after the other."""
-    for buffer in buffers:
-        buffer[:] = data[: len(buffer)]
-        data = data[len(buffer) :]
