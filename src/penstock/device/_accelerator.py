@@ -14,8 +14,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import Lock, Semaphore, local
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -207,15 +207,15 @@ class DeviceRows:
         pt = owner._torch
         self._owner, self._shape = owner, shape
         self.row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._bytes = pt.empty((count, self.row_bytes), dtype=pt.uint8, device=owner.device)
+        self._flat: torch.Tensor = pt.empty(count * self.row_bytes, dtype=pt.uint8, device=owner.device)
         width = next(width for width in _WIDTHS if self.row_bytes % width == 0)
         wide = {8: pt.int64, 4: pt.int32, 2: pt.int16, 1: pt.uint8}[width]
-        self._wide = self._bytes.view(wide)  # a gather moves numbers, and wide ones at once
+        self._wide = self._flat.view(count, -1).view(wide)  # a gather moves numbers, and wide ones at once
         self._as = tensor_of(np.zeros(0, dtype)).dtype
 
-    def write(self, start: int, rows: npt.NDArray[np.uint8]) -> None:
+    def write(self, start: int, rows: "torch.Tensor") -> None:
         """Begin to copy rows, as their bytes, to the device."""
-        self._owner.put(rows, self._bytes[start : start + len(rows)])
+        self._flat.narrow(0, start * self.row_bytes, len(rows)).copy_(rows, non_blocking=True)
 
     def gather(self, rows: npt.NDArray[np.int64]) -> "torch.Tensor":
         """Some rows, in this order, as a tensor of their own."""
@@ -234,20 +234,26 @@ class Staging:
     def __init__(self, owner: Accelerator) -> None:
         self._owner, self._thread = owner, local()
 
-    @contextmanager
-    def writing(self, there: DeviceRows, start: int, rows: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """Memory for rows, as their bytes; they are copied to their places on the device when it has been written."""
-        mine, size = self._thread, rows * there.row_bytes
+    def room(self, size: int) -> npt.NDArray[np.uint8]:
+        """Memory of this thread for so many bytes of rows."""
+        mine = self._thread
         memory: npt.NDArray[np.uint8] | None = getattr(mine, "memory", None)
         copied: Mark | None = getattr(mine, "copied", None)
         if copied is not None and not copied.query():
             copied.synchronize()
         if memory is None or len(memory) < size:
             memory = mine.memory = self._owner.pinned(size)
-        yield memory[:size]
+            mine.written = tensor_of(memory)
+        elif len(mine.written) != size:  # most are of one size
+            mine.written = tensor_of(memory[:size])
+        return memory[:size]
+
+    def cross(self, there: DeviceRows, start: int) -> None:
+        """Begin to copy what this thread has written to its place on the device."""
+        mine = self._thread
         with self._owner.working():
-            there.write(start, memory[:size].reshape(rows, -1))
-            mine.copied = self._owner.mark(copied)
+            there.write(start, mine.written)
+            mine.copied = self._owner.mark(getattr(mine, "copied", None))
 
 
 @cache

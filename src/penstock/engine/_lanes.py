@@ -1,12 +1,12 @@
 """Walk along a lane: which block holds each row, in the order in which the lane is read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.engine._selection import Block, PartBlocks, Parts
+from penstock.engine._selection import Block, Parts
 from penstock.plan import Epoch, Spread
 from penstock.table import Rows
 
@@ -30,6 +30,14 @@ class LaneBlock:
     @property
     def end(self) -> int:
         return self.first + len(self.block)
+
+
+class PartBlocks(NamedTuple):
+    """The blocks of one part of a section in the order of an epoch."""
+
+    blocks: Sequence[Block]
+    ends: Rows
+    """Rows of the part up to the end of each."""
 
 
 class Blocks(Protocol):

@@ -1,6 +1,6 @@
 """From an epoch's order to spans and the pieces they need; no I/O but for the manifests on the way."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -9,15 +9,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._lanes import LaneBlock, LaneCursor, walk
+from penstock.engine._lanes import LaneBlock, LaneCursor, PartBlocks, walk
 from penstock.engine._pieces import Piece, Span
 from penstock.engine._selection import Block, Selection
-from penstock.plan import Dealer, Epoch, Order, Shuffle
+from penstock.plan import Dealer, Epoch, Order
 from penstock.storage import run_all
 from penstock.table import Rows
 
-_SECTIONS_KEPT = 64
 _MANIFEST_READERS = 32
+_SECTIONS_KEPT = 64
+
+
+Cut = Callable[[int, int], list[Block]]
+"""The blocks of a part of a section, in the table's order."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Planner:
 
     def __init__(self, selection: Selection, order: Order, dealer: Dealer, options: PlanOptions) -> None:
         self._selection, self._order, self._dealer, self._options = selection, order, dealer, options
+        self._cut: Cut = lru_cache(_SECTIONS_KEPT)(partial(selection.blocks, order.shuffle))
+        """Blocks are cut alike in every epoch."""
         self._numbers = 0
 
     def stretches(self, number: int, consumed: int) -> Iterator[Stretch]:
@@ -90,8 +96,8 @@ class Planner:
         if self._selection.scattered:
             return _Scattered(self._selection, epoch)
         if self._options.by_blocks:
-            return _ByBlocks(self._selection, self._order, epoch, self._options.trim)
-        return _ByRows(self._selection, self._order, epoch, trim=False)
+            return _ByBlocks(self._selection, self._cut, epoch, self._options.trim)
+        return _ByRows(self._selection, self._cut, epoch, trim=False)
 
     def _stretch(
         self,
@@ -177,11 +183,11 @@ class _Scattered(_Course):
 class _Laned(_Course):
     """A cursor for each lane that the positions are in."""
 
-    def __init__(self, selection: Selection, order: Order, epoch: Epoch, trim: bool) -> None:
-        self._selection, self._order, self._epoch = selection, order, epoch
+    def __init__(self, selection: Selection, cut: Cut, epoch: Epoch, trim: bool) -> None:
+        self._selection, self._epoch = selection, epoch
         self._trim = trim
         self._cursors: dict[int, LaneCursor] = {}
-        self._source = _KeptBlocks(selection, epoch, order.shuffle)
+        self._source = _KeptBlocks(selection, epoch, cut)
         self._done: list[Piece] = []
 
     def closing(self) -> list[Piece]:
@@ -256,16 +262,22 @@ class _Laned(_Course):
 class _KeptBlocks:
     """The blocks of an epoch; those that were asked for last are kept, because lanes share sections."""
 
-    def __init__(self, selection: Selection, epoch: Epoch, shuffle: Shuffle) -> None:
+    def __init__(self, selection: Selection, epoch: Epoch, cut: Cut) -> None:
         self.parts = lru_cache(_SECTIONS_KEPT)(partial(selection.parts, epoch))
-        self.blocks = lru_cache(_SECTIONS_KEPT)(lambda section, part: selection.blocks(epoch, section, part, shuffle))
+        self.blocks = lru_cache(_SECTIONS_KEPT)(partial(_ordered, epoch, cut))
+
+
+def _ordered(epoch: Epoch, cut: Cut, section: int, part: int) -> PartBlocks:
+    blocks = cut(section, part)
+    ordered = [blocks[number] for number in epoch.block_order(section, part, len(blocks)).tolist()]
+    return PartBlocks(ordered, np.cumsum([len(block) for block in ordered]))
 
 
 class _ByBlocks(_Laned):
     """Whole blocks, each read once and kept until its last row has been read."""
 
-    def __init__(self, selection: Selection, order: Order, epoch: Epoch, trim: bool) -> None:
-        super().__init__(selection, order, epoch, trim)
+    def __init__(self, selection: Selection, cut: Cut, epoch: Epoch, trim: bool) -> None:
+        super().__init__(selection, cut, epoch, trim)
         self._open: dict[int, dict[LaneBlock, Piece]] = {}
 
     def open(self) -> list[Piece]:

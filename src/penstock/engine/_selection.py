@@ -64,14 +64,6 @@ class Parts(NamedTuple):
     """Rows of the section up to the end of each."""
 
 
-class PartBlocks(NamedTuple):
-    """The blocks of one part of a section in the order of an epoch."""
-
-    blocks: Sequence[Block]
-    ends: Rows
-    """Rows of the part up to the end of each."""
-
-
 class Selection:
     """Some rows and columns of a snapshot."""
 
@@ -177,8 +169,8 @@ class Selection:
         order = epoch.part_order(section, len(rows))
         return Parts(order, np.cumsum(rows[order]))
 
-    def blocks(self, epoch: Epoch, section: int, part: int, shuffle: Shuffle) -> PartBlocks:
-        """The blocks of a part of a section."""
+    def blocks(self, shuffle: Shuffle, section: int, part: int) -> list[Block]:
+        """The blocks of a part of a section, in the table's order."""
         leaf, starts = self._leaf(section)
         if isinstance(leaf, Manifest):
             fragments = leaf.fragments[part : part + 1] if self.coarse else leaf.fragments
@@ -186,13 +178,11 @@ class Selection:
             fragments = decode_fragments(leaf.slice(part, 1) if self.coarse else leaf)
         if self.coarse:
             fragments, starts = tuple(map(self._alone, fragments)), starts[part : part + 2]
-        blocks = [
+        return [
             block
             for fragment, start in zip(fragments, starts, strict=False)
             for block in self._cut(Block(fragment, start, self._chosen(start, fragment.live)), shuffle)
         ]
-        ordered = [blocks[number] for number in epoch.block_order(section, part, len(blocks)).tolist()]
-        return PartBlocks(ordered, np.cumsum([len(block) for block in ordered]))
 
     def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
         """A section's leaf, and the position of the first row of each of its fragments, and of the last's end."""

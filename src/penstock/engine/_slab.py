@@ -1,8 +1,7 @@
 """The window's memory: one array for each column of one shape, so that a batch is one gather."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +97,12 @@ class Slab:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
 
-    @contextmanager
-    def writing(self, name: str, start: int, rows: int) -> Iterator[npt.NDArray[Any]]:
-        """Where rows of a run are to be written."""
-        yield self._values[name][start : start + rows]
+    def room(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
+        """Where this thread may write rows of a run."""
+        return self._values[name][start : start + rows]
+
+    def written(self, name: str, start: int, rows: int) -> None:
+        """This thread has written them."""
 
     def holds(self, name: str) -> bool:  # noqa: ARG002
         """Whether a column's rows are here, and not on a device."""
@@ -139,15 +140,18 @@ class DeviceSlab(Slab):
         else:
             super()._reserve(column, capacity)
 
-    @contextmanager
-    def writing(self, name: str, start: int, rows: int) -> Iterator[npt.NDArray[Any]]:
-        there, column = self._there.get(name), self._columns[name]
+    def room(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
+        there = self._there.get(name)
         if there is None:
-            yield self._values[name][start : start + rows]
-            return
-        with self._staging.writing(there, start, rows) as memory:
-            yield memory.view(column.dtype).reshape(rows, *column.shape)
-        self._crossed(rows * there.row_bytes)
+            return super().room(name, start, rows)
+        column = self._columns[name]
+        return self._staging.room(rows * there.row_bytes).view(column.dtype).reshape(rows, *column.shape)
+
+    def written(self, name: str, start: int, rows: int) -> None:
+        there = self._there.get(name)
+        if there is not None:
+            self._staging.cross(there, start)
+            self._crossed(rows * there.row_bytes)
 
     def holds(self, name: str) -> bool:
         return name not in self._there

@@ -26,7 +26,7 @@ from penstock.plan import IN_ORDER, Dealer, Order, Quality, State, choose_shuffl
 from penstock.table import Reader, Rows
 from penstock.types import World
 
-_STRETCH_ROWS, _STRETCH_BYTES, _STRETCH_LANE_ROWS = 16 << 10, 256 << 20, 16
+_STRETCH_ROWS, _STRETCH_BYTES, _STRETCH_LANE_ROWS = 16 << 10, 1 << 30, 16
 _KEPT_BYTES = 64 << 20
 _MAX_FETCHERS, _MAX_READERS = 96, 12
 _LEAST_BUDGET = 1 << 30

@@ -86,10 +86,10 @@ class Window:
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
             if rows is not None:
-                name = self._names[request.file.fields[0]]
-                with self.slab.writing(name, piece.row_start + rows.start, len(rows)) as values:
-                    memory = values.reshape(-1).view(np.uint8).data
-                    read_straight(self._reader.store, request, memory, late_s)
+                where = self._names[request.file.fields[0]], piece.row_start + rows.start, len(rows)
+                values = self.slab.room(*where)
+                read_straight(self._reader.store, request, values.reshape(-1).view(np.uint8).data, late_s)
+                self.slab.written(*where)
                 return [], request.bytes
             if self._kept is not None and self._is_kept(request):
                 runs, fetched = self._kept.read(request)
@@ -171,8 +171,9 @@ class Window:
         for column in self._layout.fixed:
             mask = self.slab.masks.get(column.name)
             if column.field is None or column.field.id not in there:
-                with self.slab.writing(column.name, first, piece.rows) as values:
-                    self._fill_column(column, piece, values, None if mask is None else mask[first:end])
+                values = self.slab.room(column.name, first, piece.rows)
+                self._fill_column(column, piece, values, None if mask is None else mask[first:end])
+                self.slab.written(column.name, first, piece.rows)
             elif mask is not None:
                 mask[first:end] = True
 

@@ -95,23 +95,32 @@ def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: 
             raise damaged(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
 
 
-def values_match(file: DataFile, first: int, end: int, heads: Sequence[bytes], values: memoryview) -> bool:
+def values_match(file: DataFile, first: int, end: int, heads: Sequence[memoryview], values: memoryview) -> bool:
     """Whether pages of one column are those that were written, given what is in front of their values, and the values.
 
-    The values of all pages lie behind each other, so that one pass checks them. What stands in front of some bytes
-    moves into their checksum by a linear function of its own checksum; so a page's head is taken out, and the values
-    of the pages before are put in its place, by adding both.
+    The values of all pages lie behind each other, so that one pass checks them.
+    """
+    found, known = crc32c(values), file.value_crcs.get((first, end))
+    if known is None:
+        known = _values_crc(file, first, end, heads)
+        if found == known:  # so these were the heads that were written, and files never change
+            file.value_crcs[first, end] = known
+    return found == known
+
+
+def _values_crc(file: DataFile, first: int, end: int, heads: Sequence[memoryview]) -> int:
+    """The checksum that the values of pages must have.
+
+    What stands in front of some bytes moves into their checksum by a linear function of its own checksum; so a page's
+    head is taken out, and the values of the pages before are put in its place, by adding both.
     """
     expected, start = 0, file.offsets[first]
-    head, head_crc = b"", 0
-    for page_head, crc, stop in zip(
+    for head, crc, stop in zip(
         heads, file.page_crcs[first:end].tolist(), file.offsets[first + 1 : end + 1], strict=True
     ):
-        if page_head != head:  # most pages begin alike
-            head, head_crc = page_head, _head_crc(page_head)
-        expected = combined(expected ^ head_crc, crc, stop - start - len(head))
+        expected = combined(expected ^ _head_crc(bytes(head)), crc, stop - start - len(head))
         start = stop
-    return crc32c(values) == expected
+    return expected
 
 
 @lru_cache(maxsize=256)

@@ -102,6 +102,17 @@ class DataFile:
         width = int(sizes[0]) // max(1, int(self.page_rows[0]))
         return width if (sizes == self.page_rows.astype(np.int64) * width).all() else None
 
+    @cached_property
+    def head_bytes(self) -> list[int]:
+        """What is in front of the values of each page, where there is one column."""
+        sizes: list[int] = self.value_starts[:, 0].tolist()
+        return sizes
+
+    @cached_property
+    def value_crcs(self) -> dict[tuple[int, int], int]:
+        """Checksums of the values of runs of pages, of those that have been read and verified."""
+        return {}
+
     def page_range(self, page: int) -> ByteRange:
         return ByteRange(self.offsets[page], self.offsets[page + 1])
 
