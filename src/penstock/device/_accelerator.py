@@ -12,7 +12,6 @@ The contract; if the code disagrees with this list, the code is wrong:
   else before the stream that was current then has done what it was asked while the tensors lived.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device._buffers import HostBuffers
 from penstock.device._tensors import tensor_of
 
 if TYPE_CHECKING:
@@ -154,25 +154,29 @@ class Accelerator:
         return self.is_cuda and len(shape) == 3 and shape[2] == 3 and _jpeg_decoder() is not None
 
     def decode_jpegs(
-        self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], *, resize: bool
+        self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], buffers: HostBuffers, *, resize: bool
     ) -> "torch.Tensor | None":
         """Pictures of one shape, height first and colours last, zero where there is none.
 
-        None where this device cannot, or not these: then the processor must. Made while `working`.
+        None where this device cannot, or not these: then the processor must. Made while `working`. They are put one
+        behind the other in one of the buffers, whose memory is pinned: from there nvJPEG reads them by itself.
         """
         decode = _jpeg_decoder() if self.decodes(shape) else None
         if decode is None:
             return None
         there = [row for row, picture in enumerate(pictures) if picture is not None]
         given: list[memoryview] = [pictures[row] for row in there]  # type: ignore[misc]
-        out: torch.Tensor = self._torch.zeros((len(pictures), *shape), dtype=self._torch.uint8, device=self.device)
-        if not there:
-            return out
-        encoded = [self._torch.frombuffer(picture, dtype=self._torch.uint8) for picture in given]
+        sizes = [len(picture) for picture in given]
+        if 0 in sizes:
+            return None
+        encoded = buffers.empty((sum(sizes),), np.uint8)
+        decoded: list[torch.Tensor] = []
         try:
-            with self._decoding, self._torch.cuda.stream(self._decoder_stream):
-                decoded = decode(encoded, self.device)
-            self._stream.wait_stream(self._decoder_stream)
+            if given:
+                np.concatenate([np.frombuffer(picture, np.uint8) for picture in given], out=encoded)
+                with self._decoding, self._torch.cuda.stream(self._decoder_stream):
+                    decoded = decode(list(self._torch.split(tensor_of(encoded), sizes)), self.device)
+                self._stream.wait_stream(self._decoder_stream)
         except RuntimeError:  # one of them is broken, or no JPEG: who decodes them one by one finds out which
             return None
         by_size: dict[tuple[int, ...], list[int]] = {}
@@ -180,12 +184,13 @@ class Accelerator:
             by_size.setdefault(picture.shape, []).append(number)
         if not resize and any(size[1:] != shape[:2] for size in by_size):
             return None
-        for numbers in by_size.values():
-            last = self._resized(self._torch.stack([decoded[number] for number in numbers]), shape)
-            if len(numbers) == len(out):
-                out = last.contiguous()
-            else:
-                out[self.put(np.array([there[number] for number in numbers]))] = last
+        if len(by_size) == 1 and len(decoded) == len(pictures):
+            out = self._resized(self._torch.stack(decoded), shape).contiguous()
+        else:
+            out = self._torch.zeros((len(pictures), *shape), dtype=self._torch.uint8, device=self.device)
+            for numbers in by_size.values():
+                rows = self.put(np.array([there[number] for number in numbers]))
+                out[rows] = self._resized(self._torch.stack([decoded[number] for number in numbers]), shape)
         self.hold(decoded, encoded)
         return out
 
@@ -263,9 +268,4 @@ def _jpeg_decoder() -> Callable[[list[Any], Any], list[Any]] | None:
         from torchvision.io import ImageReadMode, decode_jpeg
     except (ImportError, RuntimeError):
         return None
-    import torch  # an extra, and slow to import
-
-    with warnings.catch_warnings():  # torch warns once that nobody may write to a picture's bytes; nobody does
-        warnings.simplefilter("ignore")
-        torch.frombuffer(b"bytes", dtype=torch.uint8)
     return lambda encoded, device: decode_jpeg(encoded, mode=ImageReadMode.RGB, device=device)

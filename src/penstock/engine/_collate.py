@@ -206,7 +206,7 @@ class Collator:
             return {}
         resize = self._options.resizes(field)
         with self._accelerator.working():
-            decoded = self._accelerator.decode_jpegs(views, shape, resize=resize)
+            decoded = self._accelerator.decode_jpegs(views, shape, self._buffers, resize=resize)
         return {} if decoded is None else _with_mask(field, decoded, _present(views))
 
 
