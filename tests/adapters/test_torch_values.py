@@ -534,3 +534,18 @@ def test_an_empty_table_has_no_batches() -> None:
     for loader in (ds.pytorch(batch_size=4), ds.pytorch(shuffle=True), ds.pytorch(distributed=(1, 3))):
         assert (len(loader), list(loader), list(loader)) == (0, [], [])
     assert len(ds.pytorch()) == 0
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_batch_may_be_written_while_another_waits_for_its_gradient(device: str | None) -> None:
+    ds = made({"x": Tensor("float32", (4,))}, [{"x": np.full(4, row, np.float32)} for row in range(ROWS)])
+    options: dict[str, Any] = {} if device is None else {"device": device, "device_memory": 1 << 20}
+    with ds.pytorch(batch_size=4, **options) as loader:
+        batches = list(loader)
+    weight = torch.ones(4, requires_grad=True)
+    loss = (batches[0]["x"] * weight).sum()
+    batches[1]["x"].zero_()
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0 + 1 + 2 + 3] * 4
+    assert batches[2]["x"][:, 0].tolist() == [8, 9, 10, 11]

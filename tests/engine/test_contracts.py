@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,18 @@ class TestGoingWrong:
         path.write_bytes(data)
         with pytest.raises(CorruptError):
             list(table.pytorch(batch_size=16))
+
+    def test_nor_is_one_that_was_whole_in_an_earlier_epoch(self, tmp_path: Path) -> None:
+        table = penstock.create(tmp_path / "t", {"x": Tensor("float32", (32,))})
+        table.append({"x": np.zeros((5000, 32), np.float32)})
+        [path] = (tmp_path / "t" / "data").iterdir()
+        with table.pytorch(batch_size=16) as loader:
+            list(loader)
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                file.write(b"not a zero")
+            with pytest.raises(CorruptError, match="page"):
+                list(chain.from_iterable(repeat(loader, 100)))  # the first few may have been read ahead
 
     def test_a_version_that_vacuum_has_removed_is_expired(self, tmp_path: Path) -> None:
         table = fill(penstock.create(tmp_path / "t", SCHEMA))

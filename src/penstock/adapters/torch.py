@@ -150,6 +150,9 @@ class TorchFinish(NumpyFinish):
         """See `NumpyFinish`; so for the others."""
         return _tensor(array)
 
+    def cut(self, array: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        return _cut(array, lengths)
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
@@ -172,6 +175,12 @@ class TorchFinish(NumpyFinish):
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """The same memory as a tensor, where that may be written."""
     return tensor_of(writable(array))
+
+
+def _cut(tensor: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+    """A tensor as many that know nothing of each other: who writes to one need not care who keeps another."""
+    parts: Sequence[torch.Tensor] = torch.unsafe_split_with_sizes(tensor, list(lengths))
+    return parts
 
 
 def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) -> torch.Tensor:
@@ -254,7 +263,7 @@ class TorchPlacement:
             name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
         }
         moved, arrival = self.place(whole, keys)
-        parts = [tensor.split(list(batch_rows)) for tensor in moved.values()]
+        parts = [_cut(tensor, batch_rows) for tensor in moved.values()]
         return [_Placed(dict(zip(moved, part, strict=True)), arrival) for part in zip(*parts, strict=True)]
 
     def hand_over(self, batch: _Placed) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,13 @@ class NumpyFinish:
             return batch
         return self._caller(self.batch_transform, keys)(batch, 0)
 
+    def all_of(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
+        """See `engine.Finish`."""
+        if any(isinstance(values, list) for values in columns.values()):
+            return None
+        parts = [self.cut(array, batch_rows) for array in self._arrays(columns).values()]
+        return [dict(zip(columns, part, strict=True)) for part in zip(*parts, strict=True)]
+
     def lower(self, value: Any) -> Any:
         """See `engine.Finish`."""
         return value
@@ -77,6 +85,11 @@ class NumpyFinish:
     def array(self, array: npt.NDArray[Any]) -> Any:
         """An array that the user may write to."""
         return writable(array)
+
+    def cut(self, array: Any, lengths: Sequence[int]) -> Sequence[Any]:
+        """Such an array as many, each with so many rows."""
+        ends = list(accumulate(lengths))
+        return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
     def is_array(self, value: Any) -> bool:
         """Whether something is an array, or one number of an array."""
@@ -187,6 +200,10 @@ class LiftedFinish(NumpyFinish):
         """See `engine.Finish`."""
         batch = super().__call__(columns, keys)
         return batch if self.alone else self.put(batch)
+
+    def all_of(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
+        """See `engine.Finish`; arrays are put somewhere one by one."""
+        return None
 
     def lift(self, value: Any) -> Any:
         """See `engine.Finish`."""

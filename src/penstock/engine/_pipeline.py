@@ -225,12 +225,12 @@ class Pipeline:
                 return False
         return True
 
-    def _make_room(self) -> None:
-        """Some memory has come free; called with the lock."""
+    def _make_room(self, *, by_hand: bool) -> None:
+        """Some memory has come free; called with the lock. A hand will plan on by itself; others must wake one."""
         if self._no_room_since is not None:
             self._gauge.add("fetch", "blocked", time.perf_counter() - self._no_room_since)
             self._no_room_since = None
-            if self._idle:
+            if self._idle and not by_hand:
                 self._tasks.notify()
 
     def _ask(self, piece: Piece) -> None:
@@ -302,7 +302,7 @@ class Pipeline:
                     self._is_ready(span)
             piece.waiting = []
             if piece.raw_bytes:
-                self._make_room()
+                self._make_room(by_hand=self._fetcher is None)
 
     def _is_ready(self, span: Span) -> None:
         """A span can be put together; called with the lock."""
@@ -347,7 +347,7 @@ class Pipeline:
                 self._window.free(piece)
         span.pieces = span.needed = []
         self._released += 1
-        self._make_room()
+        self._make_room(by_hand=self._inline is None)
 
 
 @atexit.register

@@ -12,7 +12,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from multiprocessing import get_context, resource_tracker
@@ -90,6 +90,10 @@ class ProcessFinish:
             f"a worker process ended {_DEATHS} times while it transformed the same batch, the last time {ended}; "
             "look for a transform that crashes or takes too much memory"
         ) from last
+
+    def all_of(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
+        """See `Finish`; a transform is what this is for."""
+        return None
 
     def open(self) -> None:
         """Allow for a process to be started."""

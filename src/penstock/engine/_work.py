@@ -64,6 +64,9 @@ class Finish(Protocol):
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
         """Raises `BadRows` where single rows cannot be transformed."""
 
+    def all_of(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
+        """The batches of a span at once, where it does not look at what is in the columns; None where it cannot."""
+
     def lower(self, value: Any) -> Any:
         """What it made, with numpy arrays instead of a framework's, to be carried to another process."""
 
@@ -168,12 +171,11 @@ class Worker:
         if self._flag:
             columns[PAD] = replaced
         ids = span.row_ids if self._needs_keys else None
-        if self._placement is not None and not self._finish.on_host and first_bad == len(span.which):
-            keys = None if ids is None else RowKeys(self._seed, span.epoch, ids)
+        if not self._finish.on_host and first_bad == len(span.which):
             with self._gauge.timed("transform", "busy"):
-                placed = self._placement.place_all(columns, keys, span.batch_rows)
-            if placed is not None:
-                return placed
+                made = self._all_at_once(columns, None if ids is None else RowKeys(self._seed, span.epoch, ids), span)
+            if made is not None:
+                return made
         batches: list[Any] = []
         start = 0
         for batch, rows in zip(split(columns, span.batch_rows), span.batch_rows, strict=True):
@@ -188,6 +190,12 @@ class Worker:
                 return [*batches, Failure(error)]
             start += rows
         return batches
+
+    def _all_at_once(self, columns: Columns, keys: RowKeys | None, span: Span) -> list[Any] | None:
+        """Batches that nobody wants to see in this process's memory before the loop does; None where it cannot be."""
+        if self._placement is None:
+            return self._finish.all_of(columns, span.batch_rows)
+        return self._placement.place_all(columns, keys, span.batch_rows)
 
     def _finished(self, span: Span, start: int, batch: Columns, keys: RowKeys | None) -> Any:
         tries = 0

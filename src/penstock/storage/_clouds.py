@@ -27,7 +27,7 @@ _ADDRESS_VARIABLES = {
 }
 _ADDRESS_OPTIONS = ("endpoint", "_url", "_url_s3", "service_account", "service_account_path", "service_account_key")
 
-_SIGNED_FOR, _SIGNED_AGAIN_S, _SIGNED_URLS = timedelta(minutes=15), 300.0, 4096
+_SIGNED_FOR, _SIGNED_AGAIN_S, _URLS_KEPT = timedelta(minutes=15), 300.0, 4096
 
 CLOUD_SCHEMES = tuple(_MAKERS)
 
@@ -67,7 +67,7 @@ def plain_urls(
         return None
     if not _says_yes(config, "skip_signature"):
 
-        @lru_cache(maxsize=_SIGNED_URLS)
+        @lru_cache(maxsize=_URLS_KEPT)
         def signed(path: str, _client_id: int, _period: int) -> str | None:
             try:
                 return obstore.sign(client(), "GET", path, _SIGNED_FOR)
@@ -77,7 +77,7 @@ def plain_urls(
         return lambda path: signed(path, id(client()), int(time.monotonic() // _SIGNED_AGAIN_S))
     if _says_yes(config, "virtual_hosted_style_request"):
         return None
-    return lambda path: f"{address}/{quote(bucket)}/{quote(path)}"
+    return lru_cache(maxsize=_URLS_KEPT)(lambda path: f"{address}/{quote(bucket)}/{quote(path)}")
 
 
 def _says_yes(config: Mapping[str, str], name: str) -> bool:

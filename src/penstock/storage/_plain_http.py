@@ -11,6 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from penstock.storage._buffers import MAX_BUFFERS
@@ -18,6 +19,7 @@ from penstock.types import ByteRange
 
 _MOST_SURPRISES = 3
 _CONNECT_S = 5.0
+_QUESTIONS = 4096
 _HEAD_BYTES, _MAX_HEAD_BYTES = 2 << 10, 32 << 10
 _PARTIAL_CONTENT, _SERVER_ERROR, _NOT_KNOWN = 206, 500, 0
 _STATUS = re.compile(rb"http/1\.1 (\d{3}) ")
@@ -75,16 +77,14 @@ class PlainHttp:
     def _get(
         self, address: str, wanted: ByteRange, etag: str | None, buffers: Sequence[memoryview], ends: float
     ) -> int:
-        url = urlsplit(address)
-        target = f"{url.path}?{url.query}" if url.query else url.path
-        asked = f"Host: {url.netloc}\r\nRange: bytes={wanted.start}-{wanted.end - 1}\r\n"
+        host, port, asked = _question(address)
         condition = "" if etag is None else f"If-Match: {etag}\r\n"
-        request = f"GET {target} HTTP/1.1\r\n{asked}{condition}\r\n".encode("ascii")
+        request = f"{asked}Range: bytes={wanted.start}-{wanted.end - 1}\r\n{condition}\r\n".encode("ascii")
         while True:
             try:
                 connection, fresh = self._idle.pop(), False
             except IndexError:
-                connection, fresh = _Connection(url.hostname or "", url.port or 80, ends), True
+                connection, fresh = _Connection(host, port, ends), True
             try:
                 status = connection.get(request, wanted, buffers, ends)
             except ConnectionError:
@@ -96,6 +96,14 @@ class PlainHttp:
             return status
 
 
+@lru_cache(maxsize=_QUESTIONS)
+def _question(address: str) -> tuple[str, int, str]:
+    """Whom to ask for an object, and how a request for it begins."""
+    url = urlsplit(address)
+    target = f"{url.path}?{url.query}" if url.query else url.path
+    return url.hostname or "", url.port or 80, f"GET {target} HTTP/1.1\r\nHost: {url.netloc}\r\n"
+
+
 class _Connection:
     """One connection, `usable` again when an answer has been read to its end; closed when it is dropped."""
 
@@ -103,6 +111,8 @@ class _Connection:
         self._socket = socket.create_connection((host, port), min(_CONNECT_S, _left_s(ends)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(None)  # Python would ask before each read whether there is something; see `_limit`
+        self._hundredths = 0
+        """Of a second, that the system waits at most."""
         self.usable = True
 
     def __del__(self) -> None:
@@ -126,8 +136,11 @@ class _Connection:
 
     def _limit(self, ends: float) -> None:
         """Let the system end every wait, however many bytes are waited for in one call."""
-        seconds = _left_s(ends)
-        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        hundredths = max(1, round(100 * _left_s(ends)))
+        if hundredths == self._hundredths:
+            return
+        self._hundredths = hundredths
+        limit = struct.pack("@ll", hundredths // 100, hundredths % 100 * 10_000)
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
