@@ -54,7 +54,8 @@ def test_a_small_budget_changes_nothing_but_the_reading(ds: Dataset, batch_size:
     found, tight = read(ds, batch_size=batch_size, memory_budget=MIB, num_workers=2, **shuffle)
     assert found == expected
     span = max(batch_size, 4 * MIB // (batch_size * ROW_BYTES) * batch_size) * (ROW_BYTES + 500)
-    assert tight.window_peak_bytes <= MIB + 3 * span
+    # All pages of a span may be there, whole, before the first of them has been put in its place.
+    assert tight.window_peak_bytes <= MIB + 4 * span
     assert tight.budget_bytes == MIB
     assert any("memory_budget" in note and "raise it" in note for note in tight.notes)
 

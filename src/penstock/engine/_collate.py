@@ -277,15 +277,14 @@ def _cells_of(span: Span, name: str) -> Cells:
 
 def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
     """The encoded bytes of each row where they are in the window; None where some are blobs or links."""
-    by_piece: dict[int, list[memoryview | None]] = {}
-    for number in np.flatnonzero(np.bincount(span.which)).tolist():
-        piece = span.pieces[number]
+    by_piece: list[list[memoryview | None]] = []
+    for piece in span.pieces:
         cells = piece.cells[field.name]
         if cells.references is not None or pa.types.is_struct(cells.parts[0].type):
             return None
         if field.name not in piece.views:
             piece.views[field.name] = [view for part in cells.parts for view in _views(part)]
-        by_piece[number] = piece.views[field.name]
+        by_piece.append(piece.views[field.name])
     return [by_piece[number][row] for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
 
 

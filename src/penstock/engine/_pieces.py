@@ -63,9 +63,7 @@ class Span:
     last: bool
     """Whether the epoch ends with it."""
     pieces: list[Piece]
-    """What was planned together with it."""
-    needed: list[Piece]
-    """Those of the pieces that it needs."""
+    """Those that it needs."""
     which: Rows
     """For each row the number of the piece that holds it, …"""
     rows: Rows
@@ -87,9 +85,9 @@ class Span:
     def row_ids(self) -> Rows:
         """The ids of all rows."""
         ids = np.empty(len(self.which), np.int64)
-        for number in np.unique(self.which).tolist():
-            here, want = self.which == number, self.pieces[number].want
-            ids[here] = want.fragment.row_ids_at(want.rows[self.rows[here]])
+        for number, piece in enumerate(self.pieces):
+            here = self.which == number
+            ids[here] = piece.want.fragment.row_ids_at(piece.want.rows[self.rows[here]])
         return ids
 
     @property

@@ -191,11 +191,11 @@ class Pipeline:
             some = False
             for stretch in self._planner.stretches(epoch, consumed):
                 some = True
-                self._announce(stretch)
+                for piece in self._announce(stretch):  # all at once, while the processor has it in its cache
+                    self._window.describe(piece)
                 for span in stretch.spans:
-                    for piece in span.needed:
+                    for piece in span.pieces:
                         if not piece.admitted:
-                            self._window.describe(piece)
                             while not self._has_room(piece):
                                 yield
                             self._ask(piece)
@@ -205,16 +205,20 @@ class Pipeline:
                 return
             epoch, consumed = epoch + 1, 0
 
-    def _announce(self, stretch: Stretch) -> None:
-        """Say which spans will need which pieces, and which pieces nobody will need after them."""
+    def _announce(self, stretch: Stretch) -> list[Piece]:
+        """Say which spans will need which pieces, and which pieces nobody will need after them; those that are new."""
+        fresh: list[Piece] = []
         with self._lock:
             for span in stretch.spans:
-                for piece in span.needed:
+                for piece in span.pieces:
+                    if not piece.spans and not piece.admitted:
+                        fresh.append(piece)
                     piece.spans += 1
             for piece in stretch.closing:
                 piece.closed = True
                 if not piece.spans and piece.admitted:
                     self._window.free(piece)
+        return fresh
 
     def _has_room(self, piece: Piece) -> bool:
         with self._lock:
@@ -251,7 +255,7 @@ class Pipeline:
     def _enter(self, span: Span) -> None:
         """Everything that a span needs has been asked for."""
         with self._lock:
-            for piece in span.needed:
+            for piece in span.pieces:
                 if not piece.filled:
                     piece.waiting.append(span)
                     span.missing += 1
@@ -337,15 +341,15 @@ class Pipeline:
                     self._done.notify()
 
     def _failure_of(self, span: Span) -> BaseException | None:
-        errors = [piece.error for piece in span.needed if piece.error is not None]
+        errors = [piece.error for piece in span.pieces if piece.error is not None]
         return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
 
     def _release(self, span: Span) -> None:
-        for piece in span.needed:
+        for piece in span.pieces:
             piece.spans -= 1
             if not piece.spans and piece.closed:
                 self._window.free(piece)
-        span.pieces = span.needed = []
+        span.pieces = []
         self._released += 1
         self._make_room(by_hand=self._inline is None)
 

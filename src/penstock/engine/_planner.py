@@ -112,12 +112,14 @@ class Planner:
     ) -> Stretch:
         spans: list[Span] = []
         row = 0
+        place = np.empty(len(found.pieces), np.int64)
         for first in range(0, len(batch_rows), per_span):
             mine = batch_rows[first : first + per_span]
             here = slice(row, row + sum(mine))
             row = here.stop
-            which = found.which[here]
-            needed = [found.pieces[number] for number in np.flatnonzero(np.bincount(which)).tolist()]
+            needed = np.flatnonzero(np.bincount(found.which[here]))
+            place[needed] = np.arange(len(needed))
+            which = place[found.which[here]]
             spans.append(
                 Span(
                     number=self._numbers,
@@ -125,12 +127,11 @@ class Planner:
                     batch_rows=mine,
                     consumed=consumed[first : first + per_span],
                     last=last and row == len(found.which),
-                    pieces=found.pieces,
-                    needed=needed,
+                    pieces=[found.pieces[number] for number in needed.tolist()],
                     which=which,
                     rows=found.rows[here],
                     padding=padding,
-                    blocks_drawn=_blocks_drawn(which, mine, len(found.pieces)),
+                    blocks_drawn=_blocks_drawn(which, mine, len(needed)),
                 )
             )
             self._numbers += 1
