@@ -5,6 +5,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
+from weakref import WeakSet
 
 _MOST, _SHARE = 4096, 2
 """Files at once, and the part of what the system allows a process that is taken for them."""
@@ -35,6 +36,11 @@ class OpenFiles:
     def __init__(self, opening: Callable[[str], tuple[int, os.stat_result]]) -> None:
         self._opening, self._most = opening, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE)
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self.unlock()
+        _all.add(self)
+
+    def unlock(self) -> None:
+        """Forget who is at it: in a copy of the process that another thread made, nobody is."""
         self._lock = Lock()
 
     def take(self, key: str) -> OpenFile:
@@ -57,3 +63,16 @@ class OpenFiles:
     def __del__(self) -> None:
         for file in self._files.values():
             file.drop()
+
+
+_all: "WeakSet[OpenFiles]" = WeakSet()
+
+
+def _unlock_all() -> None:
+    """In the child of a fork: a lock that was held elsewhere would never be free."""
+    for files in list(_all):
+        files.unlock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_all)
