@@ -150,8 +150,8 @@ class TorchFinish(NumpyFinish):
         """See `NumpyFinish`; so for the others."""
         return _tensor(array)
 
-    def cut(self, array: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
-        return _cut(array, lengths)
+    def split(self, batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        return _split(batch, lengths)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -177,10 +177,10 @@ def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     return tensor_of(writable(array))
 
 
-def _cut(tensor: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
-    """A tensor as many that know nothing of each other: who writes to one need not care who keeps another."""
-    parts: Sequence[torch.Tensor] = torch.unsafe_split_with_sizes(tensor, list(lengths))
-    return parts
+def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+    """Tensors of many rows as batches that know nothing of each other, so that any of them may be written."""
+    parts = [torch.unsafe_split_with_sizes(tensor, list(lengths)) for tensor in batch.values()]
+    return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
 
 
 def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) -> torch.Tensor:
@@ -263,8 +263,7 @@ class TorchPlacement:
             name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
         }
         moved, arrival = self.place(whole, keys)
-        parts = [_cut(tensor, batch_rows) for tensor in moved.values()]
-        return [_Placed(dict(zip(moved, part, strict=True)), arrival) for part in zip(*parts, strict=True)]
+        return [_Placed(batch, arrival) for batch in _split(moved, batch_rows)]
 
     def hand_over(self, batch: _Placed) -> Any:
         """See `engine.Placement`."""

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._collate import Columns, pad
+from penstock.engine._collate import Columns, pad, split
 from penstock.engine._work import PAD, BadRows, RowKeys
 from penstock.errors import InvalidInputError
 from penstock.format import linked_kind
@@ -71,8 +70,7 @@ class NumpyFinish:
         """See `engine.Finish`."""
         if any(isinstance(values, list) for values in columns.values()):
             return None
-        parts = [self.cut(array, batch_rows) for array in self._arrays(columns).values()]
-        return [dict(zip(columns, part, strict=True)) for part in zip(*parts, strict=True)]
+        return self.split(self._arrays(columns), batch_rows)
 
     def lower(self, value: Any) -> Any:
         """See `engine.Finish`."""
@@ -86,10 +84,9 @@ class NumpyFinish:
         """An array that the user may write to."""
         return writable(array)
 
-    def cut(self, array: Any, lengths: Sequence[int]) -> Sequence[Any]:
-        """Such an array as many, each with so many rows."""
-        ends = list(accumulate(lengths))
-        return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    def split(self, batch: dict[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
+        """Such arrays of many rows as batches of so many."""
+        return split(batch, lengths)
 
     def is_array(self, value: Any) -> bool:
         """Whether something is an array, or one number of an array."""
