@@ -1,13 +1,13 @@
 """Memory on both sides of the bus."""
 
 from penstock.device._accelerator import Accelerator, DeviceRows, Mark, Staging
-from penstock.device._buffers import HostBuffers
+from penstock.device._buffers import Allocate, HostBuffers
 from penstock.device._pixels import RANDOM_NUMBERS, Pixels
 from penstock.device._reserved import reserved
 from penstock.device._shared import SharedMemory
-from penstock.device._tensors import array_of, tensor_of
+from penstock.device._tensors import array_of, shared_bytes, tensor_of
 
 __all__ = [
-    "RANDOM_NUMBERS", "Accelerator", "DeviceRows", "HostBuffers", "Mark", "Pixels", "SharedMemory", "Staging",
-    "array_of", "reserved", "tensor_of",
+    "RANDOM_NUMBERS", "Accelerator", "Allocate", "DeviceRows", "HostBuffers", "Mark", "Pixels", "SharedMemory",
+    "Staging", "array_of", "reserved", "shared_bytes", "tensor_of",
 ]  # fmt: skip

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device._buffers import HostBuffers
 from penstock.device._tensors import tensor_of
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _WIDTHS = (8, 4, 2, 1)
 _PINNED_BYTES = 64 << 10
+_PAGE_BYTES, _UNCUT_BYTES = 4 << 10, 64 << 20
 _DECODERS = 2  # nvJPEG decodes one batch at a time; another may wait, but no more of them
 _NOTHING = nullcontext()
 
@@ -70,6 +70,7 @@ class Accelerator:
         self._decoder_stream: Any = self._torch.cuda.Stream(device) if self.is_cuda else None
         self._held: deque[tuple[Mark, Any]] = deque()
         self._lock = Lock()
+        self._uncut: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._thread = local()
         self._decoding = Semaphore(_DECODERS)
 
@@ -98,10 +99,16 @@ class Accelerator:
         return int(pt.cuda.mem_get_info(self.device)[0] + unused)
 
     def pinned(self, size: int) -> npt.NDArray[np.uint8]:
-        """Host memory that the device reads by itself, and twice to six times as fast as other memory."""
-        memory: npt.NDArray[np.uint8] = self._torch.empty(
-            size, dtype=self._torch.uint8, pin_memory=self.is_cuda
-        ).numpy()
+        """Host memory that the device reads by itself, and twice to six times as fast as other memory.
+
+        It is cut from large pieces, because torch takes a power of two each time.
+        """
+        room = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        with self._lock:
+            if len(self._uncut) < room:
+                pt = self._torch
+                self._uncut = pt.empty(max(room, _UNCUT_BYTES), dtype=pt.uint8, pin_memory=self.is_cuda).numpy()
+            memory, self._uncut = self._uncut[:size], self._uncut[room:]
         return memory
 
     def rows(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "DeviceRows":
@@ -154,28 +161,24 @@ class Accelerator:
         return self.is_cuda and len(shape) == 3 and shape[2] == 3 and _jpeg_decoder() is not None
 
     def decode_jpegs(
-        self, pictures: Sequence[memoryview | None], shape: tuple[int, ...], buffers: HostBuffers, *, resize: bool
+        self, pictures: Sequence[npt.NDArray[np.uint8] | None], shape: tuple[int, ...], *, resize: bool
     ) -> "torch.Tensor | None":
         """Pictures of one shape, height first and colours last, zero where there is none.
 
-        None where this device cannot, or not these: then the processor must. Made while `working`. They are put one
-        behind the other in one of the buffers, whose memory is pinned: from there nvJPEG reads them by itself.
+        None where this device cannot, or not these: then the processor must. Made while `working`. nvJPEG reads what
+        lies in pinned memory by itself, and a fifth to a third faster.
         """
         decode = _jpeg_decoder() if self.decodes(shape) else None
-        if decode is None:
-            return None
         there = [row for row, picture in enumerate(pictures) if picture is not None]
-        given: list[memoryview] = [pictures[row] for row in there]  # type: ignore[misc]
-        sizes = [len(picture) for picture in given]
-        if 0 in sizes:
+        given = [picture for picture in pictures if picture is not None]
+        if decode is None or not all(map(len, given)):
             return None
-        encoded = buffers.empty((sum(sizes),), np.uint8)
+        encoded = [self._torch.from_numpy(picture) for picture in given]
         decoded: list[torch.Tensor] = []
         try:
             if given:
-                np.concatenate([np.frombuffer(picture, np.uint8) for picture in given], out=encoded)
                 with self._decoding, self._torch.cuda.stream(self._decoder_stream):
-                    decoded = decode(list(self._torch.split(tensor_of(encoded), sizes)), self.device)
+                    decoded = decode(encoded, self.device)
                 self._stream.wait_stream(self._decoder_stream)
         except RuntimeError:  # one of them is broken, or no JPEG: who decodes them one by one finds out which
             return None

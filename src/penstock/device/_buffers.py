@@ -11,11 +11,14 @@ import numpy.typing as npt
 
 _SIZE_STEP, _SIZE_BITS = 64 << 10, 3
 
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
+"""Gives memory of so many bytes."""
+
 
 class HostBuffers:
     """Gives out arrays whose memory comes back by itself when the last view of them is gone."""
 
-    def __init__(self, keep_bytes: int, allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None) -> None:
+    def __init__(self, keep_bytes: int, allocate: Allocate | None = None) -> None:
         self._keep_bytes, self._allocate = keep_bytes, allocate
         self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
         self._kept = 0

@@ -7,6 +7,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from penstock.types import Buffer
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,3 +42,16 @@ def array_of(tensor: "torch.Tensor") -> npt.NDArray[Any]:
         if tensor.dtype == its:
             return tensor.view(getattr(torch, bits.name)).numpy().view(dtype)
     return tensor.numpy()
+
+
+class _AsWritable:
+    """Memory that may only be read, under another name."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self.__array_interface__ = memory.__array_interface__ | {"data": (memory.ctypes.data, False)}
+
+
+def shared_bytes(data: Buffer) -> npt.NDArray[np.uint8]:
+    """Bytes as an array that can be a tensor: tensors know no memory that may only be read. Nobody writes to it."""
+    return np.asarray(_AsWritable(np.frombuffer(data, np.uint8)))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.codecs import decode_audio, decode_image, decode_image_into, decode_video
-from penstock.device import Accelerator, HostBuffers
+from penstock.device import Accelerator, HostBuffers, shared_bytes
 from penstock.engine._pieces import Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
@@ -20,6 +21,7 @@ from penstock.table import Cells, PickedRows, Reader, Rows, take
 
 Decoder = Callable[[bytes], Any]
 Columns = dict[str, Values]
+Encoded = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Collator:
             out[row] = 0 if picture is None else picture
         return _with_mask(field, out, np.asarray(encoded.is_valid()))
 
-    def _decoded_into(self, field: Field, views: Sequence[memoryview | None], bad: dict[int, Exception]) -> Columns:
+    def _decoded_into(self, field: Field, views: Sequence[Encoded | None], bad: dict[int, Exception]) -> Columns:
         """Pictures of one shape, each decoded into its place in the batch."""
         shape = self._options.picture_shape(field)
         assert shape is not None
@@ -193,24 +195,24 @@ class Collator:
                 if data is None:
                     out[row] = 0
                 else:
-                    decode_image_into(data, out[row], resize=resize)
+                    decode_image_into(data.data, out[row], resize=resize)
             except SampleError as error:
                 bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
                 out[row] = 0
         return _with_mask(field, out, _present(views))
 
-    def _decoded_there(self, field: Field, views: Sequence[memoryview | None]) -> Columns:
+    def _decoded_there(self, field: Field, views: Sequence[Encoded | None]) -> Columns:
         """The same by the accelerator; nothing where it cannot, or not these pictures."""
         shape = self._options.picture_shape(field)
         if self._accelerator is None or shape is None:
             return {}
         resize = self._options.resizes(field)
         with self._accelerator.working():
-            decoded = self._accelerator.decode_jpegs(views, shape, self._buffers, resize=resize)
+            decoded = self._accelerator.decode_jpegs(views, shape, resize=resize)
         return {} if decoded is None else _with_mask(field, decoded, _present(views))
 
 
-def _present(views: Sequence[memoryview | None]) -> npt.NDArray[np.bool_]:
+def _present(views: Sequence[Encoded | None]) -> npt.NDArray[np.bool_]:
     return np.array([data is not None for data in views], bool)
 
 
@@ -275,9 +277,9 @@ def _cells_of(span: Span, name: str) -> Cells:
     return Cells(None, (array,), take(pa.concat_arrays(whole), back))
 
 
-def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
+def _views_of(span: Span, field: Field) -> list[Encoded | None] | None:
     """The encoded bytes of each row where they are in the window; None where some are blobs or links."""
-    by_piece: list[list[memoryview | None]] = []
+    by_piece: list[list[Encoded | None]] = []
     for piece in span.pieces:
         cells = piece.cells[field.name]
         if cells.references is not None or pa.types.is_struct(cells.parts[0].type):
@@ -288,14 +290,17 @@ def _views_of(span: Span, field: Field) -> list[memoryview | None] | None:
     return [by_piece[number][row] for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
 
 
-def _views(encoded: pa.Array) -> list[memoryview | None]:
-    """The bytes of each row, without a copy."""
+def _views(encoded: pa.Array) -> list[Encoded | None]:
+    """The bytes of each row, without a copy; as arrays, which the garbage collector need not look at."""
     width = np.int64 if encoded.type == pa.large_binary() else np.int32
     _, offsets_buffer, data = encoded.buffers()
     offsets = np.frombuffer(offsets_buffer, width, len(encoded) + 1, encoded.offset * np.dtype(width).itemsize).tolist()
-    there = np.asarray(encoded.is_valid()).tolist()
-    view = memoryview(data if data is not None else b"").cast("B")
-    return [view[offsets[row] : offsets[row + 1]] if there[row] else None for row in range(len(encoded))]
+    whole = shared_bytes(data or b"")
+    views: list[Encoded | None] = [whole[start:end] for start, end in pairwise(offsets)]
+    if encoded.null_count:
+        for row in np.flatnonzero(~np.asarray(encoded.is_valid())).tolist():
+            views[row] = None
+    return views
 
 
 def _each(encoded: pa.Array, decode: Callable[[Any], Any], name: str, bad: dict[int, Exception]) -> list[Any]:

@@ -38,7 +38,7 @@ class Piece:
         """Requests that have not been answered."""
         self.cells: dict[str, Cells] = {}
         """Columns that are not in the slab."""
-        self.views: dict[str, list[memoryview | None]] = {}
+        self.views: dict[str, list[npt.NDArray[np.uint8] | None]] = {}
         """Encoded values of those columns, once somebody has asked for them."""
         self.filled = False
         self.error: BaseException | None = None

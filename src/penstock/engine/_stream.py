@@ -205,7 +205,8 @@ class Stream:
     @property
     def _batch_bytes(self) -> int:
         """Bytes of a batch in this process's memory."""
-        return self._with_pictures(lambda shape: not self._decodes_there(shape))
+        device = self._accelerator
+        return self._with_pictures(lambda shape: device is None or not device.decodes(shape))
 
     @property
     def _device_batch_bytes(self) -> int:
@@ -220,10 +221,12 @@ class Stream:
                 size += shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
         return round(self._options.batch_size * size)
 
-    def _decodes_there(self, shape: Sequence[int]) -> bool:
-        """Whether pictures of a shape never are in this process's memory."""
+    @property
+    def _decodes_there(self) -> bool:
+        """Whether a device reads encoded pictures from the window."""
+        shapes = [self._options.decode.picture_shape(known) for known in self._selection.fields]
         device = self._accelerator
-        return device is not None and device.decodes(shape)
+        return device is not None and any(shape is not None and device.decodes(shape) for shape in shapes)
 
     @property
     def _budget(self) -> int:
@@ -288,6 +291,7 @@ class Stream:
         window = Window(
             self._reader, layout, slab,
             budget_bytes=shares.window_bytes, heavy=selection.heaviest, kept=self._kept, gauge=gauge,
+            allocate=accelerator.pinned if accelerator is not None and self._decodes_there else None,
         )  # fmt: skip
         plan_options = PlanOptions(
             span_rows=span_rows,

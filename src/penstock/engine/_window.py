@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.device import HostBuffers
+from penstock.device import Allocate, HostBuffers
 from penstock.engine._kept import KeptPages
 from penstock.engine._pieces import Piece
 from penstock.engine._slab import FixedColumn, Layout, Slab
@@ -44,8 +44,9 @@ class Window:
         heavy: Field | None,
         kept: KeptPages | None,
         gauge: Gauge,
+        allocate: Allocate | None,
     ) -> None:
-        """With `kept`, pages of other columns than the heavy one come from there."""
+        """With `kept`, pages of other columns than the heavy one come from there; `allocate` gives memory for pages."""
         self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
         self._ids = [field.id for field in layout.fields]
@@ -59,7 +60,7 @@ class Window:
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
-        self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE))
+        self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE), allocate)
 
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
