@@ -15,7 +15,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache, partial
 from threading import Lock, Semaphore, local
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _WIDTHS = (8, 4, 2, 1)
 _PINNED_BYTES = 64 << 10
 _PAGE_BYTES, _UNCUT_BYTES = 4 << 10, 64 << 20
+_PLACES = 4096
 _DECODERS = 2  # nvJPEG decodes one batch at a time; another may wait, but no more of them
 _NOTHING = nullcontext()
 
@@ -220,10 +221,11 @@ class DeviceRows:
         wide = {8: pt.int64, 4: pt.int32, 2: pt.int16, 1: pt.uint8}[width]
         self._wide = self._flat.view(count, -1).view(wide)  # a gather moves numbers, and wide ones at once
         self._as = tensor_of(np.zeros(0, dtype)).dtype
+        self._place = lru_cache(_PLACES)(partial(self._flat.narrow, 0))  # blocks go to the same places again and again
 
-    def write(self, start: int, rows: "torch.Tensor") -> None:
-        """Begin to copy rows, as their bytes, to the device."""
-        self._flat.narrow(0, start * self.row_bytes, len(rows)).copy_(rows, non_blocking=True)
+    def write(self, start: int, rows: "torch.Tensor", size: int) -> None:
+        """Begin to copy rows, as so many bytes, to the device."""
+        self._place(start * self.row_bytes, size).copy_(rows, non_blocking=True)
 
     def gather(self, rows: npt.NDArray[np.int64]) -> "torch.Tensor":
         """Some rows, in this order, as a tensor of their own."""
@@ -251,16 +253,18 @@ class Staging:
             copied.synchronize()
         if memory is None or len(memory) < size:
             memory = mine.memory = self._owner.pinned(size)
-            mine.written = tensor_of(memory)
-        elif len(mine.written) != size:  # most are of one size
-            mine.written = tensor_of(memory[:size])
-        return memory[:size]
+            mine.size = 0
+        if mine.size != size:  # most are of one size
+            mine.size, mine.room = size, memory[:size]
+            mine.written = tensor_of(mine.room)
+        room: npt.NDArray[np.uint8] = mine.room
+        return room
 
     def cross(self, there: DeviceRows, start: int) -> None:
         """Begin to copy what this thread has written to its place on the device."""
         mine = self._thread
         with self._owner.working():
-            there.write(start, mine.written)
+            there.write(start, mine.written, mine.size)
             mine.copied = self._owner.mark(getattr(mine, "copied", None))
 
 

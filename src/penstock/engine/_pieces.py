@@ -1,6 +1,7 @@
 """Pieces, the parts of a table that are in the window, and spans, the steps that are put together from them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "missing", "pages",
-        "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "views", "waiting", "want",
+        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "light", "missing",
+        "pages", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "views", "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, block: Block) -> None:
@@ -29,6 +30,8 @@ class Piece:
         self.requests: list[PageRequest] = []
         self.straight: dict[int, range] = {}
         """Requests, by their numbers, that are read straight into the slab: the rows that they fill."""
+        self.light: dict[int, npt.NDArray[Any]] = {}
+        """Columns of numbers, by field id, that were there before the piece was asked for."""
         self.raw_bytes = self.bytes = 0
         """Bytes of pages that wait to be put in their places, and bytes it takes in the window."""
         self.row_start = 0

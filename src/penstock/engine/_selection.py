@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -17,14 +16,15 @@ from penstock.format.kinds import Linked
 from penstock.plan import Epoch, Shuffle, cut_blocks
 from penstock.storage import run_all
 from penstock.table import ROW_ID, Reader, Rows, rows_at
+from penstock.types import cached_property
 
 _MANIFEST_READERS = 64
 _MANY_LEAVES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows of one fragment that are read together."""
+    """Rows of one fragment that are read together; the same one in every epoch, so what is known of it stays."""
 
     fragment: Fragment
     start: int
@@ -36,6 +36,8 @@ class Block:
         return len(self.chosen)
 
     def part(self, first: int, end: int) -> "Block":
+        if first == 0 and end == len(self.chosen):
+            return self
         return Block(self.fragment, self.start, self.chosen[first:end])
 
     def pick(self, rows: Rows) -> "Block":

@@ -1,7 +1,8 @@
 """The window: pieces of the table in memory, within one budget of bytes."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import pyarrow as pa
 from penstock.device import Allocate, HostBuffers
 from penstock.engine._kept import KeptPages
 from penstock.engine._pieces import Piece
+from penstock.engine._selection import Block
 from penstock.engine._slab import FixedColumn, Layout, Slab
 from penstock.engine._stats import Gauge
 from penstock.errors import NotFoundError
@@ -19,6 +21,7 @@ from penstock.table import (
     Cells,
     PageRequest,
     Reader,
+    Wanted,
     copy_numbers,
     gather,
     page_requests,
@@ -29,6 +32,21 @@ from penstock.table import (
 
 _SPARE_BYTES, _SPARE_SHARE = 64 << 20, 8
 """Memory of pages that were read, kept for the next ones: so much, and so large a part of the budget at most."""
+_BLOCKS_KNOWN = 16 << 10
+
+
+class _Needs(NamedTuple):
+    """What a block takes."""
+
+    requests: Sequence[PageRequest]
+    straight: dict[int, range]
+    """Those that are read straight into the slab, by their numbers: the rows that they fill."""
+    kept: Sequence[PageRequest]
+    """What may have been read already, for others."""
+    light: dict[int, npt.NDArray[Any]]
+    """Columns of numbers that are known to be there, by field id."""
+    bytes: int
+    raw_bytes: int
 
 
 class Window:
@@ -60,24 +78,43 @@ class Window:
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
+        self._known = lru_cache(_BLOCKS_KNOWN)(self._needs)
         self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE), allocate)
 
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
-        piece.requests = page_requests([piece.want], self._ids)
-        if self._kept is not None:
-            piece.requests = list(self._without_kept(self._kept, piece))
+        whole = isinstance(piece.block.chosen, range)  # such blocks are the same ones in every epoch
+        needs = self._known(piece.block) if whole else self._needs(piece.block, piece.want)
+        piece.requests, piece.straight = list(needs.requests), needs.straight
+        piece.bytes, piece.raw_bytes, piece.light = needs.bytes, needs.raw_bytes, needs.light
+        for group in needs.kept:
+            assert self._kept is not None
+            runs = self._kept.found(group)
+            if runs is None:
+                piece.requests.append(group)
+            else:
+                piece.pages.add_all(group.file, runs)
         piece.missing = len(piece.requests)
-        if self._reader.store.straight:
-            piece.straight = self._straight(piece)
-        for number, request in enumerate(piece.requests):
-            if self._is_kept(request):
-                continue
-            if number not in piece.straight:
-                piece.raw_bytes += request.bytes
-            if self._loose_ids.intersection(request.file.fields):
-                piece.bytes += request.bytes
-        piece.bytes += piece.rows * (self._fixed_row_bytes + self._linked_row_bytes)
+
+    def _needs(self, block: Block, want: Wanted | None = None) -> _Needs:
+        want = want or Wanted(block.fragment, block.stored_rows)
+        kept: list[PageRequest] = []
+        requests: list[PageRequest] = []
+        for request in page_requests([want], self._ids):
+            if self._kept is not None and self._is_kept(request):
+                kept += self._kept.groups(request)
+            else:
+                requests.append(request)
+        straight = self._straight(requests, want) if self._reader.store.straight else {}
+        loose = sum(request.bytes for request in requests if self._loose_ids.intersection(request.file.fields))
+        return _Needs(
+            requests,
+            straight,
+            kept,
+            {},
+            bytes=loose + len(block) * (self._fixed_row_bytes + self._linked_row_bytes),
+            raw_bytes=sum(request.bytes for number, request in enumerate(requests) if number not in straight),
+        )
 
     def read(self, piece: Piece, number: int, late_s: float | None = None) -> tuple[list[tuple[int, memoryview]], int]:
         """The pages of one of a piece's requests, none if they are in their places; and how many bytes were fetched.
@@ -109,26 +146,13 @@ class Window:
     def _is_kept(self, request: PageRequest) -> bool:
         return self._kept is not None and self._heavy_id not in request.file.fields
 
-    def _without_kept(self, kept: KeptPages, piece: Piece) -> Iterator[PageRequest]:
-        """What is left to ask for, light columns in groups."""
-        for request in piece.requests:
-            if not self._is_kept(request):
-                yield request
-                continue
-            for group in kept.groups(request):
-                runs = kept.found(group)
-                if runs is None:
-                    yield group
-                else:
-                    piece.pages.add_all(group.file, runs)
-
-    def _straight(self, piece: Piece) -> dict[int, range]:
+    def _straight(self, requests: Sequence[PageRequest], want: Wanted) -> dict[int, range]:
         """The requests that can be read straight to their places; of a column, all or none."""
         found: dict[int, range] = {}
         for field_id, row_bytes in self._bare:
-            mine = [n for n, request in enumerate(piece.requests) if request.file.fields == (field_id,)]
-            rows = [row_range(piece.requests[number], field_id, row_bytes, piece.want) for number in mine]
-            if sum(len(part) for part in rows if part is not None) == piece.rows:
+            mine = [n for n, request in enumerate(requests) if request.file.fields == (field_id,)]
+            rows = [row_range(requests[number], field_id, row_bytes, want) for number in mine]
+            if sum(len(part) for part in rows if part is not None) == len(want.rows):
                 found.update((number, part) for number, part in zip(mine, rows, strict=True) if part is not None)
         return found
 
@@ -189,7 +213,7 @@ class Window:
         if column.field is None:
             values[:] = piece.want.fragment.row_ids_at(piece.want.rows)
             return
-        light = self._kept.numbers(column.field, piece.want) if self._kept is not None else None
+        light = self._light(column.field, piece)
         if light is not None:
             values[:] = light
         if light is not None or copy_numbers(column.field, piece.want, piece.pages, values):
@@ -201,6 +225,15 @@ class Window:
         values[:] = filled.values
         if mask is not None:
             mask[:] = True if filled.mask is None else filled.mask
+
+    def _light(self, field: Field, piece: Piece) -> npt.NDArray[Any] | None:
+        """A column of numbers that is kept, so that it need not be taken out of pages."""
+        found = piece.light.get(field.id)
+        if found is None and self._kept is not None:
+            found = self._kept.numbers(field, piece.want)
+            if found is not None:
+                piece.light[field.id] = found
+        return found
 
     def _charge(self, cost: int) -> None:
         self._held_bytes += cost

@@ -100,12 +100,13 @@ def values_match(file: DataFile, first: int, end: int, heads: Sequence[memoryvie
 
     The values of all pages lie behind each other, so that one pass checks them.
     """
-    found, known = crc32c(values), file.value_crcs.get((first, end))
-    if known is None:
-        known = _values_crc(file, first, end, heads)
-        if found == known:  # so these were the heads that were written, and files never change
-            file.value_crcs[first, end] = known
-    return found == known
+    found, run = crc32c(values), file.bare_run(first, end)
+    if run.values_crc is not None:
+        return found == run.values_crc
+    matches = found == _values_crc(file, first, end, heads)
+    if matches:  # so these were the heads that were written, and files never change
+        run.values_crc = found
+    return matches
 
 
 def _values_crc(file: DataFile, first: int, end: int, heads: Sequence[memoryview]) -> int:

@@ -8,7 +8,6 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -20,7 +19,7 @@ import pyarrow as pa
 from penstock.format._checksum import crc32c
 from penstock.format._layout import damaged, data_key, manifest_key
 from penstock.format._sealed import known, member_names
-from penstock.types import Buffer, ByteRange, RowRange
+from penstock.types import Buffer, ByteRange, RowRange, cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,22 @@ class BlobUse:
 
     id: str
     length: int
+
+
+class BareRun:
+    """Pages of one column, each a head and then values: where those lie if all heads lie together, and all values."""
+
+    __slots__ = ("heads", "values", "values_crc")
+
+    def __init__(self, heads: Sequence[slice], values: Sequence[slice]) -> None:
+        self.heads, self.values = heads, values
+        self.values_crc: int | None = None
+        """The checksum of the values, once some have been read and verified."""
+
+
+def _behind(sizes: npt.NDArray[np.int64]) -> list[slice]:
+    """Where things of these sizes lie, one behind the other."""
+    return [slice(*bounds) for bounds in pairwise([0, *np.cumsum(sizes).tolist()])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +118,17 @@ class DataFile:
         return width if (sizes == self.page_rows.astype(np.int64) * width).all() else None
 
     @cached_property
-    def head_bytes(self) -> list[int]:
-        """What is in front of the values of each page, where there is one column."""
-        sizes: list[int] = self.value_starts[:, 0].tolist()
-        return sizes
-
-    @cached_property
-    def value_crcs(self) -> dict[tuple[int, int], int]:
-        """Checksums of the values of runs of pages, of those that have been read and verified."""
+    def _bare_runs(self) -> dict[tuple[int, int], "BareRun"]:
         return {}
+
+    def bare_run(self, first: int, end: int) -> "BareRun":
+        """Some pages of a file whose pages are bare; worked out once, because they are read together in every epoch."""
+        known = self._bare_runs.get((first, end))
+        if known is None:
+            sizes: npt.NDArray[np.int64] = np.diff(self.page_offsets[first : end + 1])
+            heads = self.value_starts[first:end, 0].astype(np.int64)
+            known = self._bare_runs[first, end] = BareRun(_behind(heads), _behind(sizes - heads))
+        return known
 
     def page_range(self, page: int) -> ByteRange:
         return ByteRange(self.offsets[page], self.offsets[page + 1])

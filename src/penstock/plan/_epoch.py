@@ -6,13 +6,13 @@ takes a row from each lane in turn: that turn is the *position*, the only thing 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.plan._mix import derive, permutation
 from penstock.plan._spread import Spread
+from penstock.types import cached_property
 
 Rows = npt.NDArray[np.int64]
 

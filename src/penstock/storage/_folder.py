@@ -57,34 +57,28 @@ class FolderStore(Store):
         one can vanish from under a mapping, as on a network file system, the process would be killed: there, copies.
         """
         uri = object_uri(self.uri, key)
-        file = self._open_files.take(key)
-        try:
-            _outcomes.check_bounds(uri, parts[-1], file.size)
-            with _translated("read", uri):
-                if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
-                    base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-                    whole = memoryview(mmap.mmap(file.fd, parts[-1].end - base, access=mmap.ACCESS_READ, offset=base))
-                    yield from (whole[part.start - base : part.end - base] for part in parts)
-                    return
-                for part in parts:
-                    view = new_buffer(part.length)
-                    _read_into(file.fd, part, view, uri)
-                    yield view.toreadonly()
-        finally:
-            self._open_files.give_back(file)
+        file = self._open_files[key]
+        _outcomes.check_bounds(uri, parts[-1], file.size)
+        with _translated("read", uri):
+            if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
+                base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+                whole = memoryview(mmap.mmap(file.fd, parts[-1].end - base, access=mmap.ACCESS_READ, offset=base))
+                yield from (whole[part.start - base : part.end - base] for part in parts)
+                return
+            for part in parts:
+                view = new_buffer(part.length)
+                _read_into(file.fd, part, view, uri)
+                yield view.toreadonly()
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview], *, late_s: float | None = None) -> None:
         """Read the file straight into the buffers; files are never late."""
         del late_s
         uri = object_uri(self.uri, key)
-        file = self._open_files.take(key)
-        try:
-            _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
-            with _translated("read", uri):
-                for first in range(0, len(buffers), MAX_BUFFERS):
-                    start = _scatter(file.fd, start, buffers[first : first + MAX_BUFFERS], uri)
-        finally:
-            self._open_files.give_back(file)
+        file = self._open_files[key]
+        _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
+        with _translated("read", uri):
+            for first in range(0, len(buffers), MAX_BUFFERS):
+                start = _scatter(file.fd, start, buffers[first : first + MAX_BUFFERS], uri)
 
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
         """Read the parts one after the other; each costs little more than the system's call."""
@@ -95,13 +89,11 @@ class FolderStore(Store):
     def _read_at_once(self, key: str, start: int, buffer: memoryview) -> bool:
         if not hasattr(os, "preadv"):
             return False
-        file = self._open_files.take(key)
+        file = self._open_files[key]
         try:
             return os.preadv(file.fd, (buffer,), start) == len(buffer)
         except OSError:
             return False
-        finally:
-            self._open_files.give_back(file)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""
@@ -284,16 +276,24 @@ def _write_all(fd: int, chunk: Buffer) -> None:
         view = view[os.write(fd, view) :]
 
 
-@contextmanager
-def _translated(verb: str, uri: str) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as error:
-        raise _outcomes.access_denied(verb, uri, str(error.strerror)) from error
-    except TimeoutError as error:
-        raise _outcomes.timed_out(verb, uri, str(error.strerror)) from error
-    except OSError as error:
-        raise _outcomes.failed(verb, uri, str(error.strerror)) from error
+class _translated:  # noqa: N801
+    """Says what the system says in our words; not a generator, because pages are read within it."""
+
+    def __init__(self, verb: str, uri: str) -> None:
+        self._what = verb, uri
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, OSError):
+            return
+        say = _outcomes.failed
+        if isinstance(error, PermissionError):
+            say = _outcomes.access_denied
+        elif isinstance(error, TimeoutError):
+            say = _outcomes.timed_out
+        raise say(*self._what, str(error.strerror)) from error
 
 
 def _etag(status: os.stat_result) -> str:

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from penstock.format import BLOB_BLOCK, Blob, BlobEncoder, new_id, verify_block
 from penstock.format.kinds import Place
 from penstock.storage import Store, run_all
-from penstock.types import Buffer, ByteRange
+from penstock.types import Buffer, ByteRange, cached_property
 
 _READ_BLOCKS = 8
 _READERS = 8

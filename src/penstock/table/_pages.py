@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +14,7 @@ from penstock.errors import CorruptError
 from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, Fragment, Schema, decode_page, verify_pages
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store, run_all
-from penstock.types import ByteRange
+from penstock.types import ByteRange, cached_property
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """Read pages that hold nothing but one column's numbers straight to where the rows go, without a copy in between."""
 
-from itertools import pairwise
+from itertools import chain
 
 from penstock.errors import CorruptError
 from penstock.format import DataFile, values_match, verify_pages
@@ -32,16 +32,12 @@ def read_straight(store: Store, request: PageRequest, out: memoryview, late_s: f
 
 
 def _read(store: Store, file: DataFile, first: int, end: int, out: memoryview, late_s: float | None) -> None:
-    offsets, heads = file.offsets, file.head_bytes[first:end]
-    scratch = memoryview(bytearray(sum(heads)))
-    buffers: list[memoryview] = []
-    at = done = 0
-    for head, (start, stop) in zip(heads, pairwise(offsets[first : end + 1]), strict=True):
-        upto = done + stop - start - head
-        buffers += (scratch[at : at + head], out[done:upto])
-        at, done = at + head, upto
+    offsets, run = file.offsets, file.bare_run(first, end)
+    scratch = memoryview(bytearray(run.heads[-1].stop))
+    heads = [scratch[part] for part in run.heads]
+    buffers = [*chain.from_iterable(zip(heads, [out[part] for part in run.values], strict=True))]
     store.read_into(file.key, offsets[first], buffers, late_s=late_s)
-    if not values_match(file, first, end, buffers[::2], out):
+    if not values_match(file, first, end, heads, out):
         whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))
         verify_pages(file, first, end, whole, f"{store.uri}/{file.key}")  # names the page
         raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")
