@@ -86,7 +86,11 @@ class Collator:
         rows = span.slab_rows if self._layout.fixed else None
         for column in self._layout.fixed:
             assert rows is not None
-            found[column.name] = slab.gather(column, rows, self._buffers)
+            places = span.placed.get(column.name)
+            found[column.name] = slab.gather(column, rows, self._buffers) if places is None else places.values
+            if places is not None and not all(piece.placed for piece in span.pieces):
+                others = np.array([not piece.placed for piece in span.pieces])[span.which]
+                places.values[others] = slab.gather(column, rows[others], self._buffers)
             if column.nullable:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
         for field in self._layout.loose:

@@ -1,7 +1,7 @@
 """Pieces, the parts of a table that are in the window, and spans, the steps that are put together from them."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,21 @@ from penstock.engine._stats import BadSample
 from penstock.table import Cells, PageRequest, Pages, Rows, Wanted
 
 
+class Places(NamedTuple):
+    """A column of a span's batches that is read straight to there."""
+
+    values: npt.NDArray[Any]
+    memory: memoryview
+    """The same as bytes."""
+
+
 class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "light", "missing",
-        "pages", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "views", "waiting", "want",
+        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light", "missing",
+        "pages", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "twice", "views",
+        "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, block: Block) -> None:
@@ -36,6 +45,12 @@ class Piece:
         """Bytes of pages that wait to be put in their places, and bytes it takes in the window."""
         self.row_start = 0
         """Its first row in the slab."""
+        self.goes: dict[int, tuple[Span, int]] = {}
+        """Where each row goes, if spans have told: a row of theirs."""
+        self.twice = False
+        """Whether some row goes to two places."""
+        self.placed: bool | None = None
+        """Whether heavy columns are read straight to where the rows go, and not into the slab; None: not decided."""
         self.pages = Pages()
         self.missing = 0
         """Requests that have not been answered."""
@@ -79,6 +94,16 @@ class Span:
     """Pieces that are not filled."""
     bad: list[tuple[int, BadSample]] = field(default_factory=list)
     """Rows that were replaced."""
+    placed: "dict[str, Places]" = field(default_factory=dict)
+    """Columns to whose places rows are on their way."""
+
+    def tell(self) -> None:
+        """Let the pieces know where their rows go."""
+        for index, (number, row) in enumerate(zip(self.which.tolist(), self.rows.tolist(), strict=True)):
+            piece = self.pieces[number]
+            if row in piece.goes:
+                piece.twice = True
+            piece.goes[row] = self, index
 
     def position(self, index: int) -> int:
         """Where in the table a row is."""

@@ -189,10 +189,8 @@ class Pipeline:
         """Admit spans, one after the other; stops after each, and where one must wait for room."""
         while True:
             some = False
-            for stretch in self._planner.stretches(epoch, consumed):
+            for stretch in self._announced(self._planner.stretches(epoch, consumed)):
                 some = True
-                for piece in self._announce(stretch):  # all at once, while the processor has it in its cache
-                    self._window.describe(piece)
                 for span in stretch.spans:
                     for piece in span.pieces:
                         if not piece.admitted:
@@ -204,6 +202,17 @@ class Pipeline:
             if not some and not consumed:
                 return
             epoch, consumed = epoch + 1, 0
+
+    def _announced(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
+        """Stretches whose pieces are known; where rows are placed, those whose pieces know where all of them go."""
+        ahead: deque[Stretch] = deque()
+        for stretch in stretches:
+            for piece in self._announce(stretch):  # all at once, while the processor has it in its cache
+                self._window.describe(piece)
+            ahead.append(stretch)
+            while ahead and not (self._window.places and ahead[0].open):
+                yield ahead.popleft()
+        yield from ahead
 
     def _announce(self, stretch: Stretch) -> list[Piece]:
         """Say which spans will need which pieces, and which pieces nobody will need after them; those that are new."""
@@ -350,6 +359,7 @@ class Pipeline:
             if not piece.spans and piece.closed:
                 self._window.free(piece)
         span.pieces = []
+        self._window.release(span)
         self._released += 1
         self._make_room(by_hand=self._inline is None)
 

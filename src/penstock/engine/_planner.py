@@ -36,6 +36,8 @@ class PlanOptions:
     """Whether whole blocks are read and kept, or only the pages of the rows that a span needs."""
     trim: bool
     """Whether rows that were read before a resume may be left out of a block."""
+    tell: bool
+    """Whether pieces are told where their rows go."""
 
 
 class Found(NamedTuple):
@@ -53,6 +55,11 @@ class Stretch(NamedTuple):
 
     spans: list[Span]
     closing: list[Piece]
+
+    @property
+    def open(self) -> bool:
+        """Whether a later stretch may need some of its pieces."""
+        return not all(piece.closed for span in self.spans for piece in span.pieces)
 
 
 class Planner:
@@ -135,6 +142,9 @@ class Planner:
                 )
             )
             self._numbers += 1
+        if self._options.tell:
+            for span in spans:
+                span.tell()
         return Stretch(spans, course.closing() + (course.open() if last else []))
 
 

@@ -13,7 +13,7 @@ from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
 from penstock.table import ROW_ID, Rows
 
-_DEVICE_ROW_BYTES = 1 << 10
+_DEVICE_ROW_BYTES, _PLACED_ROW_BYTES = 1 << 10, 32 << 10
 
 
 @dataclass(frozen=True)
@@ -166,3 +166,8 @@ class DeviceSlab(Slab):
 def on_device(column: FixedColumn) -> bool:
     """Whether a column is worth a device's memory: rows of a few bytes are gathered as fast by the processor."""
     return column.row_bytes >= _DEVICE_ROW_BYTES
+
+
+def placeable(column: FixedColumn) -> bool:
+    """Whether a row is worth being read to a place of its own: for less, a copy costs less than a step of Python."""
+    return column.field is not None and (column.field.stored_bytes or 0) >= _PLACED_ROW_BYTES

@@ -16,7 +16,7 @@ from penstock.engine._kept import KeptPages
 from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
 from penstock.engine._selection import Selection
-from penstock.engine._shares import Needs, Shares, share_out
+from penstock.engine._shares import Needs, share_out
 from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device
 from penstock.engine._stats import BadSample, Gauge, LoaderStats
 from penstock.engine._window import Window
@@ -288,32 +288,34 @@ class Stream:
             slab = DeviceSlab(layout.fixed, shares.device_rows, accelerator=accelerator, crossed=gauge.crossed)
         else:
             slab = Slab(layout.fixed, round(4 * (shares.window_bytes / needs.row_bytes + span_rows)))
+        buffers = HostBuffers(
+            keep_bytes=(shares.depth + 2) * shares.per_span * needs.batch_bytes + shares.window_bytes,
+            allocate=None if accelerator is None else accelerator.pinned,
+        )
         window = Window(
             self._reader, layout, slab,
             budget_bytes=shares.window_bytes, heavy=selection.heaviest, kept=self._kept, gauge=gauge,
             allocate=accelerator.pinned if accelerator is not None and self._decodes_there else None,
+            batches=buffers if by_blocks and not isinstance(slab, DeviceSlab) else None,
         )  # fmt: skip
         plan_options = PlanOptions(
             span_rows=span_rows,
             stretch_rows=self._stretch_rows if by_blocks else span_rows,
             by_blocks=by_blocks,
             trim=not options.bad.tolerant,
+            tell=window.places,
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
         remote = self._reader.store.fan_out > 1
         return Pipeline(
             planner, window, Fetcher(gauge, max_threads=_MAX_FETCHERS) if remote else None,
-            self._workers(layout, slab, shares, needs),
+            self._workers(layout, slab, buffers, needs),
             hands=self._hands, inline=options.num_workers == 0, tolerant=options.bad.tolerant, depth=shares.depth,
             gauge=gauge, enter=None if self.placement is None else self.placement.accelerator.adopt,
         )  # fmt: skip
 
-    def _workers(self, layout: Layout, slab: Slab, shares: Shares, needs: Needs) -> list[Worker]:
+    def _workers(self, layout: Layout, slab: Slab, buffers: HostBuffers, needs: Needs) -> list[Worker]:
         options, accelerator = self._options, self._accelerator
-        buffers = HostBuffers(
-            keep_bytes=(shares.depth + 2) * shares.per_span * needs.batch_bytes,
-            allocate=None if accelerator is None else accelerator.pinned,
-        )
         collator = Collator(self._reader, layout, options.decode, buffers, accelerator)
         count = len(self.finishers) if needs.device_free_bytes is None else _DEVICE_WORKERS
         return [

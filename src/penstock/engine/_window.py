@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from penstock.device import Allocate, HostBuffers
 from penstock.engine._kept import KeptPages
-from penstock.engine._pieces import Piece
+from penstock.engine._pieces import Piece, Places, Span
 from penstock.engine._selection import Block
-from penstock.engine._slab import FixedColumn, Layout, Slab
+from penstock.engine._slab import FixedColumn, Layout, Slab, placeable
 from penstock.engine._stats import Gauge
 from penstock.errors import NotFoundError
 from penstock.format import Field
@@ -25,6 +25,7 @@ from penstock.table import (
     copy_numbers,
     gather,
     page_requests,
+    read_apart,
     read_pages,
     read_straight,
     row_range,
@@ -47,6 +48,8 @@ class _Needs(NamedTuple):
     """Columns of numbers that are known to be there, by field id."""
     bytes: int
     raw_bytes: int
+    placeable: bool
+    """Whether the columns that can be placed are all read straight."""
 
 
 class Window:
@@ -63,23 +66,42 @@ class Window:
         kept: KeptPages | None,
         gauge: Gauge,
         allocate: Allocate | None,
+        batches: HostBuffers | None,
     ) -> None:
-        """With `kept`, pages of other columns than the heavy one come from there; `allocate` gives memory for pages."""
+        """With `kept`, pages of other columns than the heavy one come from there; `allocate` gives memory for pages.
+
+        With `batches`, which gives memory for them, large rows are read straight to their places in a batch.
+        """
         self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
         self._ids = [field.id for field in layout.fields]
-        self._fixed_row_bytes = sum(column.row_bytes for column in layout.fixed if slab.holds(column.name))
+        self._batches = batches
+        self._placed = (
+            {column.name: column for column in layout.fixed if reader.store.straight and placeable(column)}
+            if batches is not None
+            else {}
+        )
+        self._placed_row_bytes = sum(column.row_bytes for column in self._placed.values())
+        self._fixed_row_bytes = sum(
+            column.row_bytes for column in layout.fixed if slab.holds(column.name) and column.name not in self._placed
+        )
         self._linked_row_bytes = sum(
             field.kind.typical_bytes for field in layout.loose if isinstance(field.kind, Linked)
         )
         self._loose_ids = {field.id for field in layout.loose}
         numbers = [column.field for column in layout.fixed if column.field is not None]
         self._bare = [(field.id, field.stored_bytes) for field in numbers if field.stored_bytes]
+        self._row_bytes = {field.name: field.stored_bytes for field in numbers if field.stored_bytes}
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
         self._known = lru_cache(_BLOCKS_KNOWN)(self._needs)
         self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE), allocate)
+
+    @property
+    def places(self) -> bool:
+        """Whether some columns are read straight to their places in a batch: pieces must know where their rows go."""
+        return bool(self._placed)
 
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
@@ -87,6 +109,7 @@ class Window:
         needs = self._known(piece.block) if whole else self._needs(piece.block, piece.want)
         piece.requests, piece.straight = list(needs.requests), needs.straight
         piece.bytes, piece.raw_bytes, piece.light = needs.bytes, needs.raw_bytes, needs.light
+        piece.placed = None if self.places and needs.placeable else False
         for group in needs.kept:
             assert self._kept is not None
             runs = self._kept.found(group)
@@ -106,6 +129,7 @@ class Window:
             else:
                 requests.append(request)
         straight = self._straight(requests, want) if self._reader.store.straight else {}
+        there = {requests[number].file.fields[0] for number in straight}
         loose = sum(request.bytes for request in requests if self._loose_ids.intersection(request.file.fields))
         return _Needs(
             requests,
@@ -114,6 +138,7 @@ class Window:
             {},
             bytes=loose + len(block) * (self._fixed_row_bytes + self._linked_row_bytes),
             raw_bytes=sum(request.bytes for number, request in enumerate(requests) if number not in straight),
+            placeable=all(column.field is not None and column.field.id in there for column in self._placed.values()),
         )
 
     def read(self, piece: Piece, number: int, late_s: float | None = None) -> tuple[list[tuple[int, memoryview]], int]:
@@ -124,7 +149,11 @@ class Window:
         request, rows = piece.requests[number], piece.straight.get(number)
         try:
             if rows is not None:
-                where = self._names[request.file.fields[0]], piece.row_start + rows.start, len(rows)
+                name = self._names[request.file.fields[0]]
+                if piece.placed and name in self._placed:
+                    read_apart(self._reader.store, request, self._places_of(name, piece, rows), late_s)
+                    return [], request.bytes
+                where = name, piece.row_start + rows.start, len(rows)
                 values = self.slab.room(*where)
                 read_straight(self._reader.store, request, values.reshape(-1).view(np.uint8).data, late_s)
                 self.slab.written(*where)
@@ -137,6 +166,12 @@ class Window:
         except NotFoundError:
             with self._reader.explained():
                 raise
+
+    def _places_of(self, name: str, piece: Piece, rows: range) -> list[memoryview]:
+        """Where rows of a piece go."""
+        size = self._row_bytes[name]
+        goes = [piece.goes[row] for row in rows]
+        return [span.placed[name].memory[index * size : (index + 1) * size] for span, index in goes]
 
     def _room(self, size: int) -> memoryview:
         """Memory for pages; not a map of the file, which costs a fault for each page of memory and then has to go."""
@@ -158,7 +193,11 @@ class Window:
 
     def admit(self, piece: Piece, *, regardless: bool) -> bool:
         """Take a piece in, if there is room, or if there never will be more."""
-        cost = piece.bytes + piece.raw_bytes
+        if self._placed_row_bytes and not piece.admitted:
+            self._decide(piece)
+        opening = {span for span, _ in piece.goes.values() if not span.placed} if piece.placed else ()
+        opening_bytes = self._placed_row_bytes * sum(len(span.which) for span in opening)
+        cost = piece.bytes + piece.raw_bytes + opening_bytes
         if self._held_bytes + cost > self._budget_bytes and not regardless:
             return False
         start = self.slab.take(piece.rows) if self._layout.fixed else 0
@@ -166,12 +205,33 @@ class Window:
             if regardless:
                 raise MemoryError(f"the window has no room for {piece.rows:,} more rows; raise device_memory")
             return False
+        for span in opening:
+            span.placed = {name: self._open(column, len(span.which)) for name, column in self._placed.items()}
         piece.row_start, piece.admitted = start, True
         self._charge(cost)
         return True
 
+    def _decide(self, piece: Piece) -> None:
+        """Whether rows of a piece are placed: if each goes to one place."""
+        if piece.placed is None:
+            piece.placed = not piece.twice and len(piece.goes) == piece.rows
+            if not piece.placed:
+                piece.bytes += piece.rows * self._placed_row_bytes
+
+    def _open(self, column: FixedColumn, rows: int) -> Places:
+        assert self._batches is not None
+        values = self._batches.empty((rows, *column.shape), column.dtype)
+        return Places(values, values.reshape(-1).view(np.uint8).data)
+
+    def release(self, span: Span) -> None:
+        """A span has been put together: its batches are the loop's now."""
+        if span.placed:
+            self._charge(-self._placed_row_bytes * len(span.which))
+            span.placed = {}
+
     def filled(self, piece: Piece) -> None:
         """The pages of a piece are no longer needed."""
+        piece.goes = {}
         self._charge(-piece.raw_bytes)
 
     def free(self, piece: Piece) -> None:

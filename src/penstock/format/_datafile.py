@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
 
 import numpy as np
@@ -95,12 +95,14 @@ def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: 
             raise damaged(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
 
 
-def values_match(file: DataFile, first: int, end: int, heads: Sequence[memoryview], values: memoryview) -> bool:
+def values_match(
+    file: DataFile, first: int, end: int, heads: Sequence[memoryview], values: Sequence[memoryview]
+) -> bool:
     """Whether pages of one column are those that were written, given what is in front of their values, and the values.
 
-    The values of all pages lie behind each other, so that one pass checks them.
+    The values of all pages are given in as many runs as they lie in, and are checked in one pass over each.
     """
-    found, run = crc32c(values), file.bare_run(first, end)
+    found, run = reduce(lambda crc, part: crc32c(part, crc), values, 0), file.bare_run(first, end)
     if run.values_crc is not None:
         return found == run.values_crc
     matches = found == _values_crc(file, first, end, heads)

@@ -26,7 +26,7 @@ from penstock.table._read import ROW_ID, Filled, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import Where, positions, resolve, rows_at
 from penstock.table._session import Session, author
-from penstock.table._straight import read_straight, row_range
+from penstock.table._straight import read_apart, read_straight, row_range
 from penstock.table._verify import Report, Verifier
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "merge",
     "page_requests",
     "positions",
+    "read_apart",
     "read_pages",
     "read_straight",
     "rename_column",
