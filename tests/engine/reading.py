@@ -24,6 +24,7 @@ MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 1500, "lanes": 4, "nu
 WORLDS = (3, 6, 7, 24, 65)
 X_BYTES = 300
 """Enough for the column to have files of its own."""
+LARGE_BYTES = 33_000
 SCHEMA = {
     "n": Column(Tensor("int64"), page_bytes=512),
     "t": Column(Text(), page_bytes=512),
@@ -97,9 +98,28 @@ def _long() -> tuple[Dataset, Rows]:
     return ds, numbers
 
 
+def large(place: str | Store, *sizes: int) -> tuple[Dataset, Rows]:
+    """Rows that are large enough to be read straight to their places in a batch."""
+    x = Column(Tensor("uint8", (LARGE_BYTES,)), page_bytes=4 * LARGE_BYTES, file_bytes=30 * LARGE_BYTES)
+    ds = penstock.create(place, SCHEMA | {"x": x})
+    numbers = np.arange(sum(sizes))
+    for part in np.split(numbers, np.cumsum(sizes)[:-1]):
+        ds.append(rows_of(part) | {"x": np.repeat((part % 251).astype(np.uint8)[:, None], LARGE_BYTES, axis=1)})
+    ds.commit()
+    return ds, numbers
+
+
+def _large() -> tuple[Dataset, Rows]:
+    ds, numbers = large(new_place("folder").uri, 90, 1, 62)
+    gone = [5, 40, 41, 42, 43, 44, 140]
+    ds.delete(gone)
+    return ds, np.delete(numbers, gone)
+
+
 _MAKERS: dict[str, Callable[[], tuple[Dataset, Rows]]] = {
     "odd": lambda: _of(397),
     "folder": lambda: _of(113, 1, 90, kind="folder"),
+    "large": _large,
     "broken": _broken,
     "late": _late,
     "long": _long,

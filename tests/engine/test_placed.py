@@ -1,0 +1,93 @@
+"""Large rows are read straight to their places in a batch; properties of order and resume have a table of them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.errors import CorruptError
+from tests.engine.reading import LARGE_BYTES, Rows, batch_of, joined, large
+from tests.servers import new_place
+
+MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 6 * LARGE_BYTES, "lanes": 3, "batch_size": 8}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often rows were read to places of their own, and how often to the window."""
+    counted: Counter[str] = Counter()
+    for name in ("read_apart", "read_straight"):
+        real = getattr(penstock.engine._window, name)
+
+        def noted(*args: Any, name: str = name, real: Any = real) -> None:
+            counted[name] += 1
+            real(*args)
+
+        monkeypatch.setattr(penstock.engine._window, name, noted)
+    return counted
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"shuffle": False}, {"batch_size": 3}], ids=str)
+def test_nothing_is_gathered(kind: str, options: dict[str, Any], reads: Counter[str]) -> None:
+    store = new_place(kind).open()
+    large(store, 100, 61)
+    with penstock.load(store).pytorch(**(MIXED | options)) as loader:
+        for _ in range(2):
+            seen = joined([batch_of(batch).real for batch in loader])
+            assert np.array_equal(np.sort(seen), np.arange(161))
+    assert reads["read_apart"] > 0
+    assert reads["read_straight"] == 0
+
+
+def test_batches_that_are_held_stay_as_they_were(tmp_path: Path) -> None:
+    ds, _ = large(str(tmp_path / "t"), 150)
+    with ds.pytorch(**MIXED) as loader:
+        held = [batch for _ in range(3) for batch in loader]
+    rows: list[Rows] = [batch_of(batch).real for batch in held]
+    assert Counter(joined(rows).tolist()) == Counter(dict.fromkeys(range(150), 3))
+
+
+def test_a_row_that_goes_to_two_places_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
+    """The last step is filled up with rows from elsewhere; the pieces that hold those go through the window."""
+    ds, _ = large(str(tmp_path / "t"), 61)
+    seen: list[Rows] = []
+    for rank in range(3):
+        with ds.pytorch(**MIXED, distributed=(rank, 3)) as loader:
+            seen += [batch_of(batch).real for batch in loader]
+    assert sorted(joined(seen).tolist()) == list(range(61))
+    assert reads["read_apart"] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"shuffle": False}], ids=str)
+def test_a_damaged_page_is_never_delivered(tmp_path: Path, options: dict[str, Any]) -> None:
+    ds, _ = large(str(tmp_path / "t"), 120)
+    path = max((tmp_path / "t" / "data").iterdir(), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="checksum"):
+        list(map(batch_of, ds.pytorch(**(MIXED | options))))
+    with ds.pytorch(**(MIXED | options), on_bad_sample="replace") as loader:
+        batches = list(loader)
+    flagged = torch.cat([batch["n"][batch["_pad"]] for batch in batches])
+    real = sorted(joined([batch_of(batch).real for batch in batches]).tolist())
+    assert 1 <= len(flagged) <= 4
+    assert len(real) == len(set(real)) == 120 - len(flagged)
+    assert {bad.row_id for bad in loader.stats().bad_samples} == set(range(120)) - set(real)
+
+
+def test_a_window_that_is_small_holds_what_it_may(tmp_path: Path, reads: Counter[str]) -> None:
+    """Places are memory of the budget: no more batches are begun than it has room for."""
+    ds, _ = large(str(tmp_path / "t"), 1000)
+    budget = 700 * LARGE_BYTES
+    with ds.pytorch(**MIXED, shuffle_spread=1, memory_budget=budget) as loader:
+        rows = joined([batch_of(batch).real for batch in loader])
+        peak = loader.stats().window_peak_bytes
+    assert np.array_equal(np.sort(rows), np.arange(1000))
+    assert reads["read_apart"] > 0
+    assert peak <= budget
