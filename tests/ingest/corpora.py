@@ -1,8 +1,10 @@
 """Sources of a given size, quickly made: so many files, and how many rows they have together."""
 
 import io
+import json
 import os
 import tarfile
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import simplejpeg
+import torch
+from mcap.writer import CompressionType, Writer
 from safetensors.numpy import save_file
 
 ROW_BYTES = 1 << 20
@@ -82,8 +86,52 @@ def images(folder: Path, numbers: range) -> None:
         os.link(first, folder / "cat" / f"{number:06}.jpg")
 
 
+def torch_files(folder: Path, numbers: range) -> None:
+    for start in range(numbers.start, numbers.stop, 8):  # each is loaded as a whole
+        part = range(start, min(start + 8, numbers.stop))
+        values = np.frombuffer(bytearray(b"".join(map(noise, part))), np.uint8).reshape(len(part), ROW_BYTES)
+        torch.save({"data": torch.from_numpy(values)}, folder / f"{start:06}.pt")
+
+
+def mds(folder: Path, numbers: range) -> None:
+    """A shard, as MosaicML writes it: how many samples, where each starts, and each with its size before it."""
+    name, size = f"shard.{numbers.start:06}.mds", 4 + ROW_BYTES
+    first = 4 * (len(numbers) + 2)
+    with open(folder / name, "wb") as file:
+        file.write(np.uint32(len(numbers)).tobytes())
+        file.write((first + size * np.arange(len(numbers) + 1)).astype(np.uint32).tobytes())
+        for number in numbers:
+            file.write(np.uint32(ROW_BYTES).tobytes() + noise(number))
+        told = {"basename": name, "bytes": file.tell(), "hashes": {}}
+    index = folder / "index.json"
+    shards = json.loads(index.read_text())["shards"] if index.exists() else []
+    columns = {"column_names": ["data"], "column_encodings": ["bytes"], "column_sizes": [None]}
+    shards.append(
+        columns | {"format": "mds", "version": 2, "samples": len(numbers), "compression": None, "hashes": []}
+        | {"raw_data": told, "zip_data": None, "size_limit": None}
+    )  # fmt: skip
+    index.write_text(json.dumps({"version": 2, "shards": shards}))
+
+
+def mcap(folder: Path, numbers: range) -> None:
+    """A camera, whose pictures are what there is to a row."""
+    pixels = np.random.default_rng(0).integers(0, 255, (720, 1024, 3), np.uint8)
+    picture = simplejpeg.encode_jpeg(pixels, quality=95)
+    data = json.dumps({"format": "jpeg", "data": b64encode(picture).decode()}).encode()
+    with open(folder / f"{numbers.start:06}.mcap", "wb") as file:
+        writer = Writer(file, compression=CompressionType.NONE)
+        writer.start()
+        camera = writer.register_channel("/camera", "json", writer.register_schema("camera", "jsonschema", b"{}"))
+        for number in numbers:
+            time_ns = number * 33_000_000
+            writer.add_message(camera, log_time=time_ns, data=data, publish_time=time_ns)
+        writer.finish()  # type: ignore[no-untyped-call]
+
+
+_NAMED = (numpy, webdataset, parquet, arrow, jsonl, csv, safetensors, images, mds, mcap)
 MAKERS: dict[str, Callable[[Path, range], None]] = {
-    maker.__name__: maker for maker in (numpy, webdataset, parquet, arrow, jsonl, csv, safetensors, images)
+    "torch": torch_files,
+    **{maker.__name__: maker for maker in _NAMED},
 }
 
 

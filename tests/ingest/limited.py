@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 
+import torch  # noqa: F401  which some sources need
+
 import penstock
 
-LIMIT_BYTES = 448 << 20
+LIMIT_BYTES = 512 << 20
 _LOOK_S = 0.01
 
 

@@ -5,7 +5,6 @@ tensors or of dictionaries, which are rows. It is loaded as a whole, so that 4 G
 take more.
 """
 
-import io
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Kind
@@ -62,6 +62,7 @@ class _TorchFiles(Reading):
                 yield Reject(file.key, str(error))
                 continue
             yield from _listed(file.key, loaded) if isinstance(loaded, list) else self._cut(file.key, loaded)
+            del loaded  # or it would wait for the next one
 
     def _cut(self, name: str, columns: Mapping[str, npt.NDArray[Any]]) -> Iterator[Found]:
         arrays = _arrays(columns)
@@ -106,7 +107,7 @@ def _load(bucket: Bucket, file: ObjectInfo) -> dict[str, npt.NDArray[Any]] | lis
     torch = _torch()
     if file.size > _MAX_FILE_BYTES:
         raise SampleError(f"it has {file.size:,} bytes and is loaded as a whole; {_MAX_FILE_BYTES:,} are the most")
-    data = io.BytesIO(bucket.read(file))
+    data = pa.BufferReader(bucket.read(file))
     _check_archive(data, file.size)
     try:
         loaded = torch.load(data, map_location="cpu", weights_only=True, mmap=False)
@@ -127,7 +128,7 @@ def _load(bucket: Bucket, file: ObjectInfo) -> dict[str, npt.NDArray[Any]] | lis
     return arrays
 
 
-def _check_archive(data: io.BytesIO, size: int) -> None:
+def _check_archive(data: pa.BufferReader, size: int) -> None:
     """Refuse what `torch.save` does not write, before torch looks at it: old formats, code, and bombs."""
     if data.read(4) != b"PK\3\4":
         raise SampleError("it is not what torch.save writes since torch 1.6; load it with torch and save it again")
