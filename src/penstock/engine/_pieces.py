@@ -17,6 +17,11 @@ class Places(NamedTuple):
     values: npt.NDArray[Any]
     memory: memoryview
     """The same as bytes."""
+    row_bytes: int
+
+    def row(self, index: int) -> memoryview:
+        """The place of one row."""
+        return self.memory[index * self.row_bytes : (index + 1) * self.row_bytes]
 
 
 class Piece:
@@ -24,8 +29,8 @@ class Piece:
 
     __slots__ = (
         "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light", "missing",
-        "pages", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "twice", "views",
-        "waiting", "want",
+        "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "twice",
+        "views", "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, block: Block) -> None:
@@ -49,8 +54,8 @@ class Piece:
         """Where each row goes, if spans have told: a row of theirs."""
         self.twice = False
         """Whether some row goes to two places."""
-        self.placed: bool | None = None
-        """Whether heavy columns are read straight to where the rows go, and not into the slab; None: not decided."""
+        self.placeable = self.placed = False
+        """Whether large rows can be read straight to where they go, and whether they are, and not into the slab."""
         self.pages = Pages()
         self.missing = 0
         """Requests that have not been answered."""
@@ -66,6 +71,11 @@ class Piece:
         self.spans = 0
         """Spans that need it and have not been put together."""
         self.waiting: list[Span] = []
+
+    @property
+    def told(self) -> bool:
+        """Whether each row goes to one place, and that is known."""
+        return not self.twice and len(self.goes) == self.rows
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -17,7 +17,7 @@ from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
 from penstock.engine._selection import Selection
 from penstock.engine._shares import Needs, share_out
-from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device
+from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device, placeable
 from penstock.engine._stats import BadSample, Gauge, LoaderStats
 from penstock.engine._window import Window
 from penstock.engine._work import BadPolicy, Failure, Finish, Placement, Worker
@@ -288,22 +288,24 @@ class Stream:
             slab = DeviceSlab(layout.fixed, shares.device_rows, accelerator=accelerator, crossed=gauge.crossed)
         else:
             slab = Slab(layout.fixed, round(4 * (shares.window_bytes / needs.row_bytes + span_rows)))
+        places = by_blocks and not isinstance(slab, DeviceSlab) and self._reader.store.straight
+        places = places and any(placeable(column) for column in layout.fixed)
         buffers = HostBuffers(
-            keep_bytes=(shares.depth + 2) * shares.per_span * needs.batch_bytes + shares.window_bytes,
+            keep_bytes=(shares.depth + 2) * shares.per_span * needs.batch_bytes + places * shares.window_bytes,
             allocate=None if accelerator is None else accelerator.pinned,
         )
         window = Window(
             self._reader, layout, slab,
             budget_bytes=shares.window_bytes, heavy=selection.heaviest, kept=self._kept, gauge=gauge,
             allocate=accelerator.pinned if accelerator is not None and self._decodes_there else None,
-            batches=buffers if by_blocks and not isinstance(slab, DeviceSlab) else None,
+            batches=buffers if places else None,
         )  # fmt: skip
         plan_options = PlanOptions(
             span_rows=span_rows,
             stretch_rows=self._stretch_rows if by_blocks else span_rows,
             by_blocks=by_blocks,
             trim=not options.bad.tolerant,
-            tell=window.places,
+            tell=places,
         )
         planner = Planner(selection, self.order, self._dealer, plan_options)
         remote = self._reader.store.fan_out > 1

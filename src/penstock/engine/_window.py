@@ -1,17 +1,15 @@
 """The window: pieces of the table in memory, within one budget of bytes."""
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.device import Allocate, HostBuffers
+from penstock.engine._demands import Demands
 from penstock.engine._kept import KeptPages
 from penstock.engine._pieces import Piece, Places, Span
-from penstock.engine._selection import Block
 from penstock.engine._slab import FixedColumn, Layout, Slab, placeable
 from penstock.engine._stats import Gauge
 from penstock.errors import NotFoundError
@@ -19,37 +17,16 @@ from penstock.format import Field
 from penstock.format.kinds import Linked
 from penstock.table import (
     Cells,
-    PageRequest,
     Reader,
-    Wanted,
     copy_numbers,
     gather,
-    page_requests,
     read_apart,
     read_pages,
     read_straight,
-    row_range,
 )
 
 _SPARE_BYTES, _SPARE_SHARE = 64 << 20, 8
 """Memory of pages that were read, kept for the next ones: so much, and so large a part of the budget at most."""
-_BLOCKS_KNOWN = 16 << 10
-
-
-class _Needs(NamedTuple):
-    """What a block takes."""
-
-    requests: Sequence[PageRequest]
-    straight: dict[int, range]
-    """Those that are read straight into the slab, by their numbers: the rows that they fill."""
-    kept: Sequence[PageRequest]
-    """What may have been read already, for others."""
-    light: dict[int, npt.NDArray[Any]]
-    """Columns of numbers that are known to be there, by field id."""
-    bytes: int
-    raw_bytes: int
-    placeable: bool
-    """Whether the columns that can be placed are all read straight."""
 
 
 class Window:
@@ -72,30 +49,21 @@ class Window:
 
         With `batches`, which gives memory for them, large rows are read straight to their places in a batch.
         """
-        self._heavy_id, self._kept = heavy.id if heavy else 0, kept
         self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
-        self._ids = [field.id for field in layout.fields]
-        self._batches = batches
-        self._placed = (
-            {column.name: column for column in layout.fixed if reader.store.straight and placeable(column)}
-            if batches is not None
-            else {}
-        )
+        self._batches, self._kept = batches, kept
+        self._placed = {} if batches is None else {column.name: column for column in layout.fixed if placeable(column)}
         self._placed_row_bytes = sum(column.row_bytes for column in self._placed.values())
-        self._fixed_row_bytes = sum(
-            column.row_bytes for column in layout.fixed if slab.holds(column.name) and column.name not in self._placed
+        self._demands = Demands(
+            layout,
+            in_slab=[c for c in layout.fixed if slab.holds(c.name) and c.name not in self._placed],
+            placed=list(self._placed.values()),
+            heavy=heavy,
+            kept=kept,
+            straight=reader.store.straight,
         )
-        self._linked_row_bytes = sum(
-            field.kind.typical_bytes for field in layout.loose if isinstance(field.kind, Linked)
-        )
-        self._loose_ids = {field.id for field in layout.loose}
-        numbers = [column.field for column in layout.fixed if column.field is not None]
-        self._bare = [(field.id, field.stored_bytes) for field in numbers if field.stored_bytes]
-        self._row_bytes = {field.name: field.stored_bytes for field in numbers if field.stored_bytes}
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
-        self._known = lru_cache(_BLOCKS_KNOWN)(self._needs)
         self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE), allocate)
 
     @property
@@ -105,12 +73,10 @@ class Window:
 
     def describe(self, piece: Piece) -> None:
         """Work out what a piece needs."""
-        whole = isinstance(piece.block.chosen, range)  # such blocks are the same ones in every epoch
-        needs = self._known(piece.block) if whole else self._needs(piece.block, piece.want)
-        piece.requests, piece.straight = list(needs.requests), needs.straight
-        piece.bytes, piece.raw_bytes, piece.light = needs.bytes, needs.raw_bytes, needs.light
-        piece.placed = None if self.places and needs.placeable else False
-        for group in needs.kept:
+        demand = self._demands.of(piece)
+        piece.requests, piece.straight, piece.light = list(demand.requests), demand.straight, demand.light
+        piece.bytes, piece.raw_bytes, piece.placeable = demand.bytes, demand.raw_bytes, demand.placeable
+        for group in demand.kept:
             assert self._kept is not None
             runs = self._kept.found(group)
             if runs is None:
@@ -118,28 +84,6 @@ class Window:
             else:
                 piece.pages.add_all(group.file, runs)
         piece.missing = len(piece.requests)
-
-    def _needs(self, block: Block, want: Wanted | None = None) -> _Needs:
-        want = want or Wanted(block.fragment, block.stored_rows)
-        kept: list[PageRequest] = []
-        requests: list[PageRequest] = []
-        for request in page_requests([want], self._ids):
-            if self._kept is not None and self._is_kept(request):
-                kept += self._kept.groups(request)
-            else:
-                requests.append(request)
-        straight = self._straight(requests, want) if self._reader.store.straight else {}
-        there = {requests[number].file.fields[0] for number in straight}
-        loose = sum(request.bytes for request in requests if self._loose_ids.intersection(request.file.fields))
-        return _Needs(
-            requests,
-            straight,
-            kept,
-            {},
-            bytes=loose + len(block) * (self._fixed_row_bytes + self._linked_row_bytes),
-            raw_bytes=sum(request.bytes for number, request in enumerate(requests) if number not in straight),
-            placeable=all(column.field is not None and column.field.id in there for column in self._placed.values()),
-        )
 
     def read(self, piece: Piece, number: int, late_s: float | None = None) -> tuple[list[tuple[int, memoryview]], int]:
         """The pages of one of a piece's requests, none if they are in their places; and how many bytes were fetched.
@@ -151,14 +95,16 @@ class Window:
             if rows is not None:
                 name = self._names[request.file.fields[0]]
                 if piece.placed and name in self._placed:
-                    read_apart(self._reader.store, request, self._places_of(name, piece, rows), late_s)
+                    goes = [piece.goes[row] for row in rows]
+                    apart = [span.placed[name].row(index) for span, index in goes]
+                    read_apart(self._reader.store, request, apart, late_s)
                     return [], request.bytes
                 where = name, piece.row_start + rows.start, len(rows)
                 values = self.slab.room(*where)
                 read_straight(self._reader.store, request, values.reshape(-1).view(np.uint8).data, late_s)
                 self.slab.written(*where)
                 return [], request.bytes
-            if self._kept is not None and self._is_kept(request):
+            if self._kept is not None and self._demands.is_kept(request):
                 runs, fetched = self._kept.read(request)
                 return runs, request.bytes if fetched else 0
             store = self._reader.store
@@ -167,37 +113,17 @@ class Window:
             with self._reader.explained():
                 raise
 
-    def _places_of(self, name: str, piece: Piece, rows: range) -> list[memoryview]:
-        """Where rows of a piece go."""
-        size = self._row_bytes[name]
-        goes = [piece.goes[row] for row in rows]
-        return [span.placed[name].memory[index * size : (index + 1) * size] for span, index in goes]
-
     def _room(self, size: int) -> memoryview:
         """Memory for pages; not a map of the file, which costs a fault for each page of memory and then has to go."""
         room: memoryview = self._memory.empty((size,), np.uint8).data
         return room
 
-    def _is_kept(self, request: PageRequest) -> bool:
-        return self._kept is not None and self._heavy_id not in request.file.fields
-
-    def _straight(self, requests: Sequence[PageRequest], want: Wanted) -> dict[int, range]:
-        """The requests that can be read straight to their places; of a column, all or none."""
-        found: dict[int, range] = {}
-        for field_id, row_bytes in self._bare:
-            mine = [n for n, request in enumerate(requests) if request.file.fields == (field_id,)]
-            rows = [row_range(requests[number], field_id, row_bytes, want) for number in mine]
-            if sum(len(part) for part in rows if part is not None) == len(want.rows):
-                found.update((number, part) for number, part in zip(mine, rows, strict=True) if part is not None)
-        return found
-
     def admit(self, piece: Piece, *, regardless: bool) -> bool:
         """Take a piece in, if there is room, or if there never will be more."""
-        if self._placed_row_bytes and not piece.admitted:
-            self._decide(piece)
-        opening = {span for span, _ in piece.goes.values() if not span.placed} if piece.placed else ()
-        opening_bytes = self._placed_row_bytes * sum(len(span.which) for span in opening)
-        cost = piece.bytes + piece.raw_bytes + opening_bytes
+        placed = self.places and piece.placeable and piece.told
+        opening = {span for span, _ in piece.goes.values() if not span.placed} if placed else set()
+        own_bytes = piece.bytes + (0 if placed else piece.rows * self._placed_row_bytes)
+        cost = own_bytes + piece.raw_bytes + sum(len(span.which) for span in opening) * self._placed_row_bytes
         if self._held_bytes + cost > self._budget_bytes and not regardless:
             return False
         start = self.slab.take(piece.rows) if self._layout.fixed else 0
@@ -207,21 +133,14 @@ class Window:
             return False
         for span in opening:
             span.placed = {name: self._open(column, len(span.which)) for name, column in self._placed.items()}
-        piece.row_start, piece.admitted = start, True
+        piece.row_start, piece.admitted, piece.placed, piece.bytes = start, True, placed, own_bytes
         self._charge(cost)
         return True
-
-    def _decide(self, piece: Piece) -> None:
-        """Whether rows of a piece are placed: if each goes to one place."""
-        if piece.placed is None:
-            piece.placed = not piece.twice and len(piece.goes) == piece.rows
-            if not piece.placed:
-                piece.bytes += piece.rows * self._placed_row_bytes
 
     def _open(self, column: FixedColumn, rows: int) -> Places:
         assert self._batches is not None
         values = self._batches.empty((rows, *column.shape), column.dtype)
-        return Places(values, values.reshape(-1).view(np.uint8).data)
+        return Places(values, values.reshape(-1).view(np.uint8).data, values.nbytes // rows)
 
     def release(self, span: Span) -> None:
         """A span has been put together: its batches are the loop's now."""
