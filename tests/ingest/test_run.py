@@ -366,6 +366,16 @@ def test_parts_are_the_files_in_order(given_files: list[ObjectInfo], workers: in
     assert all(part.bytes <= 256 << 20 or len(part.files) == 1 for part in parts)
 
 
+def test_what_is_hidden_or_empty_is_nobodys_data(folder: Path) -> None:
+    shown = all_lines(folder)
+    for name in (".git/x.lines", "_state/x.lines", "a/.x.lines", "_x.lines"):
+        write(folder, name, "hidden")
+    (folder / "empty.lines").touch()
+    ds = penstock.create(folder.parent / "table")
+    take_in(ds, folder)
+    assert texts(ds) == shown
+
+
 def test_objects_are_read_ahead_in_order_and_errors_stay_with_theirs(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for number in range(50):

@@ -72,8 +72,7 @@ class ImageCodec:
     def image_size(self, data: Buffer) -> tuple[int, int, int]:
         """Read (height, width, channels) from the header, as `decode` without a mode would give them."""
         self._check_kind(data)
-        with translated(SampleError, f"cannot read the header of {self.name}, {len(data)} bytes"):
-            return _FORMATS[self.name].size(data)
+        return _size(self.name, data)
 
     def _decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
         if mode is not None and mode not in CHANNELS:
@@ -108,7 +107,12 @@ def decode_image_into(data: Buffer, out: Pixels, *, resize: bool = False) -> Non
 
 def image_size(data: Buffer) -> tuple[int, int, int]:
     """Read (height, width, channels) of any known image format from the header, as `decode_image` would give them."""
-    return ImageCodec(_kind(data)).image_size(data)
+    return _size(_kind(data), data)
+
+
+def _size(kind: str, data: Buffer) -> tuple[int, int, int]:
+    with translated(SampleError, f"cannot read the header of {kind}, {len(data)} bytes"):
+        return _FORMATS[kind].size(data)
 
 
 def _kind(data: Buffer) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from penstock.format._schema import Field
 from penstock.types import Buffer
 
 _MAGIC_BYTES = 8
+_GROWTH, _PAGE_SLACK_BYTES = 64, 4096
+"""What does not compress grows by less than this part; the footer takes far less than the slack for each page."""
 BLOB_REFERENCE = pa.struct([("id", pa.string()), ("length", pa.int64()), ("crc", pa.uint32())])
 
 
@@ -46,15 +48,15 @@ def encode_file(
     compression = Compression.parse(columns[0].field.codec)
     codec = None if compression.name == "none" else pa.Codec(compression.name, compression.level)
     batch = pa.RecordBatch.from_arrays(list(arrays), schema=schema)
-    sink = pa.BufferOutputStream()
+    parts = [batch.slice(end - count, count) for end, count in zip(accumulate(page_rows), page_rows, strict=True)]
     offsets = [_MAGIC_BYTES + schema.serialize().size]
+    room = pa.allocate_buffer(_at_most(parts, offsets[0]))  # a sink that grows would copy what it has, over and over
+    sink = pa.FixedSizeBufferWriter(room)
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
-        row = 0
-        for count in page_rows:
-            writer.write_batch(batch.slice(row, count))
+        for part in parts:
+            writer.write_batch(part)
             offsets.append(sink.tell())
-            row += count
-    data = memoryview(sink.getvalue())
+    data = memoryview(room)[: sink.tell()]
     pages = [data[start:end] for start, end in pairwise(offsets)]
     entry = DataFile(
         id=new_id(),
@@ -70,6 +72,12 @@ def encode_file(
         blobs=_blobs(columns, batch),
     )
     return entry, data
+
+
+def _at_most(parts: Sequence[pa.RecordBatch], head_bytes: int) -> int:
+    """How large a file of these pages can be; memory that is not written to costs nothing."""
+    pages: int = sum(map(pa.ipc.get_record_batch_size, parts))
+    return pages + pages // _GROWTH + _PAGE_SLACK_BYTES * (1 + len(parts)) + 2 * head_bytes
 
 
 def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUse, ...]:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import compress
-from threading import Condition, Lock, Thread
+from threading import Lock
 from typing import Any, BinaryIO
 
 from penstock.errors import NotFoundError, SourceChanged
 from penstock.format.kinds import Link
-from penstock.storage import ObjectInfo, Store
+from penstock.storage import Ahead, ObjectInfo, Store
 from penstock.table import RangeFile
 from penstock.types import ByteRange
 
@@ -60,28 +60,30 @@ class Bucket:
             whole = start == 0 and end == file.size
             data = self.store.get(file.key, byte_range=None if whole else ByteRange(start, end), etag=file.etag)
         except NotFoundError as error:
-            raise SourceChanged(f"{self.uri(file.key)} is gone since it was listed; run it again") from error
+            raise self._gone(file) from error
         self.meter.add(len(data))
         return data
 
     def each(
         self, files: Sequence[ObjectInfo], only: Callable[[ObjectInfo], bool] = lambda _: True
-    ) -> Iterator[tuple[ObjectInfo, memoryview | Exception]]:
+    ) -> Iterator[tuple[ObjectInfo, memoryview | SourceChanged]]:
         """Whole objects in order, read ahead; an object that cannot be read comes as what went wrong with it.
 
         Those that `only` does not name, and all of them where values are links, come unread and empty.
         """
-
         if self.link:
             yield from ((file, memoryview(b"")) for file in files)
             return
         chosen = [only(file) for file in files]
-        ahead = _Ahead(self, list(compress(files, chosen)), self.readers)
-        try:
-            for file, read in zip(files, chosen, strict=True):
-                yield file, ahead.next() if read else memoryview(b"")
-        finally:
-            ahead.stop()
+        found = self.store.get_each(list(compress(files, chosen)), Ahead(self.readers, _AHEAD_BYTES))
+        for file, read in zip(files, chosen, strict=True):
+            data = next(found) if read else memoryview(b"")
+            if isinstance(data, memoryview):
+                self.meter.add(len(data))
+            yield file, self._gone(file) if isinstance(data, NotFoundError) else data
+
+    def _gone(self, file: ObjectInfo) -> SourceChanged:
+        return SourceChanged(f"{self.uri(file.key)} is gone since it was listed; run it again")
 
     def open(self, file: ObjectInfo) -> BinaryIO:
         """An object as a file that fetches what is read, a few megabytes at a time and the next ones ahead."""
@@ -93,71 +95,6 @@ class Bucket:
             return data
         size = file.size - offset if length is None else length
         return Link(self.uri(file.key), offset=offset, length=size, etag=file.etag)
-
-
-class _Ahead:
-    """Reads objects by threads that take one after the other, as far ahead as memory allows; gives them in order.
-
-    A small object takes less time than handing it to a thread and back does, so nobody is handed anything: a thread
-    knows by itself what is next, and whoever needs an object waits only if it is not there.
-    """
-
-    def __init__(self, bucket: Bucket, files: Sequence[ObjectInfo], readers: int) -> None:
-        self._bucket, self._files = bucket, files
-        self._most = 4 * readers
-        self._found: dict[int, memoryview | BaseException] = {}
-        self._taken = self._given = self._bytes = 0
-        """Objects that threads have begun, and that were given away; bytes of those in between."""
-        self._wanted = -1
-        self._lock = Lock()
-        self._room, self._there = Condition(self._lock), Condition(self._lock)
-        self._stopped = False
-        for _ in range(min(readers, len(files))):
-            Thread(target=self._run, name="penstock-ingest", daemon=True).start()
-
-    def next(self) -> memoryview | Exception:
-        """The next object; raises what went wrong, but one that is gone or has changed is returned as that."""
-        with self._lock:
-            number = self._wanted = self._given
-            while number not in self._found:
-                self._there.wait()
-            found = self._found.pop(number)
-            self._wanted = -1
-            self._given += 1
-            self._bytes -= self._files[number].size
-            self._room.notify()
-        if isinstance(found, BaseException) and not isinstance(found, SourceChanged):
-            raise found
-        return found
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            self._room.notify_all()
-
-    def _begin(self) -> int | None:
-        """The number of an object to read; None when there are no more."""
-        with self._lock:
-            while not self._stopped and self._taken < len(self._files):
-                ahead = self._taken - self._given
-                if not ahead or (ahead < self._most and self._bytes < _AHEAD_BYTES):
-                    self._taken += 1
-                    self._bytes += self._files[self._taken - 1].size
-                    return self._taken - 1
-                self._room.wait()
-            return None
-
-    def _run(self) -> None:
-        while (number := self._begin()) is not None:
-            found: memoryview | BaseException
-            try:
-                found = self._bucket.read(self._files[number])
-            except BaseException as error:
-                found = error
-            with self._lock:
-                self._found[number] = found
-                if number == self._wanted:
-                    self._there.notify()
 
 
 class _Ranged(RangeFile):

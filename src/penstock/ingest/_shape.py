@@ -16,10 +16,12 @@ from penstock.format.kinds import Image, Kind, Link, Linked, Mask, Tensor
 from penstock.ingest._bucket import Bucket
 from penstock.ingest._settings import Settings, find_transform
 from penstock.ingest._source import Found, Reading, Reject, Row, Rows, spread
+from penstock.storage import run_all
 from penstock.table import Chunk
 
 _CHUNK_ROWS = 1024
-_CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 14 << 20
+"""Enough for a file, and not more than one takes."""
 _SAMPLED_FILES, _SAMPLED_ROWS = 8, 16
 _WEIGHED = 16
 _LINKED_PAGE_BYTES, _PLACE_BYTES, _LEAST_LINKED_PAGE = 256 << 10, 120, 1024
@@ -38,6 +40,7 @@ class Shaper:
             for name, kind in pictures.items()
             if settings.decode or settings.resize is not None or name in settings.codecs
         }
+        self._as_they_are = self._transform is None and not self._pictures and settings.columns is None
 
     def rows(self, found: Iterable[Found]) -> Iterator[Row | Rows | Reject]:
         """The rows to be stored; one that cannot be changed as asked becomes a reject."""
@@ -49,7 +52,7 @@ class Shaper:
                     names = (f"{item.name}, row {number}" for number in range(len(item.batch)))
                     made = map(self._row, map(Row, names, self._plain_rows(item.batch)))
                     yield from (row for row in made if row is not None)
-            elif isinstance(item, Reject):
+            elif isinstance(item, Reject) or self._as_they_are:
                 yield item
             elif (row := self._row(item)) is not None:
                 yield row
@@ -164,9 +167,15 @@ class Sample:
 
 def look(bucket: Bucket, reading: Reading, settings: Settings) -> Sample:
     """Read a few rows, and settle the columns."""
-    found: list[Found] = []
-    for file in spread(reading.files, _SAMPLED_FILES):
-        found += _first(reading.rows(bucket, [file]), _SAMPLED_ROWS)
+    found = [
+        item
+        for some in run_all(
+            lambda file: list(_first(reading.rows(bucket, [file]), _SAMPLED_ROWS)),
+            spread(reading.files, _SAMPLED_FILES),
+            max_workers=bucket.store.fan_out,
+        )
+        for item in some
+    ]
     rejects = tuple(item for item in found if isinstance(item, Reject))
     good = [item for item in found if not isinstance(item, Reject)]
     if not good:

@@ -3,7 +3,7 @@
 A source is one file of this room with one `Source` in it. The contract; if a source disagrees with this list, the
 source is wrong (`penstock.testing.SourceTests` is its exam):
 
-- `recognise` looks at names and sizes only; it reads nothing.
+- `recognise` looks at names and sizes only; it reads nothing. Neither it nor `open` is shown hidden or empty files.
 - `open` reads what describes the data (an index, a file of labels) and nothing more, and says which files hold rows.
 - `rows` yields the rows of some of those files, in order, holding a bounded part of them in memory. It may be called
   for any files in any order, from several threads, and in another process: what it needs to know is in the `Reading`,
@@ -13,9 +13,11 @@ source is wrong (`penstock.testing.SourceTests` is its exam):
 - Nothing is unpickled, extracted to disk, or expanded without a limit.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,6 +28,9 @@ from penstock.ingest._bucket import Bucket
 from penstock.storage import ObjectInfo
 
 T = TypeVar("T")
+
+_NAMES_KEPT = 1 << 16
+_HIDDEN = re.compile(r"(?:^|/)[._]")
 
 
 class Row(NamedTuple):
@@ -80,10 +85,12 @@ class Source:
     """Whether its values lie in the files as they are, so that a table can link to them."""
 
 
+@lru_cache(maxsize=_NAMES_KEPT)  # each source that may recognise the files asks
 def suffix(key: str) -> str:
     """The ending of a name in small letters, with its dot: `.jpg`."""
-    name = key.rpartition("/")[2]
-    return f".{name.rpartition('.')[2].lower()}" if "." in name.lstrip(".") else ""
+    name = key[key.rfind("/") + 1 :].lstrip(".")
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot >= 0 else ""
 
 
 def is_hidden(key: str) -> bool:
@@ -91,6 +98,8 @@ def is_hidden(key: str) -> bool:
 
     Except for JSON: some tools call their file of labels `_annotations.coco.json`.
     """
+    if not _HIDDEN.search(key):
+        return False
     *folders, name = key.split("/")
     if any(folder.startswith((".", "_")) for folder in folders):
         return True

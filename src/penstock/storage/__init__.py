@@ -1,5 +1,6 @@
 """Keys to bytes: object stores, folders and memory behind one contract."""
 
+from penstock.storage._ahead import Ahead
 from penstock.storage._folder import FolderStore
 from penstock.storage._memory import MemoryStore
 from penstock.storage._object import ObjectStore
@@ -11,6 +12,7 @@ from penstock.storage._retry import RetryPolicy, give_up_when
 from penstock.storage._store import ObjectInfo, Store
 
 __all__ = [
+    "Ahead",
     "Capabilities",
     "FolderStore",
     "MemoryStore",

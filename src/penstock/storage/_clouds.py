@@ -77,7 +77,8 @@ def plain_urls(
         return lambda path: signed(path, id(client()), int(time.monotonic() // _SIGNED_AGAIN_S))
     if _says_yes(config, "virtual_hosted_style_request"):
         return None
-    return lru_cache(maxsize=_URLS_KEPT)(lambda path: f"{address}/{quote(bucket)}/{quote(path)}")
+    place = f"{address}/{quote(bucket)}"
+    return lru_cache(maxsize=_URLS_KEPT)(lambda path: f"{place}/{quote(path)}")
 
 
 def _says_yes(config: Mapping[str, str], name: str) -> bool:

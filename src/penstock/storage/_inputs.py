@@ -8,13 +8,13 @@ from penstock.types import Buffer
 TEMPORARY_PREFIX = ".tmp-"
 """How the names of unfinished files in a folder begin; no key may use it."""
 
+_NOT_A_NAME = re.compile(rf"(?:^|/)(?:\.{{0,2}}(?:/|$)|{re.escape(TEMPORARY_PREFIX)})")
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 def check_key(key: str) -> None:
     """Refuse a key that some store would change, hide, or take out of its root."""
-    segments = key.split("/")
-    if any(segment in ("", ".", "..") or segment.startswith(TEMPORARY_PREFIX) for segment in segments):
+    if _NOT_A_NAME.search(key):
         raise InvalidInputError(
             f"not a key: {key!r}; write relative names joined by single slashes, "
             f"without '.', '..' or a name that starts with {TEMPORARY_PREFIX!r}"

@@ -11,15 +11,17 @@ import obstore
 
 from penstock.errors import AccessDenied, NotFoundError, SourceChanged, StorageError
 from penstock.storage import _outcomes
+from penstock.storage._ahead import Ahead
 from penstock.storage._buffers import fill, new_buffer
 from penstock.storage._clouds import Client, make_client, plain_urls
 from penstock.storage._gate import claim_runtime, is_past_end, is_transient, runtime_is_lost, translated
 from penstock.storage._inputs import byte_view, check_key, object_uri
+from penstock.storage._plain_each import PlainEach, Whole
 from penstock.storage._plain_http import PlainHttp
 from penstock.storage._pool import interruptible, run_all
 from penstock.storage._retry import RetryPolicy, retry
 from penstock.storage._sidecar import ask_sidecar, list_by_sidecar
-from penstock.storage._store import ObjectInfo, Store
+from penstock.storage._store import Gone, ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
 if TYPE_CHECKING:
@@ -57,10 +59,13 @@ class ObjectStore(Store):
         self._policy = policy
         self._clients: dict[tuple[float, int], Client] = {}
         self._plain: PlainHttp | None = None
+        self._plain_each: PlainEach | None = None
         if not runtime_is_lost():
             self._client(policy.attempt_timeout_s)  # meets wrong options at once
             urls = plain_urls(scheme, bucket, options, lambda: self._client(policy.attempt_timeout_s))
-            self._plain = None if urls is None else PlainHttp(urls, timeout_s=policy.attempt_timeout_s)
+            if urls is not None:
+                self._plain = PlainHttp(urls, timeout_s=policy.attempt_timeout_s)
+                self._plain_each = PlainEach(self._plain)
         _opened.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -73,6 +78,14 @@ class ObjectStore(Store):
             if self._read_straight(key, byte_range.start, [view], etag=etag):
                 return view.toreadonly()
         return self._get(key, byte_range, etag)
+
+    def get_each(self, objects: Sequence[ObjectInfo], ahead: Ahead) -> Iterator[memoryview | Gone]:
+        """Read whole objects: small ones straight from the network if that works, the others by obstore in threads."""
+        if self._plain_each is None or not self.straight:
+            return super().get_each(objects, ahead)
+        claim_runtime()
+        wanted = [Whole(self._path(it.key), it.size, it.etag) for it in objects]
+        return self._plain_each.read(wanted, lambda number: self._get_listed(objects[number]), ahead)
 
     def _get(self, key: str, byte_range: ByteRange | None, etag: str | None = None) -> memoryview:
         """The same by obstore."""

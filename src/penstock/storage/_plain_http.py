@@ -5,28 +5,29 @@ network brings it without TLS, that is most of what it costs. So this knows one 
 answered by a 206 of the right length. For everything else it says so, and the caller asks obstore, who knows the rest.
 """
 
-import re
 import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from urllib.parse import urlsplit
 
 from penstock.storage._buffers import MAX_BUFFERS
+from penstock.storage._http_words import (
+    HEAD_END,
+    MAX_HEAD_BYTES,
+    NOT_KNOWN,
+    PARTIAL_CONTENT,
+    SERVER_ERROR,
+    Head,
+    Question,
+    ask_for,
+    read_head,
+)
 from penstock.types import ByteRange
 
 _MOST_SURPRISES = 3
-_CONNECT_S = 5.0
-_QUESTIONS = 4096
-_HEAD_BYTES, _MAX_HEAD_BYTES = 2 << 10, 32 << 10
-_PARTIAL_CONTENT, _SERVER_ERROR, _NOT_KNOWN = 206, 500, 0
-_STATUS = re.compile(rb"http/1\.1 (\d{3}) ")
-_RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/")
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n")
-_ENCODED = re.compile(rb"\r\n(?:transfer|content)-encoding:")
-_CLOSES = re.compile(rb"\r\nconnection: *close\r\n")
+CONNECT_S = 5.0
+_HEAD_BYTES = 2 << 10
 
 
 class PlainHttp:
@@ -34,7 +35,7 @@ class PlainHttp:
 
     def __init__(self, address: Callable[[str], str | None], *, timeout_s: float) -> None:
         """`address` gives the URL of an object, signed if need be; None if it cannot."""
-        self._address, self._timeout_s = address, timeout_s
+        self._address, self.timeout_s = address, timeout_s
         self._idle: deque[_Connection] = deque()
         self._surprises = 0
 
@@ -57,36 +58,41 @@ class PlainHttp:
         With `etag`, only of an object that has it. Raises `TimeoutError` if it takes longer than `late_s`.
         """
         wanted = ByteRange(start, start + sum(map(len, buffers)))
-        address = self._address(path)
-        if address is None or not address.startswith("http://"):
-            self._surprises += 1
+        question = self.ask_for(path, wanted, etag)
+        if question is None:
             return False
-        ends = time.monotonic() + (self._timeout_s if late_s is None else late_s)
+        ends = time.monotonic() + (self.timeout_s if late_s is None else late_s)
         try:
-            status = self._get(address, wanted, etag, buffers, ends)
+            return self.count(self._get(question, wanted, buffers, ends))
         except TimeoutError:
             if late_s is None:
                 return False
             raise
         except OSError:
             return False
-        there = status == _PARTIAL_CONTENT
-        self._surprises = 0 if there else self._surprises + (status < _SERVER_ERROR)
+
+    def ask_for(self, path: str, wanted: ByteRange, etag: str | None) -> Question | None:
+        """How to ask for a range of an object; None if that cannot be said."""
+        address = self._address(path)
+        if address is None or not address.startswith("http://"):
+            self._surprises += 1
+            return None
+        return ask_for(address, wanted, etag)
+
+    def count(self, status: int) -> bool:
+        """Whether an answer has what was asked for; those that have not are counted."""
+        there = status == PARTIAL_CONTENT
+        self._surprises = 0 if there else self._surprises + (status < SERVER_ERROR)
         return there
 
-    def _get(
-        self, address: str, wanted: ByteRange, etag: str | None, buffers: Sequence[memoryview], ends: float
-    ) -> int:
-        host, port, asked = _question(address)
-        condition = "" if etag is None else f"If-Match: {etag}\r\n"
-        request = f"{asked}Range: bytes={wanted.start}-{wanted.end - 1}\r\n{condition}\r\n".encode("ascii")
+    def _get(self, question: Question, wanted: ByteRange, buffers: Sequence[memoryview], ends: float) -> int:
         while True:
             try:
                 connection, fresh = self._idle.pop(), False
             except IndexError:
-                connection, fresh = _Connection(host, port, ends), True
+                connection, fresh = _Connection(question.whom, ends), True
             try:
-                status = connection.get(request, wanted, buffers, ends)
+                status = connection.get(question.words, wanted, buffers, ends)
             except ConnectionError:
                 if fresh:
                     raise
@@ -96,19 +102,11 @@ class PlainHttp:
             return status
 
 
-@lru_cache(maxsize=_QUESTIONS)
-def _question(address: str) -> tuple[str, int, str]:
-    """Whom to ask for an object, and how a request for it begins."""
-    url = urlsplit(address)
-    target = f"{url.path}?{url.query}" if url.query else url.path
-    return url.hostname or "", url.port or 80, f"GET {target} HTTP/1.1\r\nHost: {url.netloc}\r\n"
-
-
 class _Connection:
     """One connection, `usable` again when an answer has been read to its end; closed when it is dropped."""
 
-    def __init__(self, host: str, port: int, ends: float) -> None:
-        self._socket = socket.create_connection((host, port), min(_CONNECT_S, _left_s(ends)))
+    def __init__(self, whom: tuple[str, int], ends: float) -> None:
+        self._socket = socket.create_connection(whom, min(CONNECT_S, _left_s(ends)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(None)  # Python would ask before each read whether there is something; see `_limit`
         self._hundredths = 0
@@ -119,18 +117,17 @@ class _Connection:
         if hasattr(self, "_socket"):
             self._socket.close()
 
-    def get(self, request: bytes, wanted: ByteRange, buffers: Sequence[memoryview], ends: float) -> int:
+    def get(self, words: bytes, wanted: ByteRange, buffers: Sequence[memoryview], ends: float) -> int:
         """Ask, and fill the buffers if the answer is what was asked for; its status, or that it is not known."""
         self.usable = False
         self._limit(ends)
         try:
-            self._socket.sendall(request)
-            head, body = self._head()
-            status = _status_of(head, wanted)
-            if status == _PARTIAL_CONTENT:
+            self._socket.sendall(words)
+            head, body = self._head(wanted)
+            if head.status == PARTIAL_CONTENT:
                 self._fill(buffers, body, ends)
-                self.usable = not _CLOSES.search(head)
-            return status
+                self.usable = not head.closes
+            return head.status
         except BlockingIOError:  # how the system says that time is over
             raise TimeoutError("the store did not answer in time") from None
 
@@ -144,18 +141,18 @@ class _Connection:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def _head(self) -> tuple[bytes, bytes]:
-        """The answer up to its body, in small letters, and what came of the body with it."""
+    def _head(self, wanted: ByteRange) -> tuple[Head, bytes]:
+        """What the answer says, and what came of its body with that."""
         got = b""
-        while len(got) < _MAX_HEAD_BYTES:
+        while len(got) < MAX_HEAD_BYTES:
             more = self._socket.recv(_HEAD_BYTES)
             got += more
-            head, separator, body = got.partition(b"\r\n\r\n")
+            said, separator, body = got.partition(HEAD_END)
             if separator:
-                return head.lower() + b"\r\n", body
+                return read_head(said, wanted), body
             if not more:
                 raise ConnectionError("the connection was closed before an answer")
-        return b"", b""
+        return Head(NOT_KNOWN, None, closes=True), b""
 
     def _fill(self, buffers: Sequence[memoryview], body: bytes, ends: float) -> None:
         """Fill the buffers with a body of which some has come already."""
@@ -171,19 +168,6 @@ class _Connection:
             missing = _after(count, missing)
             if missing and time.monotonic() > ends:
                 raise TimeoutError("the answer did not come to its end in time")
-
-
-def _status_of(head: bytes, wanted: ByteRange) -> int:
-    """The status of an answer, which is known to be the range that was wanted if it is a partial content."""
-    status, length, span = _STATUS.match(head), _LENGTH.search(head), _RANGE.search(head)
-    if status is None:
-        return _NOT_KNOWN
-    if int(status[1]) != _PARTIAL_CONTENT:
-        return int(status[1])
-    if length is None or span is None or _ENCODED.search(head):
-        return _NOT_KNOWN
-    fits = int(length[1]) == wanted.length and (int(span[1]), int(span[2])) == (wanted.start, wanted.end - 1)
-    return _PARTIAL_CONTENT if fits else _NOT_KNOWN
 
 
 def _after(count: int, buffers: Sequence[memoryview]) -> list[memoryview]:

@@ -3,9 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from penstock.errors import NotFoundError, SourceChanged
+from penstock.storage._ahead import Ahead, read_ahead
 from penstock.storage._buffers import fill
 from penstock.types import Buffer, ByteRange
+
+Gone: TypeAlias = NotFoundError | SourceChanged
+"""How a store says that an object is no longer what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,16 @@ class Store(ABC):
         Fewer bytes than asked for, because the object is shorter, is a `CorruptError` that names both lengths.
         With `etag`, an object that has another one is `SourceChanged`.
         """
+
+    def get_each(self, objects: Sequence[ObjectInfo], ahead: Ahead) -> Iterator[memoryview | Gone]:
+        """Whole objects in order, read ahead; one that is not what was listed, or not there, comes as that error."""
+        return read_ahead(lambda number: self._get_listed(objects[number]), [it.size for it in objects], ahead)
+
+    def _get_listed(self, listed: ObjectInfo) -> memoryview | Gone:
+        try:
+            return self.get(listed.key, etag=listed.etag)
+        except (NotFoundError, SourceChanged) as error:
+            return error
 
     def get_parts(self, key: str, parts: Sequence[ByteRange]) -> Iterator[memoryview]:
         """Read neighbouring parts of an object, in rising order, as one request; each is usable as soon as it comes."""

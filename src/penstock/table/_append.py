@@ -38,6 +38,8 @@ _HEAVY_ROW_BYTES = 256
 _LIGHT_PAGE_BYTES = 32 << 10
 _LIGHT_PAGE_ROWS = 1024
 _FILES_IN_FLIGHT = 3
+_FULL = 0.75
+"""A file that is filled so far is not held back: to put it together with a few rows more would be a copy of it all."""
 
 
 class IdSource(Protocol):
@@ -129,7 +131,7 @@ class FragmentWriter:
             group.waiting.append(mine)
             group.waiting_bytes += size
             self._bytes += size
-            if group.waiting_bytes >= _file_bytes(group.fields):
+            if group.waiting_bytes >= _FULL * _file_bytes(group.fields):
                 self._flush(group, all_rows=False)
         self._rows += rows_of(arrays)
         if self._rows >= FRAGMENT_ROWS or self._bytes >= FRAGMENT_BYTES:
@@ -160,7 +162,7 @@ class FragmentWriter:
         sizes = sum((row_sizes(array) for array in arrays.values()), np.zeros(rows_of(arrays), np.int64))
         start = 0
         runs = cut(sizes, _file_bytes(group.fields))
-        if not all_rows and sizes[-runs[-1] :].sum() < 0.75 * _file_bytes(group.fields):
+        if not all_rows and sizes[-runs[-1] :].sum() < _FULL * _file_bytes(group.fields):
             runs.pop()  # too little for a file of its own yet
         for count in runs:
             part = {id: array.slice(start, count) for id, array in arrays.items()}

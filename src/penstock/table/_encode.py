@@ -104,10 +104,10 @@ class Encoder:
         """Values short enough for a page; longer ones, and files, are stored as blobs and leave a None."""
         inline = list(values)
         for index, value in enumerate(inline):
-            if isinstance(value, PathLike) or hasattr(value, "read"):
-                value = inline[index] = self._read_file(kind, index, value)
             if isinstance(value, memoryview):
                 value = inline[index] = value.cast("B") if value.c_contiguous else value.tobytes()
+            elif not isinstance(value, bytes | bytearray) and (isinstance(value, PathLike) or hasattr(value, "read")):
+                value = inline[index] = self._read_file(kind, index, value)
             if isinstance(value, bytes | bytearray | memoryview) and len(value) > INLINE_BYTES:
                 with _at(index):
                     kind.to_array([bytes(value[:_HEAD_BYTES])])

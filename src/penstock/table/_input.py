@@ -173,12 +173,12 @@ def _is_even(values: Any) -> bool:
 
 def _size(value: Any) -> int:
     """About how many bytes a value takes when it is read."""
-    if isinstance(value, PathLike):
-        return _file_size(value)
     if isinstance(value, np.ndarray | memoryview):
         return value.nbytes
     if isinstance(value, bytes | bytearray | str):
         return len(value)
+    if isinstance(value, PathLike):
+        return _file_size(value)
     if isinstance(value, list | tuple):
         return 8 * len(value)
     return _OPEN_FILE_BYTES if hasattr(value, "read") else 64

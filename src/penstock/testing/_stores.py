@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError, SourceChanged
-from penstock.storage import Store, get_ranges, probe, run_all
+from penstock.storage import Ahead, Store, get_ranges, probe, run_all
 from penstock.types import Buffer, ByteRange
 
 _ODD_KEYS = (
@@ -97,6 +97,25 @@ class StoreTests(ABC):
                 store.get(key, byte_range=ByteRange(0, 0))
             with pytest.raises(NotFoundError, match=key):
                 store.head(key)
+
+    @pytest.mark.parametrize("ahead", [Ahead(1, 1), Ahead(3, 1000), Ahead(8, 1 << 20)])
+    def test_each_object_in_order(self, ahead: Ahead) -> None:
+        store = self.new_store()
+        bodies = {f"{number:02}": bytes([number]) * (number**4) for number in range(24)}
+        for key, body in bodies.items():
+            store.put(key, body)
+        listed = list(store.list())
+        store.put("05", b"not what was listed")
+        store.delete(["07"])
+        found = dict(zip(bodies, store.get_each(listed, ahead), strict=True))
+        changed, gone = found.pop("05"), found.pop("07")
+        assert isinstance(gone, NotFoundError)
+        assert isinstance(changed, SourceChanged)
+        assert {key: bytes(data) for key, data in found.items()} == {key: bodies[key] for key in found}  # type: ignore[arg-type]
+        some = store.get_each(listed, ahead)
+        assert bytes(next(some)) == b""  # type: ignore[arg-type]
+        assert bytes(next(some)) == b"\x01"  # type: ignore[arg-type]
+        del some  # whoever stops early leaves nothing behind
 
     @pytest.mark.parametrize("key", _ODD_KEYS)
     def test_odd_keys(self, key: str) -> None:

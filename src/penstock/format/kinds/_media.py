@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, sniff
 from penstock.errors import InvalidInputError, SampleError
-from penstock.format.kinds._kind import BadValue, Kind, Values
+from penstock.format.kinds._kind import BadValue, Kind, Values, binary_array
 
-_BYTES = (bytes, bytearray, memoryview)
+_Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Image(Kind):
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
         codec = ImageCodec.parse(self.codec)
-        return pa.array([self._encode(index, value, codec) for index, value in enumerate(values)], pa.binary())
+        return binary_array([self._encode(index, value, codec) for index, value in enumerate(values)])
 
     def to_values(self, array: pa.Array) -> Values:
         if self.shape is None:
@@ -64,13 +64,13 @@ class Image(Kind):
     def __str__(self) -> str:
         return f"{self.name}({self.codec}{'' if self.shape is None else f', {self.shape}'})"
 
-    def _encode(self, index: int, value: Any, codec: ImageCodec) -> bytes | None:
+    def _encode(self, index: int, value: Any, codec: ImageCodec) -> _Bytes | None:
         if value is None:
             return None
-        if isinstance(value, _BYTES):
+        if isinstance(value, _Bytes):
             if sniff(value) not in IMAGE_CODECS:
                 raise BadValue(index, "these bytes are not of an image format Penstock knows")
-            return bytes(value)
+            return value
         if isinstance(value, PIL.Image.Image):
             value = np.asarray(value)
         if not isinstance(value, np.ndarray):
@@ -111,7 +111,7 @@ class Audio(Kind):
         return pa.binary()
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
-        return pa.array([self._check(index, value) for index, value in enumerate(values)], pa.binary())
+        return binary_array([self._check(index, value) for index, value in enumerate(values)])
 
     def to_values(self, array: pa.Array) -> Values:
         return list(array.to_pylist())
@@ -122,15 +122,15 @@ class Audio(Kind):
     def to_json(self) -> dict[str, Any]:
         return {"codec": self.codec}
 
-    def _check(self, index: int, value: Any) -> bytes | None:
+    def _check(self, index: int, value: Any) -> _Bytes | None:
         if value is None:
             return None
-        if not isinstance(value, _BYTES):
+        if not isinstance(value, _Bytes):
             raise BadValue(index, f"expected encoded {self.name} as bytes, got {type(value).__name__}")
         found = sniff(value)
         if self.codec is not None and found not in (None, self.codec):
             raise BadValue(index, f"expected {self.codec} bytes, these are {found}")
-        return bytes(value)
+        return value
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.format.kinds._kind import BadValue, Kind, Values, check_each
+from penstock.format.kinds._kind import BadValue, Kind, Values, binary_array, check_each
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Bytes(Kind):
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
         check_each(values, (bytes, bytearray, memoryview), "bytes")
-        return pa.array([None if value is None else bytes(value) for value in values], pa.binary())
+        return binary_array(list(values))
 
     def to_values(self, array: pa.Array) -> Values:
         return list(array.to_pylist())

@@ -15,7 +15,7 @@ from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Image, Label, Linked, Text
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden, suffix
+from penstock.ingest._source import Found, Reading, Reject, Row, Source, suffix
 from penstock.ingest.sources._images_tables import Described, read_tables
 from penstock.storage import ObjectInfo
 
@@ -103,12 +103,12 @@ class _Images(Reading):
 
 
 def _recognise(files: Sequence[ObjectInfo]) -> bool:
-    seen = [suffix(file.key) in _CODECS for file in files if not is_hidden(file.key)]
+    seen = [suffix(file.key) in _CODECS for file in files]
     return 0 < len(seen) <= 2 * sum(seen)
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    images = [file for file in files if suffix(file.key) in _CODECS and not is_hidden(file.key)]
+    images = [file for file in files if suffix(file.key) in _CODECS]
     if not images:
         raise InvalidInputError(f"there are no images in {bucket.store.uri}: no file ends in {', '.join(_CODECS)}")
     keys = [file.key for file in images]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import ColumnLike
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden
+from penstock.ingest._source import Found, Reading, Reject, Row, Source
 from penstock.ingest.sources._expand import Damaged, Expanded, Stream, most_unpacked, read_exactly
 from penstock.ingest.sources._mds_encodings import Encoding, encoding_of
 from penstock.ingest.sources._values import column_name
@@ -160,13 +160,13 @@ def _varint(data: memoryview) -> bytes:
 
 
 def _recognise(files: Sequence[ObjectInfo]) -> bool:
-    names = [file.key.rpartition("/")[2] for file in files if not is_hidden(file.key)]
+    names = [file.key.rpartition("/")[2] for file in files]
     return _INDEX in names and any(name.endswith(".mds") or ".mds." in name for name in names)
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
     there = {file.key: file for file in files}
-    indexes = [file for file in files if file.key.rpartition("/")[2] == _INDEX and not is_hidden(file.key)]
+    indexes = [file for file in files if file.key.rpartition("/")[2] == _INDEX]
     if not indexes:
         raise InvalidInputError(f"{bucket.store.uri} has no {_INDEX}, which MDS needs")
     shards: dict[str, _Shard] = {}

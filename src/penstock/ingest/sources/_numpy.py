@@ -22,7 +22,7 @@ import numpy as np
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Kind
 from penstock.ingest._bucket import MAX_VALUE_BYTES, Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden, spread, suffix
+from penstock.ingest._source import Found, Reading, Reject, Row, Source, spread, suffix
 from penstock.ingest.sources._arrays import (
     Array,
     Piece,
@@ -192,9 +192,8 @@ def _one_row(archive: Mapping[str, tuple[Array, Member]]) -> dict[str, tuple[Arr
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo], samples: bool | None = None) -> Reading:
-    visible = [file for file in files if not is_hidden(file.key)]
-    arrays = [file for file in visible if suffix(file.key) == ".npy"]
-    archives = [file for file in visible if suffix(file.key) == ".npz"]
+    arrays = [file for file in files if suffix(file.key) == ".npy"]
+    archives = [file for file in files if suffix(file.key) == ".npz"]
     mine = arrays or archives
     if not mine or (arrays and archives):
         found = "both .npy and .npz files; take them in one after the other" if mine else "no .npy or .npz file"

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Kind
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Source, is_hidden, spread, suffix
+from penstock.ingest._source import Found, Reading, Source, spread, suffix
 from penstock.ingest.sources._arrays import (
     Array,
     Piece,
@@ -155,7 +155,7 @@ def _usual(tensors: Tensors) -> dict[str, Array]:
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    mine = [file for file in files if suffix(file.key) == ".safetensors" and not is_hidden(file.key)]
+    mine = [file for file in files if suffix(file.key) == ".safetensors"]
     if not mine:
         raise InvalidInputError(f"{bucket.store.uri} holds no .safetensors file")
 

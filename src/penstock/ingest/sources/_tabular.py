@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError, SourceChanged
 from penstock.format import ColumnLike
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Rows, is_hidden, suffix
+from penstock.ingest._source import Found, Reading, Reject, Rows, suffix
 from penstock.ingest.sources._arrow_columns import ColumnPlan, features_of, plan_column
 from penstock.ingest.sources._expand import Damaged
 from penstock.ingest.sources._values import column_name
@@ -118,7 +118,7 @@ def column_places(names: Sequence[str]) -> dict[str, int]:
 
 def data_files(bucket: Bucket, files: Iterable[ObjectInfo], endings: Sequence[str]) -> list[ObjectInfo]:
     """The files with one of these endings; there must be some."""
-    found = [file for file in files if ending(file.key) in endings and not is_hidden(file.key)]
+    found = [file for file in files if ending(file.key) in endings]
     if not found:
         raise InvalidInputError(f"no file in {bucket.store.uri} ends in {' or '.join(endings)}")
     return found
@@ -126,10 +126,9 @@ def data_files(bucket: Bucket, files: Iterable[ObjectInfo], endings: Sequence[st
 
 def all_end_in(files: Sequence[ObjectInfo], endings: Sequence[str]) -> bool:
     """Whether files are of one kind; small ones that lie beside any data, such as a README, do not count."""
-    shown = [file for file in files if not is_hidden(file.key)]
-    others = [file for file in shown if ending(file.key) not in endings]
+    others = [file for file in files if ending(file.key) not in endings]
     sidecars = all(suffix(file.key) in _SIDECARS and file.size <= _SIDECAR_BYTES for file in others)
-    return len(others) < len(shown) and sidecars
+    return len(others) < len(files) and sidecars
 
 
 def ending(key: str) -> str:

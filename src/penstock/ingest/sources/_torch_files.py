@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Kind
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden, suffix
+from penstock.ingest._source import Found, Reading, Reject, Row, Source, suffix
 from penstock.ingest.sources._arrays import (
     PIECE_BYTES,
     Array,
@@ -188,7 +188,7 @@ def _torch() -> Any:
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
     """The columns are those of the first file: nothing but the file itself describes it."""
-    mine = [file for file in files if suffix(file.key) in _ENDINGS and not is_hidden(file.key)]
+    mine = [file for file in files if suffix(file.key) in _ENDINGS]
     if not mine:
         raise InvalidInputError(f"{bucket.store.uri} holds no .pt or .pth file")
     reasons: list[str] = []

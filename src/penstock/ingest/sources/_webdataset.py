@@ -14,7 +14,7 @@ from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Label, Linked, Text, Video
 from penstock.ingest._bucket import MAX_VALUE_BYTES, Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, is_hidden
+from penstock.ingest._source import Found, Reading, Reject, Row, Source
 from penstock.ingest.sources._expand import Damaged, Expanded, Stream, read_exactly
 from penstock.ingest.sources._tar import Glances, Member, members
 from penstock.ingest.sources._values import column_name, load_npy, parse_json, parse_text
@@ -189,11 +189,11 @@ def _is_packed(key: str) -> bool:
 
 
 def _recognise(files: Sequence[ObjectInfo]) -> bool:
-    return any(_is_shard(file.key) and not is_hidden(file.key) for file in files)
+    return any(_is_shard(file.key) for file in files)
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    shards = [file for file in files if _is_shard(file.key) and not is_hidden(file.key)]
+    shards = [file for file in files if _is_shard(file.key)]
     if not shards:
         raise InvalidInputError(f"{bucket.store.uri} has no .tar, .tar.gz or .tgz files, which WebDataset needs")
     packed = next((file for file in shards if _is_packed(file.key)), None)
