@@ -172,6 +172,15 @@ def test_a_value_that_does_not_fit_is_a_reject_of_its_row_alone(folder: Path) ->
     assert not take_in(nullable, folder, Settings(nullable=("number",))).rejects
 
 
+def test_a_part_that_fails_gives_up_its_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parts, "_LEAST_PART_BYTES", 1)
+    write(folder, "1.lines", "!")
+    ds = table()
+    prepared = prepare(ds._session, open_store(folder), SOURCES, None, Settings())
+    with pytest.raises(SampleError, match="bad line"):
+        run(ds._session, prepared, on_bad="raise", max_bad=0, message="", workers=1)
+
+
 def test_raise_stops_and_commits_nothing(folder: Path) -> None:
     write(folder, "4.lines", "good", "!")
     ds = table()

@@ -1,12 +1,13 @@
 """Parts of an ingest: cut, and done by whoever runs them, in threads here or anywhere else."""
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import Event, Lock
-from typing import Protocol
+from threading import Event, Lock, Semaphore
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _LEAST_PART_BYTES = 16 << 20
 _PART_FILES = 16_384
 _PARTS_PER_WORKER = 4
 _SHOWN = 3
+_ANY_TIME = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,11 @@ class Threads:
 
     def __call__(self, job: Job, parts: Sequence[Part], *, stop: Event) -> Iterator[Done]:
         """A few parts at a time; after a failure no other starts, and those under way are stopped."""
-        with ThreadPoolExecutor(self.workers, "penstock-part") as pool:
-            do = partial(do_part, job, stop=stop)
-            running: set[Future[Done]] = {pool.submit(do, part) for part in parts[: self.workers]}
-            rest = iter(parts[self.workers :])
+        threads = self.workers + 1  # one more, so that a part is read while another waits for its last files
+        with ThreadPoolExecutor(threads, "penstock-part") as pool:
+            do = partial(do_part, job, stop=stop, turn=Semaphore(self.workers))
+            running: set[Future[Done]] = {pool.submit(do, part) for part in parts[:threads]}
+            rest = iter(parts[threads:])
             try:
                 while running:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -82,8 +85,11 @@ class Threads:
                 stop.set()
 
 
-def do_part(job: Job, part: Part, stop: Event) -> Done:
-    """Read a part's rows, store them, and keep what became of it; for any thread or process."""
+def do_part(job: Job, part: Part, stop: Event, turn: AbstractContextManager[Any] = _ANY_TIME) -> Done:
+    """Read a part's rows, store them, and keep what became of it; for any thread or process.
+
+    Rows are read while it is its `turn`.
+    """
     rejects: list[Reject] = []
     lock = Lock()
 
@@ -97,21 +103,21 @@ def do_part(job: Job, part: Part, stop: Event) -> Done:
             if len(rejects) > job.max_bad:
                 raise too_many(rejects, job.max_bad)
 
-    def running(found: Iterable[Found]) -> Iterator[Found]:
-        for item in found:
-            if stop.is_set():
-                raise InterruptedError("the ingest was stopped")
-            yield item
+    def running(found: Iterable[Found]) -> Generator[Found, None, None]:
+        with turn:
+            for item in found:
+                if stop.is_set():
+                    raise InterruptedError("the ingest was stopped")
+                yield item
 
     plan = job.plan
     known = {name: as_column(name, column).kind for name, column in job.reading.columns.items()}
     shaper = Shaper(plan.settings, {name: known.get(name, Image()) for name in plan.pictures}, known)
     seed = plan.settings.shuffle
     mixed = None if seed is None else np.random.default_rng([seed, int.from_bytes(_digest(part)[:8], "big")])
-    rows = shaper.rows(running(job.reading.rows(job.bucket, part.files)))
-    fragments = write_part(
-        job.target, plan.schema, chunks(rows, refuse, mixed), containers=plan.containers, refuse=refuse
-    )
+    with closing(running(job.reading.rows(job.bucket, part.files))) as found:  # or a failure would keep its turn
+        rows = chunks(shaper.rows(found), refuse, mixed)
+        fragments = write_part(job.target, plan.schema, rows, containers=plan.containers, refuse=refuse)
     done = Done(tuple(map(identity, part.files)), tuple(fragments), tuple(rejects), part.bytes)
     job.waiting.keep(plan, done)
     return done

@@ -67,6 +67,8 @@ class _Crowd(Generic[T]):
         self._selector = DefaultSelector()
         self._peer: tuple[int, Any] | None = None
         """Kind and address of the server, as the first connection found them."""
+        self._reached = True
+        """Whether there is a server, as far as we know."""
         self._idle: list[_Connection] = []
         self._busy: dict[_Connection, int] = {}
         """The numbers of the objects that connections bring."""
@@ -107,14 +109,15 @@ class _Crowd(Generic[T]):
 
     def _begin(self, number: int) -> None:
         path, size, etag = self._objects[number]
-        plain = self._plain.serves and 0 < size <= _SMALL_BYTES
+        plain = self._reached and self._plain.serves and 0 < size <= _SMALL_BYTES
         question = self._plain.ask_for(path, ByteRange(0, size), etag) if plain else None
         if question is None:
             self._ask_otherwise(number)
             return
         try:
             connection = self._idle.pop() if self._idle else self._connected(question)
-        except OSError:
+        except OSError:  # which may have taken a while, and should not for each object
+            self._reached = False
             self._ask_otherwise(number)
             return
         self._busy[connection] = number
@@ -138,6 +141,8 @@ class _Crowd(Generic[T]):
         for key, _ in self._selector.select(_LOOK_S):
             connection: _Connection = key.data
             try:
+                if connection not in self._busy:
+                    raise ConnectionError("the store closes it, or says something that nobody asked for")
                 if not connection.is_open:
                     connection.open()
                     self._selector.modify(connection.socket, EVENT_READ, connection)
@@ -170,7 +175,7 @@ class _Crowd(Generic[T]):
             self._peer = None
         if (number := self._busy.pop(connection, None)) is not None:
             self._ask_otherwise(number)
-        else:  # the store closed it while nobody used it
+        else:
             self._idle.remove(connection)
 
     def _ask_otherwise(self, number: int) -> None:
