@@ -25,7 +25,7 @@ from penstock.ingest._settings import OnBad
 from penstock.ingest._source import Reject
 from penstock.table import Session, append_parts
 
-_REQUESTS = 512
+_REQUESTS = 256
 
 
 @dataclass

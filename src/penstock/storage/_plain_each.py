@@ -25,6 +25,7 @@ _SMALL_BYTES = 128 << 10
 """So much of an answer the system keeps while nobody reads; more would not come before somebody does."""
 _READ_BYTES = 64 << 10
 _LOOK_S = 1.0
+_NOTHING = memoryview(b"")
 
 
 class Whole(NamedTuple):
@@ -110,7 +111,8 @@ class _Crowd(Generic[T]):
     def _begin(self, number: int) -> None:
         path, size, etag = self._objects[number]
         plain = self._reached and self._plain.serves and 0 < size <= _SMALL_BYTES
-        question = self._plain.ask_for(path, ByteRange(0, size), etag) if plain else None
+        wanted = ByteRange(0, size)
+        question = self._plain.ask_for(path, wanted, etag) if plain else None
         if question is None:
             self._ask_otherwise(number)
             return
@@ -122,7 +124,7 @@ class _Crowd(Generic[T]):
             return
         self._busy[connection] = number
         try:
-            connection.ask(question.words, size)
+            connection.ask(question.words, wanted)
         except OSError:
             self._drop(connection)
 
@@ -199,9 +201,9 @@ class _Connection:
         self.asked_s = 0.0
         self.status = NOT_KNOWN
         """Of the answer, which is known to be the whole object if it is a partial content."""
-        self.body = memoryview(b"")
+        self.body = self._missing = _NOTHING
         self._words = self._said = b""
-        self._size, self._missing, self._closes = 0, self.body, False
+        self._wanted, self._closes = ByteRange(0, 0), False
 
     def __del__(self) -> None:
         if hasattr(self, "socket"):
@@ -211,11 +213,11 @@ class _Connection:
     def peer(self) -> tuple[int, Any]:
         return self.socket.family, self.socket.getpeername()
 
-    def ask(self, words: bytes, size: int) -> None:
-        """Ask for an object of this size, at once or as soon as that is possible."""
+    def ask(self, words: bytes, wanted: ByteRange) -> None:
+        """Ask for all of an object, at once or as soon as that is possible."""
         self.asked_s = time.monotonic()
-        self._words, self._size, self._said = words, size, b""
-        self.status, self.body, self._missing = NOT_KNOWN, memoryview(b""), memoryview(b"")
+        self._words, self._wanted, self._said = words, wanted, b""
+        self.status, self.body, self._missing = NOT_KNOWN, _NOTHING, _NOTHING
         if self.is_open:
             self._send()
 
@@ -241,7 +243,7 @@ class _Connection:
             said, separator, body = self._said.partition(HEAD_END)
             if not separator and len(said) < MAX_HEAD_BYTES:
                 return False
-            self._begin(read_head(said, ByteRange(0, self._size)), body)
+            self._begin(read_head(said, self._wanted), body)
         if self._missing:
             return False
         self.is_open = not self._closes
@@ -250,15 +252,16 @@ class _Connection:
     def _begin(self, head: Head, body: bytes) -> None:
         """Take the head of an answer, and what came of its body with it."""
         self._said, self._closes = b"", head.closes
-        if head.status != PARTIAL_CONTENT or head.object_bytes != self._size or len(body) > self._size:
+        size = self._wanted.end
+        if head.status != PARTIAL_CONTENT or head.object_bytes != size or len(body) > size:
             self.status = NOT_KNOWN if head.status == PARTIAL_CONTENT else head.status
             self._closes = True  # who knows where the answer ends
             return
         self.status = PARTIAL_CONTENT
-        if len(body) == self._size:
+        if len(body) == size:
             self.body = memoryview(body)
         else:
-            self.body = new_buffer(self._size)
+            self.body = new_buffer(size)
             self.body[: len(body)] = body
             self._missing = self.body[len(body) :]
 
