@@ -1,7 +1,7 @@
 """Parts of an ingest: cut, and done by whoever runs them, in threads here or anywhere else."""
 
 import hashlib
-from collections.abc import Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -132,7 +132,7 @@ def too_many(rejects: Sequence[Reject], limit: int) -> SampleError:
     )
 
 
-def cut_parts(files: Sequence[ObjectInfo], workers: int, done: Container[File] = ()) -> list[Part]:
+def cut_parts(files: Sequence[ObjectInfo], workers: int, done: Collection[File] = ()) -> list[Part]:
     """Files that follow each other: parts large enough to be good fragments, and enough of them for all workers.
 
     No part reaches over files that are done, so that the parts have an order.
@@ -143,7 +143,7 @@ def cut_parts(files: Sequence[ObjectInfo], workers: int, done: Container[File] =
     waiting: list[ObjectInfo] = []
     size = 0
     for file in files:
-        is_done = identity(file) in done
+        is_done = bool(done) and identity(file) in done
         if waiting and (is_done or size + file.size > target or len(waiting) >= _PART_FILES):
             parts.append(Part(tuple(waiting)))
             waiting, size = [], 0

@@ -49,7 +49,7 @@ def prepare(
     reading = source.open(bucket, objects)
     known = taken_files(session.store, session.snapshot.sources.get(source_store.uri, ()))
     new = tuple(file for file in reading.files if file.key not in known)
-    changed = tuple(file.key for file in reading.files if known.get(file.key, identity(file)) != identity(file))
+    changed = tuple(file.key for file in reading.files if file.key in known and known[file.key] != identity(file))
     waiting = Waiting.of(session.store, session.branch, source_store.uri, source.name, settings)
     plan, sample = waiting.plan(), None
     if plan is None or not _fits(plan.schema, session.snapshot.schema):

@@ -77,9 +77,9 @@ def run(
     waiting = Waiting.of(session.store, session.branch, plan.source, plan.kind, plan.settings)
     waiting.begin(plan)
     session.notice.at_work()
-    current = {identity(file) for file in prepared.new}
-    kept = [done for done in waiting.parts(plan, store_time(session.store)) if current.issuperset(done.files)]
-    kept = [done for done in kept if on_bad == "skip" or not done.rejects]
+    kept = [done for done in waiting.parts(plan, store_time(session.store)) if on_bad == "skip" or not done.rejects]
+    current = {identity(file) for file in prepared.new} if kept else set()
+    kept = [done for done in kept if current.issuperset(done.files)]
     parts = cut_parts(prepared.new, workers, {file for done in kept for file in done.files})
     job = Job(_quickly(prepared.bucket, workers), prepared.reading, plan, session.store, waiting, on_bad, max_bad)
     state = Progress(len(prepared.new), sum(file.size for file in prepared.new), job.bucket.meter)

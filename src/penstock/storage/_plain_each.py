@@ -240,16 +240,16 @@ class _Connection:
             if not more:
                 raise ConnectionError("the connection was closed before an answer")
             self._said += more
-            said, separator, body = self._said.partition(HEAD_END)
-            if not separator and len(said) < MAX_HEAD_BYTES:
+            end = self._said.find(HEAD_END)
+            if end < 0 and len(self._said) < MAX_HEAD_BYTES:
                 return False
-            self._begin(read_head(said, self._wanted), body)
+            self._begin(read_head(self._said[:end], self._wanted), memoryview(self._said)[end + len(HEAD_END) :])
         if self._missing:
             return False
         self.is_open = not self._closes
         return True
 
-    def _begin(self, head: Head, body: bytes) -> None:
+    def _begin(self, head: Head, body: memoryview) -> None:
         """Take the head of an answer, and what came of its body with it."""
         self._said, self._closes = b"", head.closes
         size = self._wanted.end
@@ -259,7 +259,7 @@ class _Connection:
             return
         self.status = PARTIAL_CONTENT
         if len(body) == size:
-            self.body = memoryview(body)
+            self.body = body
         else:
             self.body = new_buffer(size)
             self.body[: len(body)] = body
