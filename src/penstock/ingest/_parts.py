@@ -64,13 +64,14 @@ class Runner(Protocol):
 class Threads:
     """The runner that needs nothing else: threads of this process."""
 
-    workers: int
+    reading: int
+    """How many read rows; one more waits for its last files to be stored."""
 
     def __call__(self, job: Job, parts: Sequence[Part], *, stop: Event) -> Iterator[Done]:
         """A few parts at a time; after a failure no other starts, and those under way are stopped."""
-        threads = self.workers + 1  # one more, so that a part is read while another waits for its last files
+        threads = self.reading + 1
         with ThreadPoolExecutor(threads, "penstock-part") as pool:
-            do = partial(do_part, job, stop=stop, turn=Semaphore(self.workers))
+            do = partial(do_part, job, stop=stop, turn=Semaphore(self.reading))
             running: set[Future[Done]] = {pool.submit(do, part) for part in parts[:threads]}
             rest = iter(parts[threads:])
             try:

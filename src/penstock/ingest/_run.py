@@ -25,7 +25,7 @@ from penstock.ingest._settings import OnBad
 from penstock.ingest._source import Reject
 from penstock.table import Session, append_parts
 
-_REQUESTS = 256
+_REQUESTS = 512
 
 
 @dataclass
@@ -81,13 +81,14 @@ def run(
     current = {identity(file) for file in prepared.new} if kept else set()
     kept = [done for done in kept if current.issuperset(done.files)]
     parts = cut_parts(prepared.new, workers, {file for done in kept for file in done.files})
-    job = Job(_quickly(prepared.bucket, workers), prepared.reading, plan, session.store, waiting, on_bad, max_bad)
+    reading = workers if plan.settings.works_on_rows else max(1, workers // 2)  # storing them is the other half
+    job = Job(_quickly(prepared.bucket, reading), prepared.reading, plan, session.store, waiting, on_bad, max_bad)
     state = Progress(len(prepared.new), sum(file.size for file in prepared.new), job.bucket.meter)
     state.skipped_bytes = sum(done.source_bytes for done in kept)
     finished: list[Done] = []
     progress(state)
     try:
-        for done in chain(kept, (runner or Threads(workers))(job, parts, stop=stop)):
+        for done in chain(kept, (runner or Threads(reading))(job, parts, stop=stop)):
             session.notice.at_work()
             finished.append(done)
             state.files_done += len(done.files)
@@ -125,7 +126,7 @@ def _commit(
     return rows
 
 
-def _quickly(bucket: Bucket, workers: int) -> Bucket:
-    """As many requests at once as the store likes, shared by the workers."""
-    readers = 4 if bucket.store.fan_out == 1 else max(8, _REQUESTS // workers)
+def _quickly(bucket: Bucket, reading: int) -> Bucket:
+    """As many requests at once as the store likes, shared by those who read."""
+    readers = 4 if bucket.store.fan_out == 1 else max(8, _REQUESTS // reading)
     return Bucket(bucket.store, bucket.link, readers)

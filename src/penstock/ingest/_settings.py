@@ -45,6 +45,11 @@ class Settings:
             elif self.link:
                 raise InvalidInputError(f"column {column!r} is linked and stays as it is: leave out its codec, or link")
 
+    @property
+    def works_on_rows(self) -> bool:
+        """Whether rows take work before they are stored."""
+        return self.decode or self.resize is not None or self.transform is not None or bool(self.codecs)
+
     def to_json(self) -> dict[str, Any]:
         """Only what differs from the defaults."""
         usual = asdict(Settings())
