@@ -183,3 +183,14 @@ def test_an_empty_file_of_no_pages_is_a_file() -> None:
     file, data = encode_file([FileColumn(field)], [Text().to_array([])], row_start=0, page_rows=[])
     assert file.rows == 0
     assert pa.ipc.open_file(pa.py_buffer(data)).read_all().num_rows == 0
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize(("columns", "rows_a_page", "pages"), [(600, 1, 3), (2, 1, 500), (1, 3000, 2)])
+def test_there_is_room_for_what_does_not_compress(codec: str, columns: int, rows_a_page: int, pages: int) -> None:
+    dice, count = np.random.default_rng(0), rows_a_page * pages
+    fields = [make_field(f"c{n}", Column(List(Text()), nullable=True, codec=codec)) for n in range(columns)]
+    values = [[[dice.bytes(8).hex()] for _ in range(count)] for _ in fields]
+    file, data = encode(fields, values, [rows_a_page] * pages)
+    assert len(data) == file.length
+    assert pa.ipc.open_file(pa.py_buffer(data)).read_all().column(0).to_pylist() == values[0]

@@ -17,8 +17,8 @@ from penstock.format._schema import Field
 from penstock.types import Buffer
 
 _MAGIC_BYTES = 8
-_GROWTH, _PAGE_SLACK_BYTES = 64, 4096
-"""What does not compress grows by less than this part; the footer takes far less than the slack for each page."""
+_GROWTH, _PAGE_BYTES, _BUFFER_BYTES = 64, 256, 128
+"""What does not compress grows by less than this part; what a page takes in the footer, and a buffer in its frame."""
 BLOB_REFERENCE = pa.struct([("id", pa.string()), ("length", pa.int64()), ("crc", pa.uint32())])
 
 
@@ -77,7 +77,9 @@ def encode_file(
 def _at_most(parts: Sequence[pa.RecordBatch], head_bytes: int) -> int:
     """How large a file of these pages can be; memory that is not written to costs nothing."""
     pages: int = sum(map(pa.ipc.get_record_batch_size, parts))
-    return pages + pages // _GROWTH + _PAGE_SLACK_BYTES * (1 + len(parts)) + 2 * head_bytes
+    buffers = sum(len(column.buffers()) for column in parts[0].columns) if parts else 0
+    frames = (1 + len(parts)) * (_PAGE_BYTES + buffers * _BUFFER_BYTES)
+    return pages + pages // _GROWTH + frames + 2 * head_bytes
 
 
 def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUse, ...]:
