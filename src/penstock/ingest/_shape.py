@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -167,15 +167,12 @@ class Sample:
 
 def look(bucket: Bucket, reading: Reading, settings: Settings) -> Sample:
     """Read a few rows, and settle the columns."""
-    found = [
-        item
-        for some in run_all(
-            lambda file: list(_first(reading.rows(bucket, [file]), _SAMPLED_ROWS)),
-            spread(reading.files, _SAMPLED_FILES),
-            max_workers=bucket.store.fan_out,
-        )
-        for item in some
-    ]
+    sampled = run_all(
+        lambda file: list(_first(reading.rows(bucket, [file]), _SAMPLED_ROWS)),
+        spread(reading.files, _SAMPLED_FILES),
+        max_workers=bucket.store.fan_out,
+    )
+    found = list(chain.from_iterable(sampled))
     rejects = tuple(item for item in found if isinstance(item, Reject))
     good = [item for item in found if not isinstance(item, Reject)]
     if not good:

@@ -162,7 +162,7 @@ class _Crowd(Generic[T]):
         """Keep what a connection brought; if that is not the object, ask for it otherwise."""
         number = self._busy.pop(connection)
         if self._plain.count(connection.status):
-            self._found[number] = connection.body
+            self._found[number] = connection.give_body()
         else:
             self._ask_otherwise(number)
         if connection.is_open:
@@ -201,7 +201,7 @@ class _Connection:
         self.asked_s = 0.0
         self.status = NOT_KNOWN
         """Of the answer, which is known to be the whole object if it is a partial content."""
-        self.body = self._missing = _NOTHING
+        self._body = self._missing = _NOTHING
         self._words = self._said = b""
         self._wanted, self._closes = ByteRange(0, 0), False
 
@@ -217,7 +217,7 @@ class _Connection:
         """Ask for all of an object, at once or as soon as that is possible."""
         self.asked_s = time.monotonic()
         self._words, self._wanted, self._said = words, wanted, b""
-        self.status, self.body, self._missing = NOT_KNOWN, _NOTHING, _NOTHING
+        self.status, self._body, self._missing = NOT_KNOWN, _NOTHING, _NOTHING
         if self.is_open:
             self._send()
 
@@ -249,6 +249,11 @@ class _Connection:
         self.is_open = not self._closes
         return True
 
+    def give_body(self) -> memoryview:
+        """The object, which is no longer held here: an idle connection should cost no memory."""
+        body, self._body, self._missing = self._body, _NOTHING, _NOTHING
+        return body
+
     def _begin(self, head: Head, body: memoryview) -> None:
         """Take the head of an answer, and what came of its body with it."""
         self._said, self._closes = b"", head.closes
@@ -259,11 +264,11 @@ class _Connection:
             return
         self.status = PARTIAL_CONTENT
         if len(body) == size:
-            self.body = body
+            self._body = body
         else:
-            self.body = new_buffer(size)
-            self.body[: len(body)] = body
-            self._missing = self.body[len(body) :]
+            self._body = new_buffer(size)
+            self._body[: len(body)] = body
+            self._missing = self._body[len(body) :]
 
     def _send(self) -> None:
         if self.socket.send(self._words) < len(self._words):
