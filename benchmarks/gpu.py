@@ -38,6 +38,7 @@ PICTURES = int(os.environ.get("BENCH_GPU_PICTURES", "60000"))
 SECONDS = float(os.environ.get("BENCH_GPU_SECONDS", "8"))
 ROUNDS = int(os.environ.get("BENCH_GPU_ROUNDS", "3"))
 BATCH = 256
+REST_S = 0.5
 PEER_WORKERS = 14
 
 
@@ -172,6 +173,7 @@ def _training(name: str, ds: penstock.Dataset, options: dict[str, Any], at_least
 
         def timed(count: int, source: Callable[[], dict[str, torch.Tensor]]) -> float:
             torch.cuda.synchronize()
+            time.sleep(REST_S)  # else the loader would go on with what it is asked to have ready, in the other's turn
             start = time.perf_counter()
             for _ in range(count):
                 step(source())

@@ -17,6 +17,8 @@ from PIL import Image as Pillow
 
 import penstock
 from penstock import Column, Dataset, Image, Pixels, Tensor, Text
+from penstock.device import Redo
+from penstock.device._redone import _kernel
 from penstock.errors import CorruptError, InvalidInputError
 
 ROWS, SIDE = 600, 24
@@ -136,18 +138,54 @@ def test_transforms_of_samples_and_batches_come_before_the_device(ds: Dataset, d
         assert not torch.equal(here[0]["image"], read(ds, 1, **BLOCKS)[0]["image"])
 
 
+COLOURS: dict[str, Any] = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        Pixels(crop=(20, 16), flip=0.5, dtype="bfloat16", **COLOURS),
+        Pixels(crop=(20, 16), crop_at="center", dtype="float32", memory_format="channels_last", **COLOURS),
+        Pixels(dtype="float16", channels_first=False, **COLOURS),
+        Pixels(flip=0.5, memory_format="channels_last"),
+        Pixels(),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("device", DEVICES)
-def test_pixels_are_the_same_everywhere_and_whenever(ds: Dataset, device: str) -> None:
-    pixels = Pixels(crop=(20, 16), flip=0.5, dtype="bfloat16", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+def test_pixels_are_the_same_everywhere_and_whenever(ds: Dataset, device: str, pixels: Pixels) -> None:
     options = {"device_transform": {"image": pixels}, **BLOCKS}
     here = read(ds, **options)
-    assert here[0]["image"].shape == (32, 3, 20, 16)
     assert same(read(ds, device=device, **WINDOW, **options), here)
     assert same(read(ds, device=device, **WINDOW, **options, batch_size=32, num_workers=0), here)
     by_row = {int(row): value for batch in here for row, value in zip(batch["_row_id"], batch["image"], strict=True)}
     for batch in read(ds, device=device, **WINDOW, **options, batch_size=17):  # not by its place in a batch
         for row, value in zip(batch["_row_id"], batch["image"], strict=True):
             assert torch.equal(by_row[int(row)], value)
+
+
+needs_gpu = pytest.mark.skipif("cuda" not in DEVICES, reason="only a GPU does things later than it is asked to")
+
+
+@needs_gpu
+def test_a_batch_is_the_users_however_far_their_stream_is_behind(ds: Dataset) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "columns": ["image", "label"], "drop_last": True, **BLOCKS}
+    late: list[dict[str, torch.Tensor]] = []
+    with ds.pytorch(device="cuda", **WINDOW, **options) as loader:
+        for batch in loader:
+            torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # some 10 ms, on the device; this thread goes on, and drops the batch
+            late.append({name: values.clone() for name, values in batch.items()})
+    assert same([{name: values.cpu() for name, values in batch.items()} for batch in late], read(ds, **options))
+
+
+@needs_gpu
+def test_a_gpu_does_it_in_one_pass() -> None:
+    pictures = torch.randint(0, 256, (5, 3, 11, 13), dtype=torch.uint8, device="cuda").permute(0, 2, 3, 1)
+    places = np.array([[0, 0, 0], [5, 6, 1], [1, 2, 0], [3, 0, 1], [2, 6, 0]], np.int32)
+    scale = torch.tensor([0.1, 0.2, 0.3], device="cuda"), torch.tensor([-1.0, 0.5, 2.0], device="cuda")
+    redo = Redo(size=(6, 7), places=places, scale=scale, dtype=torch.bfloat16, colours_first=True)
+    assert torch.equal(redo(pictures), redo.plainly(pictures))
+    assert _kernel(pictures.device) is not None
 
 
 def test_pixels_do_what_they_say(ds: Dataset) -> None:

@@ -242,11 +242,17 @@ class TorchPlacement:
             if function is not None
         )
         self._by_row = all(function is None or isinstance(function, Pixels) for function in functions)
+        named = transform.items() if isinstance(transform, Mapping) else ()
+        self._for_pixels = {name for name, function in named if isinstance(function, Pixels)}
+        """Columns that may lie in memory in any way; pictures that a device decodes do not as their shape says."""
 
     def place(self, batch: Any, keys: RowKeys | None) -> _Placed:
         """See `engine.Placement`."""
         with self.accelerator.working():
             moved = map_leaves(self._moved, batch)
+            if isinstance(moved, dict):
+                made_there = [name for name, value in moved.items() if value is batch[name] and _on_gpu(value)]
+                moved |= {name: moved[name].contiguous() for name in made_there if name not in self._for_pixels}
             if isinstance(self._transform, Mapping):
                 moved |= {name: _applied(function, moved[name], keys) for name, function in self._transform.items()}
             elif self._transform is not None:
@@ -273,6 +279,10 @@ class TorchPlacement:
 
     def _moved(self, leaf: Any) -> Any:
         return self.accelerator.moved(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def _applied(function: Callable[..., Any], value: Any, keys: RowKeys | None) -> Any:

@@ -3,11 +3,12 @@
 from penstock.device._accelerator import Accelerator, DeviceRows, Mark, Staging
 from penstock.device._buffers import Allocate, HostBuffers
 from penstock.device._pixels import RANDOM_NUMBERS, Pixels
+from penstock.device._redone import Redo
 from penstock.device._reserved import reserved
 from penstock.device._shared import SharedMemory
 from penstock.device._tensors import array_of, shared_bytes, tensor_of
 
 __all__ = [
-    "RANDOM_NUMBERS", "Accelerator", "Allocate", "DeviceRows", "HostBuffers", "Mark", "Pixels", "SharedMemory",
-    "Staging", "array_of", "reserved", "shared_bytes", "tensor_of",
+    "RANDOM_NUMBERS", "Accelerator", "Allocate", "DeviceRows", "HostBuffers", "Mark", "Pixels", "Redo",
+    "SharedMemory", "Staging", "array_of", "reserved", "shared_bytes", "tensor_of",
 ]  # fmt: skip

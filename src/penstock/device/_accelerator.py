@@ -151,7 +151,7 @@ class Accelerator:
         if not self.is_cuda:
             return None
         stream: Any = self._torch.cuda.current_stream(self.device)
-        if stream != before:
+        if before is None or stream != before:  # to torch, a stream is neither equal to None nor unequal
             stream.wait_event(there)
             for tensor in tensors:
                 tensor.record_stream(stream)
@@ -164,17 +164,18 @@ class Accelerator:
     def decode_jpegs(
         self, pictures: Sequence[npt.NDArray[np.uint8] | None], shape: tuple[int, ...], *, resize: bool
     ) -> "torch.Tensor | None":
-        """Pictures of one shape, height first and colours last, zero where there is none.
+        """Pictures of one shape, height first and colours last, zero where there is none; in memory colours are first.
 
         None where this device cannot, or not these: then the processor must. Made while `working`. nvJPEG reads what
-        lies in pinned memory by itself, and a fifth to a third faster.
+        lies in pinned memory by itself, and a fifth to a third faster. What it made is waited for and let go: held for
+        later, hundreds of tensors a batch would keep the garbage collector busy.
         """
         decode = _jpeg_decoder() if self.decodes(shape) else None
         there = [row for row, picture in enumerate(pictures) if picture is not None]
         given = [picture for picture in pictures if picture is not None]
         if decode is None or not all(map(len, given)):
             return None
-        encoded = [self._torch.from_numpy(picture) for picture in given]
+        encoded = list(map(self._torch.from_numpy, given))
         decoded: list[torch.Tensor] = []
         try:
             if given:
@@ -189,13 +190,13 @@ class Accelerator:
         if not resize and any(size[1:] != shape[:2] for size in by_size):
             return None
         if len(by_size) == 1 and len(decoded) == len(pictures):
-            out = self._resized(self._torch.stack(decoded), shape).contiguous()
+            out = self._resized(self._torch.stack(decoded), shape)
         else:
             out = self._torch.zeros((len(pictures), *shape), dtype=self._torch.uint8, device=self.device)
             for numbers in by_size.values():
                 rows = self.put(np.array([there[number] for number in numbers]))
                 out[rows] = self._resized(self._torch.stack([decoded[number] for number in numbers]), shape)
-        self.hold(decoded, encoded)
+        self.mark().synchronize()
         return out
 
     def _resized(self, pictures: "torch.Tensor", shape: tuple[int, ...]) -> "torch.Tensor":

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device._redone import Redo
 from penstock.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -67,39 +68,42 @@ class Pixels:
                 f"Pixels works on pictures of one size, with height, width and colours, not on a tensor of shape "
                 f"{tuple(pictures.shape)}; give the loader an image_size"
             )
-        if self.crop is not None or self.flip:
-            pictures = self._cut(pictures, numbers)
-        if self.dtype is not None:
-            pictures = self._numbers(pictures)
-        if not self.channels_first:
-            return pictures
-        first = pictures.permute(0, 3, 1, 2)
-        return first if self.memory_format == "channels_last" else first.contiguous()
+        height, width = self._size(pictures)
+        colours_first = self.channels_first and self.memory_format == "contiguous"
+        unchanged = self.crop is None and not self.flip and self.dtype is None and not colours_first
+        if not unchanged:
+            redo = Redo(
+                size=(height, width),
+                places=self._places(pictures, numbers) if self.crop is not None or self.flip else None,
+                scale=None if self.dtype is None else _factors(self, pictures.shape[3], pictures.device),
+                dtype=pictures.dtype if self.dtype is None else _dtype(self.dtype),
+                colours_first=colours_first,
+            )
+            pictures = redo(pictures)
+        return pictures.permute(0, 3, 1, 2) if self.channels_first and not colours_first else pictures
 
-    def _cut(self, pictures: "torch.Tensor", numbers: npt.NDArray[np.float64] | None) -> "torch.Tensor":
-        count, height, width = pictures.shape[:3]
+    def _size(self, pictures: "torch.Tensor") -> tuple[int, int]:
+        height, width = pictures.shape[1:3]
         rows, columns = self.crop or (height, width)
         if rows > height or columns > width:
             raise InvalidInputError(f"pictures of {height} x {width} cannot be cropped to {rows} x {columns}")
-        room = np.array([height - rows, width - columns])
-        if numbers is None or self.crop_at == "center":
-            corners = np.broadcast_to(room // 2, (count, 2))
-        else:
-            corners = (numbers[:, :2] * (room + 1)).astype(np.int64)
-        across = np.broadcast_to(np.arange(columns), (count, columns))
-        if numbers is not None and self.flip:
-            across = np.where(numbers[:, 2:] < self.flip, columns - 1 - across, across)
-        return pictures[
-            _on(pictures, np.arange(count)[:, None, None]),
-            _on(pictures, (corners[:, :1] + np.arange(rows))[:, :, None]),
-            _on(pictures, (corners[:, 1:] + across)[:, None, :]),
-        ]
+        return rows, columns
 
-    def _numbers(self, pictures: "torch.Tensor") -> "torch.Tensor":
-        import torch  # an extra, and slow to import
+    def _places(self, pictures: "torch.Tensor", numbers: npt.NDArray[np.float64] | None) -> npt.NDArray[np.int32]:
+        """The first row and column that is left of each picture, and whether it is mirrored."""
+        room = np.array(pictures.shape[1:3]) - self._size(pictures)
+        places = np.zeros((len(pictures), 3), np.int32)
+        places[:, :2] = room // 2 if numbers is None or self.crop_at == "center" else numbers[:, :2] * (room + 1)
+        if numbers is not None:
+            places[:, 2] = numbers[:, 2] < self.flip
+        return places
 
-        factor, offset = _factors(self, pictures.shape[3], pictures.device)
-        return torch.mul(pictures, factor).add_(offset).to(getattr(torch, self.dtype or "float32"))
+
+def _dtype(name: str) -> "torch.dtype":
+    import torch  # an extra, and slow to import
+
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -116,12 +120,3 @@ def _factors(pixels: Pixels, colours: int, device: "torch.device") -> tuple["tor
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # others will use them on streams of their own
     return found
-
-
-def _on(pictures: "torch.Tensor", array: npt.NDArray[Any]) -> "torch.Tensor":
-    import torch  # an extra, and slow to import
-
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if pictures.is_cuda:
-        tensor = tensor.pin_memory()  # else the copy would wait for the stream
-    return tensor.to(pictures.device, non_blocking=True)

@@ -28,7 +28,7 @@ from penstock.types import World
 
 _STRETCH_ROWS, _STRETCH_BYTES, _STRETCH_LANE_ROWS = 16 << 10, 1 << 30, 16
 _KEPT_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS = 96, 12
+_MAX_FETCHERS, _MAX_READERS = 96, 10
 _LEAST_BUDGET = 1 << 30
 _DEVICE_WORKERS = 3  # one asks a device while it does what the others asked for; more are in each other's way
 _WHOLE_NUMBERS = {

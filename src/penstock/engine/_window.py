@@ -64,7 +64,9 @@ class Window:
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
-        self._memory = HostBuffers(min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE), allocate)
+        # Memory that `allocate` gives is pinned: asking for more of it makes the whole device wait.
+        spare = min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE) if allocate is None else budget_bytes
+        self._memory = HostBuffers(spare, allocate)
 
     @property
     def places(self) -> bool:
