@@ -34,7 +34,7 @@ class Lines(Reading):
 LINES = Source(
     "lines",
     "lines of text",
-    lambda files: any(f.key.endswith(".lines") for f in files),
+    lambda listing: listing.has([".lines"]),
     lambda _, f: Lines(f),
     links=True,
 )

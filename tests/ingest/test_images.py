@@ -20,7 +20,7 @@ from penstock.codecs import decode_image
 from penstock.errors import InvalidInputError
 from penstock.format import Column, as_column
 from penstock.format.kinds import Boxes, Image, Json, Kind, Label, Link, Linked, List, Tensor, Text
-from penstock.ingest import Reading, Reject, Row, Settings, prepare, run
+from penstock.ingest import Listing, Reading, Reject, Row, Settings, prepare, run
 from penstock.ingest._bucket import Bucket
 from penstock.ingest.sources._images import IMAGES
 from penstock.storage import MemoryStore, ObjectInfo, Store, open_store
@@ -149,7 +149,7 @@ class TestCoco(SourceTests):
 def test_it_is_a_folder_of_images_if_half_of_it_is(images: int, others: int) -> None:
     keys = [f"a/{n}.JPG" for n in range(images)] + [f"a/{n}.txt" for n in range(others)]
     files = [ObjectInfo(key, 1, None, 0.0) for key in keys]
-    assert IMAGES.recognise(files) == (images > 0 and images >= others)
+    assert IMAGES.recognise(Listing(files)) == (images > 0 and images >= others)
 
 
 def test_a_class_per_folder() -> None:

@@ -19,7 +19,7 @@ import penstock
 from penstock.codecs import decode_image
 from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format.kinds import Image, Json, List, Tensor, Text
-from penstock.ingest import Found, Reading, Reject, Row
+from penstock.ingest import Found, Listing, Reading, Reject, Row
 from penstock.ingest._bucket import Bucket
 from penstock.ingest.sources import _expand, _mds
 from penstock.ingest.sources._mds import MDS
@@ -478,4 +478,4 @@ def test_it_is_recognised_by_names(keys: list[str], expected: bool) -> None:
     store = open_store("memory://")
     for key in keys:
         store.put(key, b"x")
-    assert MDS.recognise(list(store.list())) is expected
+    assert MDS.recognise(Listing(list(store.list()))) is expected

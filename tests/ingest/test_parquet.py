@@ -20,7 +20,7 @@ from penstock.codecs import ImageCodec
 from penstock.errors import InvalidInputError
 from penstock.format import Column
 from penstock.format.kinds import Audio, Embedding, Image, Json, Label, List, Tensor, Text
-from penstock.ingest import SOURCES, Found, Reading, Reject, Row, Rows, Settings, prepare, run
+from penstock.ingest import SOURCES, Found, Listing, Reading, Reject, Row, Rows, Settings, prepare, run
 from penstock.ingest._bucket import Bucket
 from penstock.ingest.sources import _parquet, _tabular
 from penstock.ingest.sources._parquet import PARQUET
@@ -350,8 +350,8 @@ def test_what_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest
 
 
 def test_other_large_files_are_not_overlooked() -> None:
-    def listed(*files: tuple[str, int]) -> list[ObjectInfo]:
-        return [ObjectInfo(key, size, None, 0) for key, size in files]
+    def listed(*files: tuple[str, int]) -> Listing:
+        return Listing([ObjectInfo(key, size, None, 0) for key, size in files])
 
     assert PARQUET.recognise(listed(("data/a.PARQUET", 9), ("README.md", 9), ("x/_SUCCESS", 9), ("info.json", 9)))
     assert not PARQUET.recognise(listed(("a.parquet", 9), ("a.jpg", 9)))

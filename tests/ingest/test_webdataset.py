@@ -21,7 +21,7 @@ from penstock.codecs import ImageCodec
 from penstock.errors import InvalidInputError, SourceChanged
 from penstock.format import as_column
 from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Label, Link, Linked, Text, Video
-from penstock.ingest import Found, Reading, Reject, Row
+from penstock.ingest import Found, Listing, Reading, Reject, Row
 from penstock.ingest._bucket import Bucket
 from penstock.ingest.sources import _expand, _webdataset
 from penstock.ingest.sources._webdataset import WEBDATASET
@@ -506,7 +506,7 @@ def test_the_first_shard_with_samples_settles_the_columns() -> None:
 )
 def test_it_is_recognised_by_names(keys: list[str], expected: bool) -> None:
     store = store_of(dict.fromkeys(keys, b"x"))
-    assert WEBDATASET.recognise(list(store.list())) is expected
+    assert WEBDATASET.recognise(Listing(list(store.list()))) is expected
 
 
 @pytest.mark.parametrize("link", [True, False])

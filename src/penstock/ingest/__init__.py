@@ -6,7 +6,7 @@ from penstock.ingest._prepare import Prepared, prepare
 from penstock.ingest._run import Outcome, Progress, run
 from penstock.ingest._settings import OnBad, Settings, find_transform
 from penstock.ingest._shape import Weighed
-from penstock.ingest._source import Found, Reading, Reject, Row, Rows, Source
+from penstock.ingest._source import Found, Listing, Reading, Reject, Row, Rows, Source
 from penstock.ingest.sources import SOURCES
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Done",
     "Found",
     "Job",
+    "Listing",
     "OnBad",
     "Outcome",
     "Part",

@@ -12,7 +12,7 @@ from penstock.ingest._bucket import Bucket
 from penstock.ingest._ledger import Plan, Waiting, identity, taken_files
 from penstock.ingest._settings import Settings
 from penstock.ingest._shape import Sample, look
-from penstock.ingest._source import Reading, Source, is_hidden
+from penstock.ingest._source import Listing, Reading, Source, is_hidden
 from penstock.storage import ObjectInfo, Store
 from penstock.table import Session, split_uri
 
@@ -63,7 +63,8 @@ def prepare(
 def _objects(store: Store) -> list[ObjectInfo]:
     """What may be data: objects that have content, and are not hidden, and not part of a table of ours."""
     found = [item for item in store.list() if item.size and not is_hidden(item.key)]
-    tables = tuple(item.key.removesuffix(TABLE_KEY) for item in found if f"/{item.key}".endswith(f"/{TABLE_KEY}"))
+    ours = [item.key for item in found if item.key.endswith(TABLE_KEY)]
+    tables = tuple(key.removesuffix(TABLE_KEY) for key in ours if f"/{key}".endswith(f"/{TABLE_KEY}"))
     if "" in tables:
         raise InvalidInputError(f"{store.uri} is a table of Penstock already; copy it, or load it as it is")
     return [item for item in found if not item.key.startswith(tables)] if tables else found
@@ -74,8 +75,9 @@ def _source(objects: Sequence[ObjectInfo], sources: Mapping[str, Source], kind: 
         if kind not in sources:
             raise InvalidInputError(f"there is no kind of source called {kind!r}; there are {', '.join(sources)}")
         return sources[kind]
+    listing = Listing(objects)
     for source in sources.values():
-        if source.recognise(objects):
+        if source.recognise(listing):
             return source
     endings = sorted({item.key.rpartition(".")[2] for item in objects[:1000]})[:8]
     raise InvalidInputError(

@@ -3,7 +3,7 @@
 A source is one file of this room with one `Source` in it. The contract; if a source disagrees with this list, the
 source is wrong (`penstock.testing.SourceTests` is its exam):
 
-- `recognise` looks at names and sizes only; it reads nothing. Neither it nor `open` is shown hidden or empty files.
+- `recognise` is shown names and sizes only. Neither it nor `open` is shown hidden or empty files.
 - `open` reads what describes the data (an index, a file of labels) and nothing more, and says which files hold rows.
 - `rows` yields the rows of some of those files, in order, holding a bounded part of them in memory. It may be called
   for any files in any order, from several threads, and in another process: what it needs to know is in the `Reading`,
@@ -15,7 +15,8 @@ source is wrong (`penstock.testing.SourceTests` is its exam):
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -78,14 +79,39 @@ class Source:
     """What follows `--as`."""
     about: str
     """One line for people."""
-    recognise: Callable[[Sequence[ObjectInfo]], bool]
+    recognise: Callable[["Listing"], bool]
     """Whether files look like this kind of data."""
     open: Callable[[Bucket, Sequence[ObjectInfo]], Reading]
     links: bool = False
     """Whether its values lie in the files as they are, so that a table can link to them."""
 
 
-@lru_cache(maxsize=_NAMES_KEPT)  # each source that may recognise the files asks
+class Listing:
+    """The files of a source, and how large those are that end alike: looked at once, for all who may recognise them."""
+
+    def __init__(self, files: Sequence[ObjectInfo]) -> None:
+        self.files = files
+        self.sizes: defaultdict[str, list[int]] = defaultdict(list)
+        for file in files:
+            self.sizes[ending(file.key)].append(file.size)
+
+    def has(self, endings: Iterable[str]) -> bool:
+        """Whether some file ends so."""
+        return not self.sizes.keys().isdisjoint(endings)
+
+    def are_most(self, endings: Iterable[str]) -> bool:
+        """Whether files with these endings hold most of the bytes."""
+        mine = sum(sum(self.sizes[name]) for name in endings if name in self.sizes)
+        return self.has(endings) and 2 * mine >= sum(map(sum, self.sizes.values()))
+
+
+def ending(key: str) -> str:
+    """The suffix of a name; where it only says that the file is compressed, with the one before it."""
+    last = suffix(key)
+    return suffix(key.removesuffix(key[-len(last) :])) + last if last == ".gz" else last
+
+
+@lru_cache(maxsize=_NAMES_KEPT)  # who opens the files asks again
 def suffix(key: str) -> str:
     """The ending of a name in small letters, with its dot: `.jpg`."""
     name = key[key.rfind("/") + 1 :].lstrip(".")

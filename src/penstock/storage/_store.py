@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from penstock.errors import NotFoundError, SourceChanged
 from penstock.storage._ahead import Ahead, read_ahead
@@ -14,8 +13,7 @@ Gone: TypeAlias = NotFoundError | SourceChanged
 """How a store says that an object is no longer what it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """What a store says about an object without reading it."""
 
     key: str

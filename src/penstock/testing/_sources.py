@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.format import as_column
 from penstock.format.kinds import Link, Linked
-from penstock.ingest import SOURCES, Found, Reading, Reject, Row, Rows, Source
+from penstock.ingest import SOURCES, Found, Listing, Reading, Reject, Row, Rows, Source
 from penstock.ingest._bucket import Bucket
 from penstock.ingest._source import is_hidden
 from penstock.storage import ObjectInfo, open_store, run_all
@@ -47,15 +47,15 @@ class SourceTests(ABC):
         store = CountingStore(open_store(str(tmp_path)))
         files = _listed(store)
         store.reset()
-        assert self.source.recognise(files)
-        assert not self.source.recognise([])
+        assert self.source.recognise(Listing(files))
+        assert not self.source.recognise(Listing([]))
         assert not store.requests
 
     def test_no_other_source_takes_it_for_its_own(self, tmp_path: Path) -> None:
         self.make(tmp_path)
         files = _listed(open_store(str(tmp_path)))
         others = [other for other in SOURCES.values() if other.name != self.source.name]
-        assert [other.name for other in others if other.recognise(files)] == []
+        assert [other.name for other in others if other.recognise(Listing(files))] == []
 
     def test_gives_all_rows(self, tmp_path: Path) -> None:
         self.make(tmp_path)

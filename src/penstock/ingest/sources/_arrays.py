@@ -16,7 +16,7 @@ from penstock.errors import InvalidInputError, SampleError
 from penstock.format import infer_schema
 from penstock.format.kinds import Bytes, Kind, Tensor, Text
 from penstock.ingest._bucket import MAX_VALUE_BYTES, Bucket
-from penstock.ingest._source import Found, Reject, Rows, suffix
+from penstock.ingest._source import Found, Reject, Rows
 from penstock.storage import ObjectInfo, run_all
 from penstock.types import Buffer
 
@@ -236,9 +236,3 @@ def ahead(jobs: Iterable[tuple[int, Callable[[], T]]], readers: int) -> Iterator
         finally:
             for _, future in waiting:
                 future.cancel()
-
-
-def are_most(files: Sequence[ObjectInfo], endings: Sequence[str]) -> bool:
-    """Whether files with these endings hold most of the bytes."""
-    mine = [file.size for file in files if suffix(file.key) in endings]
-    return bool(mine) and 2 * sum(mine) >= sum(file.size for file in files)

@@ -15,7 +15,7 @@ from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Image, Label, Linked, Text
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, suffix
+from penstock.ingest._source import Found, Listing, Reading, Reject, Row, Source, suffix
 from penstock.ingest.sources._images_tables import Described, read_tables
 from penstock.storage import ObjectInfo
 
@@ -43,6 +43,8 @@ class _Folders:
     """Depth at which classes begin: below folders called train, val, …, where every image is in such a one."""
     splits: bool
     classes: tuple[str, ...]
+    all_classed: bool
+    """Whether every image is in a folder that could be its class."""
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> "_Folders":
@@ -52,12 +54,13 @@ class _Folders:
         below = 0 if at is None else at + 1
         splits = at is not None and len({path[at] for path in paths}) > 1
         classes = {path[-1] for path in paths if len(path) > below}
-        return cls(below, splits, tuple(sorted(classes)) if len(classes) > 1 else ())
+        all_classed = all(len(path) > below for path in paths)
+        return cls(below, splits, tuple(sorted(classes)) if len(classes) > 1 else (), all_classed)
 
-    def columns(self, keys: Iterable[str]) -> dict[str, ColumnLike]:
+    def columns(self) -> dict[str, ColumnLike]:
         found: dict[str, ColumnLike] = {}
         if self.classes:
-            found["label"] = Column(Label(self.classes), nullable=any(key.count("/") <= self.below for key in keys))
+            found["label"] = Column(Label(self.classes), nullable=not self.all_classed)
         if self.splits:
             found["split"] = Text()
         return found
@@ -102,24 +105,25 @@ class _Images(Reading):
         return None
 
 
-def _recognise(files: Sequence[ObjectInfo]) -> bool:
-    seen = [suffix(file.key) in _CODECS for file in files]
-    return 0 < len(seen) <= 2 * sum(seen)
+def _recognise(listing: Listing) -> bool:
+    images = sum(len(sizes) for name, sizes in listing.sizes.items() if name in _CODECS)
+    return 0 < len(listing.files) <= 2 * images
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    images = [file for file in files if suffix(file.key) in _CODECS]
+    codecs = [_CODECS.get(suffix(file.key)) for file in files]
+    images = [file for file, codec in zip(files, codecs, strict=True) if codec is not None]
     if not images:
         raise InvalidInputError(f"there are no images in {bucket.store.uri}: no file ends in {', '.join(_CODECS)}")
     keys = [file.key for file in images]
-    described = read_tables(bucket, files, keys)
+    described = read_tables(bucket, [f for f, codec in zip(files, codecs, strict=True) if codec is None], keys)
     folders = _Folders.of(keys)
     if described.tables:  # folders are then how somebody keeps order, and no classes
         folders = replace(folders, classes=())
-    kind = Image(Counter(_CODECS[suffix(key)] for key in keys).most_common(1)[0][0])
+    kind = Image(Counter(filter(None, codecs)).most_common(1)[0][0])
     columns = {"image": Linked(kind) if bucket.link else kind, "path": Text()}
-    flawed = [file for file in files if file.key in described.flaws]
-    return _Images([*images, *flawed], {**columns, **folders.columns(keys), **described.columns}, folders, described)
+    flawed = [file for file in files if file.key in described.flaws] if described.flaws else []
+    return _Images([*images, *flawed], {**columns, **folders.columns(), **described.columns}, folders, described)
 
 
 IMAGES = Source(

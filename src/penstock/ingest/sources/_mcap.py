@@ -232,6 +232,6 @@ def _is_log(file: ObjectInfo) -> bool:
 MCAP = Source(
     name="mcap",
     about="robot logs (.mcap): cameras, joint states and other topics, aligned into rows",
-    recognise=lambda files: any(map(_is_log, files)),
+    recognise=lambda listing: listing.has([".mcap"]),
     open=open_mcap,
 )

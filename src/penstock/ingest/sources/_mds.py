@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import ColumnLike
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source
+from penstock.ingest._source import Found, Listing, Reading, Reject, Row, Source
 from penstock.ingest.sources._expand import Damaged, Expanded, Stream, most_unpacked, read_exactly
 from penstock.ingest.sources._mds_encodings import Encoding, encoding_of
 from penstock.ingest.sources._values import column_name
@@ -159,8 +159,8 @@ def _varint(data: memoryview) -> bytes:
     return head[: last + 1]
 
 
-def _recognise(files: Sequence[ObjectInfo]) -> bool:
-    names = [file.key.rpartition("/")[2] for file in files]
+def _recognise(listing: Listing) -> bool:
+    names = [file.key.rpartition("/")[2] for file in listing.files] if listing.has([".json"]) else []
     return _INDEX in names and any(name.endswith(".mds") or ".mds." in name for name in names)
 
 

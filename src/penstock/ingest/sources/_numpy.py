@@ -27,7 +27,6 @@ from penstock.ingest.sources._arrays import (
     Array,
     Piece,
     ahead,
-    are_most,
     check_fit,
     check_together,
     common_kind,
@@ -342,7 +341,7 @@ def _split(key: str) -> tuple[str, str]:
 NUMPY = Source(
     "numpy",
     "numpy arrays (.npy, .npz): the first axis is rows, or each of many small files is a row",
-    recognise=partial(are_most, endings=(".npy", ".npz")),
+    recognise=lambda listing: listing.are_most((".npy", ".npz")),
     open=_open,
 )
 NUMPY_ROWS = Source(

@@ -24,7 +24,6 @@ from penstock.ingest.sources._arrays import (
     Array,
     Piece,
     ahead,
-    are_most,
     check_fit,
     common_kind,
     pieces,
@@ -179,6 +178,6 @@ def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
 SAFETENSORS = Source(
     "safetensors",
     "safetensors files: each tensor is a column, its first axis the rows",
-    recognise=partial(are_most, endings=(".safetensors",)),
+    recognise=lambda listing: listing.are_most((".safetensors",)),
     open=_open,
 )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError, SourceChanged
 from penstock.format import ColumnLike
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Rows, suffix
+from penstock.ingest._source import Found, Listing, Reading, Reject, Rows, ending
 from penstock.ingest.sources._arrow_columns import ColumnPlan, features_of, plan_column
 from penstock.ingest.sources._expand import Damaged
 from penstock.ingest.sources._values import column_name
@@ -124,17 +124,11 @@ def data_files(bucket: Bucket, files: Iterable[ObjectInfo], endings: Sequence[st
     return found
 
 
-def all_end_in(files: Sequence[ObjectInfo], endings: Sequence[str]) -> bool:
+def all_end_in(listing: Listing, endings: Sequence[str]) -> bool:
     """Whether files are of one kind; small ones that lie beside any data, such as a README, do not count."""
-    others = [file for file in files if ending(file.key) not in endings]
-    sidecars = all(suffix(file.key) in _SIDECARS and file.size <= _SIDECAR_BYTES for file in others)
-    return len(others) < len(files) and sidecars
-
-
-def ending(key: str) -> str:
-    """The suffix of a name; where it only says that the file is compressed, with the one before it."""
-    last = suffix(key)
-    return suffix(key.removesuffix(key[-len(last) :])) + last if last == ".gz" else last
+    others = [name for name in listing.sizes if name not in endings]
+    sidecars = all(name in _SIDECARS and max(listing.sizes[name]) <= _SIDECAR_BYTES for name in others)
+    return listing.has(endings) and sidecars
 
 
 def first_readable(bucket: Bucket, files: Sequence[ObjectInfo], read: Callable[[Bucket, ObjectInfo], T]) -> T:

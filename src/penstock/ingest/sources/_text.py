@@ -30,7 +30,7 @@ from penstock.errors import InvalidInputError, SampleError, SourceChanged
 from penstock.format import Column, ColumnLike, infer_schema
 from penstock.format.kinds import BadValue, Embedding, Json, Kind, List, Tensor
 from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, spread
+from penstock.ingest._source import Found, Reading, Reject, Row, Source, ending, spread
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
 from penstock.ingest.sources._expand import Damaged, Expanded
 from penstock.ingest.sources._tabular import (
@@ -39,7 +39,6 @@ from penstock.ingest.sources._tabular import (
     all_end_in,
     column_places,
     data_files,
-    ending,
     first_readable,
     open_tabular,
 )

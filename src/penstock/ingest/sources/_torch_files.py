@@ -8,7 +8,6 @@ take more.
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -23,7 +22,6 @@ from penstock.ingest._source import Found, Reading, Reject, Row, Source, suffix
 from penstock.ingest.sources._arrays import (
     PIECE_BYTES,
     Array,
-    are_most,
     batch,
     check_fit,
     check_together,
@@ -207,6 +205,6 @@ def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
 TORCH_FILES = Source(
     "torch",
     "tensors saved by torch (.pt, .pth): a tensor, a dictionary of tensors, or a list of rows",
-    recognise=partial(are_most, endings=_ENDINGS),
+    recognise=lambda listing: listing.are_most(_ENDINGS),
     open=_open,
 )

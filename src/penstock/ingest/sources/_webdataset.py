@@ -24,6 +24,8 @@ _KEY = "key"
 _SURVEYED_SAMPLES = 64
 _SURVEYED_SHARDS = 16
 _MAX_COLUMNS = 256
+_PACKED = (".tar.gz", ".tgz")
+_ENDINGS = (".tar", *_PACKED)
 
 
 @dataclass(frozen=True)
@@ -180,20 +182,12 @@ def _opened(bucket: Bucket, file: ObjectInfo, *, glance: bool) -> Stream:
     return Glances(bucket, file) if glance else bucket.open(file)
 
 
-def _is_shard(key: str) -> bool:
-    return key.lower().endswith(".tar") or _is_packed(key)
-
-
 def _is_packed(key: str) -> bool:
-    return key.lower().endswith((".tar.gz", ".tgz"))
-
-
-def _recognise(files: Sequence[ObjectInfo]) -> bool:
-    return any(_is_shard(file.key) for file in files)
+    return key.lower().endswith(_PACKED)
 
 
 def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    shards = [file for file in files if _is_shard(file.key)]
+    shards = [file for file in files if file.key.lower().endswith(_ENDINGS)]
     if not shards:
         raise InvalidInputError(f"{bucket.store.uri} has no .tar, .tar.gz or .tgz files, which WebDataset needs")
     packed = next((file for file in shards if _is_packed(file.key)), None)
@@ -251,7 +245,7 @@ def _names(endings: Sequence[str]) -> dict[str, str]:
 WEBDATASET = Source(
     name="webdataset",
     about="tar shards of WebDataset: neighbouring members with one name are a row",
-    recognise=_recognise,
+    recognise=lambda listing: listing.has(_ENDINGS),
     open=_open,
     links=True,
 )
