@@ -24,6 +24,7 @@ _CHUNK_BYTES = 14 << 20
 """Enough for a file, and not more than one takes."""
 _SAMPLED_FILES, _SAMPLED_ROWS = 8, 16
 _WEIGHED = 16
+_ARRAYS = (np.ndarray, memoryview)
 _LINKED_PAGE_BYTES, _PLACE_BYTES, _LEAST_LINKED_PAGE = 256 << 10, 120, 1024
 """A page of links stands for about as many bytes as other pages have; a link takes about so many itself."""
 
@@ -139,9 +140,7 @@ def _chunk(rows: list[Mapping[str, Any]], names: list[str], shuffle: np.random.G
 
 
 def _size(value: Any) -> int:
-    return (
-        value.nbytes if isinstance(value, np.ndarray | memoryview) else len(value) if hasattr(value, "__len__") else 8
-    )
+    return value.nbytes if isinstance(value, _ARRAYS) else len(value) if hasattr(value, "__len__") else 8
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ HEAD_END = b"\r\n\r\n"
 MAX_HEAD_BYTES = 32 << 10
 _SERVERS = 64
 _STATUS = re.compile(rb"http/1\.1 (\d{3}) ")
-_RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/(\d*)")
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n")
-_ENCODED = re.compile(rb"\r\n(?:transfer|content)-encoding:")
-_CLOSES = re.compile(rb"\r\nconnection: *close\r\n")
+_TOLD = re.compile(rb"\r\n(content-length|content-range|content-encoding|transfer-encoding|connection): *([^\r]*)")
+_ENCODED = {b"content-encoding", b"transfer-encoding"}
 
 
 class Question(NamedTuple):
@@ -54,13 +52,15 @@ class Head(NamedTuple):
 
 def read_head(said: bytes, wanted: ByteRange) -> Head:
     """What the head of an answer, without its end, says to the question for a range."""
-    lines = said.lower() + b"\r\n"
+    lines = said.lower()
     status = _STATUS.match(lines)
     if status is None or int(status[1]) != PARTIAL_CONTENT:
         return Head(NOT_KNOWN if status is None else int(status[1]), None, closes=True)
-    length, span = _LENGTH.search(lines), _RANGE.search(lines)
-    if length is None or span is None or _ENCODED.search(lines):
+    told = dict(_TOLD.findall(lines))
+    span, _, whole = told.get(b"content-range", b"").partition(b"/")
+    length = told.get(b"content-length", b"").strip()
+    if not length.isdigit() or not span or not told.keys().isdisjoint(_ENCODED):
         return Head(NOT_KNOWN, None, closes=True)
-    fits = int(length[1]) == wanted.length and (int(span[1]), int(span[2])) == (wanted.start, wanted.end - 1)
-    whole = int(span[3]) if span[3] else None
-    return Head(PARTIAL_CONTENT if fits else NOT_KNOWN, whole, closes=_CLOSES.search(lines) is not None)
+    fits = int(length) == wanted.length and span == b"bytes %d-%d" % (wanted.start, wanted.end - 1)
+    object_bytes = int(whole) if whole.strip().isdigit() else None
+    return Head(PARTIAL_CONTENT if fits else NOT_KNOWN, object_bytes, told.get(b"connection", b"").strip() == b"close")

@@ -25,6 +25,7 @@ from penstock.types import Buffer
 
 _CHUNK_BYTES = 8 << 20
 _HEAD_BYTES = 4096
+_BYTES = (bytes, bytearray, memoryview)
 """So much of a blob shows whether it is of the kind."""
 
 
@@ -106,9 +107,9 @@ class Encoder:
         for index, value in enumerate(inline):
             if isinstance(value, memoryview):
                 value = inline[index] = value.cast("B") if value.c_contiguous else value.tobytes()
-            elif not isinstance(value, bytes | bytearray) and (isinstance(value, PathLike) or hasattr(value, "read")):
+            elif not isinstance(value, _BYTES) and (isinstance(value, PathLike) or hasattr(value, "read")):
                 value = inline[index] = self._read_file(kind, index, value)
-            if isinstance(value, bytes | bytearray | memoryview) and len(value) > INLINE_BYTES:
+            if isinstance(value, _BYTES) and len(value) > INLINE_BYTES:
                 with _at(index):
                     kind.to_array([bytes(value[:_HEAD_BYTES])])
                 references[index] = self._write(value)
@@ -274,7 +275,7 @@ def _chunks(index: int, file: BinaryIO) -> Iterator[bytes]:
             chunk = file.read(_CHUNK_BYTES)
         except (OSError, ValueError) as error:  # ValueError: it is closed
             raise BadValue(index, f"cannot be read: {error}") from None
-        if not isinstance(chunk, bytes | bytearray | memoryview):
+        if not isinstance(chunk, _BYTES):
             raise BadValue(index, f"expected a file of bytes, got one of {type(chunk).__name__}")
         if not chunk:
             return

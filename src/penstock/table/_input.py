@@ -20,6 +20,8 @@ Appendable: TypeAlias = Mapping[str, Any] | pa.Table | pa.RecordBatch | pa.Recor
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 32 << 20
 _OPEN_FILE_BYTES = 1 << 20
+_ROWS, _TABLES = (dict, Mapping), (pa.RecordBatch, pa.Table)
+_ARRAYS, _TEXTS = (np.ndarray, memoryview), (bytes, bytearray, str)  # unions would be made anew for each value
 """What an open file is taken for; nobody knows how long it is."""
 
 T = TypeVar("T")
@@ -98,18 +100,18 @@ def _from_rows(rows: Iterator[Any]) -> Iterator[ColumnBatch]:
     waiting: list[Mapping[str, Any]] = []
     waiting_bytes, number = 0, 0
     for row in rows:
-        if isinstance(row, pa.RecordBatch | pa.Table):
+        if isinstance(row, _TABLES):
             if waiting:
                 yield _as_columns(waiting)
                 waiting, waiting_bytes = [], 0
             yield from _from_arrow(row)
             number += len(row)
             continue
-        if not isinstance(row, Mapping):
+        if not isinstance(row, _ROWS):
             raise InvalidInputError(f"row {number}: expected a dictionary, got {type(row).__name__}")
         waiting.append(row)
         number += 1
-        waiting_bytes += sum(_size(value) for value in row.values())
+        waiting_bytes += sum(map(_size, row.values()))
         if len(waiting) == _BATCH_ROWS or waiting_bytes >= _BATCH_BYTES:
             yield _as_columns(waiting)
             waiting, waiting_bytes = [], 0
@@ -173,9 +175,9 @@ def _is_even(values: Any) -> bool:
 
 def _size(value: Any) -> int:
     """About how many bytes a value takes when it is read."""
-    if isinstance(value, np.ndarray | memoryview):
+    if isinstance(value, _ARRAYS):
         return value.nbytes
-    if isinstance(value, bytes | bytearray | str):
+    if isinstance(value, _TEXTS):
         return len(value)
     if isinstance(value, PathLike):
         return _file_size(value)
