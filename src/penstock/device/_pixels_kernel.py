@@ -19,18 +19,19 @@ def one_pass(
     colour_stride,
     height,
     width,
+    blocks,
     COLOURS: tl.constexpr,  # noqa: N803
     PLACED: tl.constexpr,  # noqa: N803
     SCALED: tl.constexpr,  # noqa: N803
     COLOURS_LAST: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """Some values of one picture of the result, of this height and width.
+    """Some values of one picture of the result, of this height and width: one of so many `blocks` of them.
 
     `places` has three numbers for each picture: its first row, its first column, and whether it is mirrored.
     """
-    picture = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    picture = (tl.program_id(0) // blocks).to(tl.int64)
+    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = at < height * width * COLOURS
     if COLOURS_LAST:
         colour, column, row = at % COLOURS, at // COLOURS % width, at // COLOURS // width

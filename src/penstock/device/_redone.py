@@ -67,10 +67,10 @@ class Redo:
         out = torch.empty((count, *shape), dtype=self.dtype, device=pictures.device)
         places = out if self.places is None else _on(pictures, self.places)
         factors, offsets = self.scale or (out, out)
-        grid = (count, -(-out[:1].numel() // _BLOCK))
+        blocks = -(-out[:1].numel() // _BLOCK)
         with _building:
-            kernel[grid](
-                pictures, out, places, factors, offsets, *pictures.stride(), *self.size,
+            kernel[(count * blocks,)](
+                pictures, out, places, factors, offsets, *pictures.stride(), *self.size, blocks,
                 COLOURS=colours, PLACED=self.places is not None, SCALED=self.scale is not None,
                 COLOURS_LAST=not self.colours_first, BLOCK=_BLOCK, enable_fp_fusion=False,
             )  # fmt: skip
