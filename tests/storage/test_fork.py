@@ -144,7 +144,7 @@ def everything(store: Store) -> list[object]:
 
 def test_a_copy_reads_what_its_parent_reads(store: Store) -> None:
     expected = everything(store)
-    kinds = {item[0] for item in expected if isinstance(item, tuple)}
+    kinds = {item[0] for item in expected if type(item) is tuple}
     assert kinds == {NotFoundError, InvalidInputError, SourceChanged, CorruptError}
     assert in_fork(lambda: run_all(lambda _: everything(store), range(8), max_workers=8)) == [expected] * 8
 
