@@ -1,6 +1,7 @@
 """Fixtures for every room's tests."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,9 @@ from tests.servers import KINDS, Place, new_place
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+# A shell makes what it starts in the background deaf to Ctrl-C, and all programs that tests interrupt with it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=KINDS)
