@@ -156,6 +156,9 @@ COLOURS: dict[str, Any] = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
 def test_pixels_are_the_same_everywhere_and_whenever(ds: Dataset, device: str, pixels: Pixels) -> None:
     options = {"device_transform": {"image": pixels}, **BLOCKS}
     here = read(ds, **options)
+    height, width = pixels.crop or (SIDE, SIDE)
+    shape = (32, 3, height, width) if pixels.channels_first else (32, height, width, 3)
+    assert here[0]["image"].shape == shape
     assert same(read(ds, device=device, **WINDOW, **options), here)
     assert same(read(ds, device=device, **WINDOW, **options, batch_size=32, num_workers=0), here)
     by_row = {int(row): value for batch in here for row, value in zip(batch["_row_id"], batch["image"], strict=True)}

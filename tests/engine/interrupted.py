@@ -36,9 +36,6 @@ SCENARIOS: dict[str, tuple[Callable[[Dataset], Dataset], dict[str, Any]]] = {
 
 def main(scenario: str, uri: str, options: dict[str, str], endpoint: str | None) -> None:
     ds = penstock.load(uri, options=options)
-    if scenario == "nothing":
-        print("reading", flush=True)
-        time.sleep(60)
     wrap, settings = SCENARIOS[scenario]
     ds = wrap(ds)
     if endpoint is not None:  # the way to the bucket is lost after the table was opened

@@ -68,13 +68,13 @@ class Pixels:
                 f"Pixels works on pictures of one size, with height, width and colours, not on a tensor of shape "
                 f"{tuple(pictures.shape)}; give the loader an image_size"
             )
-        height, width = self._size(pictures)
+        size = self._size(pictures)
         colours_first = self.channels_first and self.memory_format == "contiguous"
         unchanged = self.crop is None and not self.flip and self.dtype is None and not colours_first
         if not unchanged:
             redo = Redo(
-                size=(height, width),
-                places=self._places(pictures, numbers) if self.crop is not None or self.flip else None,
+                size=size,
+                places=self._places(pictures, size, numbers) if self.crop is not None or self.flip else None,
                 scale=None if self.dtype is None else _factors(self, pictures.shape[3], pictures.device),
                 dtype=pictures.dtype if self.dtype is None else _dtype(self.dtype),
                 colours_first=colours_first,
@@ -89,9 +89,11 @@ class Pixels:
             raise InvalidInputError(f"pictures of {height} x {width} cannot be cropped to {rows} x {columns}")
         return rows, columns
 
-    def _places(self, pictures: "torch.Tensor", numbers: npt.NDArray[np.float64] | None) -> npt.NDArray[np.int32]:
+    def _places(
+        self, pictures: "torch.Tensor", size: tuple[int, int], numbers: npt.NDArray[np.float64] | None
+    ) -> npt.NDArray[np.int32]:
         """The first row and column that is left of each picture, and whether it is mirrored."""
-        room = np.array(pictures.shape[1:3]) - self._size(pictures)
+        room = np.array(pictures.shape[1:3]) - size
         places = np.zeros((len(pictures), 3), np.int32)
         places[:, :2] = room // 2 if numbers is None or self.crop_at == "center" else numbers[:, :2] * (room + 1)
         if numbers is not None:

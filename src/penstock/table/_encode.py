@@ -25,8 +25,8 @@ from penstock.types import Buffer
 
 _CHUNK_BYTES = 8 << 20
 _HEAD_BYTES = 4096
-_BYTES = (bytes, bytearray, memoryview)
 """So much of a blob shows whether it is of the kind."""
+_BYTES = (bytes, bytearray, memoryview)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ Appendable: TypeAlias = Mapping[str, Any] | pa.Table | pa.RecordBatch | pa.Recor
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 32 << 20
 _OPEN_FILE_BYTES = 1 << 20
+"""What an open file is taken for; nobody knows how long it is."""
 _ROWS, _TABLES = (dict, Mapping), (pa.RecordBatch, pa.Table)
 _ARRAYS, _TEXTS = (np.ndarray, memoryview), (bytes, bytearray, str)  # unions would be made anew for each value
-"""What an open file is taken for; nobody knows how long it is."""
 
 T = TypeVar("T")
 
