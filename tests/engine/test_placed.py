@@ -18,14 +18,14 @@ MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 6 * LARGE_BYTES, "lan
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often rows were read to places of their own, and how often to the window."""
+    """How often rows were read to places of their own, how often to the window, and how often pages to be parsed."""
     counted: Counter[str] = Counter()
-    for name in ("read_apart", "read_straight"):
+    for name in ("read_apart", "read_straight", "read_pages"):
         real = getattr(penstock.engine._window, name)
 
-        def noted(*args: Any, name: str = name, real: Any = real) -> None:
+        def noted(*args: Any, name: str = name, real: Any = real) -> Any:
             counted[name] += 1
-            real(*args)
+            return real(*args)
 
         monkeypatch.setattr(penstock.engine._window, name, noted)
     return counted
@@ -42,6 +42,7 @@ def test_nothing_is_gathered(kind: str, options: dict[str, Any], reads: Counter[
             assert np.array_equal(np.sort(seen), np.arange(161))
     assert reads["read_apart"] > 0
     assert reads["read_straight"] == 0
+    assert reads["read_pages"] == 0  # though lanes and ends of files cut through pages
 
 
 def test_batches_that_are_held_stay_as_they_were(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light", "missing",
-        "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "twice",
-        "views", "waiting", "want",
+        "admitted", "after", "again", "before", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light",
+        "missing", "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight",
+        "twice", "views", "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, block: Block) -> None:
@@ -44,6 +44,8 @@ class Piece:
         self.requests: list[PageRequest] = []
         self.straight: dict[int, range] = {}
         """Requests, by their numbers, that are read straight into the slab: the rows that they fill."""
+        self.before = self.after = 0
+        """Rows that are read with the first and with the last one because they are in the same page."""
         self.light: dict[int, npt.NDArray[Any]] = {}
         """Columns of numbers, by field id, that were there before the piece was asked for."""
         self.raw_bytes = self.bytes = 0

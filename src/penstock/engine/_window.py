@@ -78,6 +78,7 @@ class Window:
         demand = self._demands.of(piece)
         piece.requests, piece.straight, piece.light = list(demand.requests), demand.straight, demand.light
         piece.bytes, piece.raw_bytes, piece.placeable = demand.bytes, demand.raw_bytes, demand.placeable
+        piece.before, piece.after = demand.before, demand.after
         for group in demand.kept:
             assert self._kept is not None
             runs = self._kept.found(group)
@@ -97,9 +98,7 @@ class Window:
             if rows is not None:
                 name = self._names[request.file.fields[0]]
                 if piece.placed and name in self._placed:
-                    goes = [piece.goes[row] for row in rows]
-                    apart = [span.placed[name].row(index) for span, index in goes]
-                    read_apart(self._reader.store, request, apart, late_s)
+                    read_apart(self._reader.store, request, self._places(piece, name, rows), late_s)
                     return [], request.bytes
                 where = name, piece.row_start + rows.start, len(rows)
                 values = self.slab.room(*where)
@@ -115,6 +114,18 @@ class Window:
             with self._reader.explained():
                 raise
 
+    def _places(self, piece: Piece, name: str, rows: range) -> list[memoryview]:
+        """Where each of some rows goes, with memory for those that nobody wants."""
+        goes = [piece.goes[row] for row in range(max(0, rows.start), min(rows.stop, piece.rows))]
+        places = [span.placed[name].row(index) for span, index in goes]
+        if len(places) == len(rows):
+            return places
+        size = len(places[0])
+        before, after = max(0, -rows.start), max(0, rows.stop - piece.rows)
+        spare = self._room((before + after) * size)
+        unwanted = [spare[row * size : (row + 1) * size] for row in range(before + after)]
+        return [*unwanted[:before], *places, *unwanted[before:]]
+
     def _room(self, size: int) -> memoryview:
         """Memory for pages; not a map of the file, which costs a fault for each page of memory and then has to go."""
         room: memoryview = self._memory.empty((size,), np.uint8).data
@@ -128,14 +139,14 @@ class Window:
         cost = own_bytes + piece.raw_bytes + sum(len(span.which) for span in opening) * self._placed_row_bytes
         if self._held_bytes + cost > self._budget_bytes and not regardless:
             return False
-        start = self.slab.take(piece.rows) if self._layout.fixed else 0
+        start = self.slab.take(piece.before + piece.rows + piece.after) if self._layout.fixed else 0
         if start is None:
             if regardless:
                 raise MemoryError(f"the window has no room for {piece.rows:,} more rows; raise device_memory")
             return False
         for span in opening:
             span.placed = {name: self._open(column, len(span.which)) for name, column in self._placed.items()}
-        piece.row_start, piece.admitted, piece.placed, piece.bytes = start, True, placed, own_bytes
+        piece.row_start, piece.admitted, piece.placed, piece.bytes = start + piece.before, True, placed, own_bytes
         self._charge(cost)
         return True
 
@@ -158,7 +169,7 @@ class Window:
     def free(self, piece: Piece) -> None:
         """Nobody needs a piece any more."""
         if self._layout.fixed:
-            self.slab.give_back(piece.row_start, piece.rows)
+            self.slab.give_back(piece.row_start - piece.before, piece.before + piece.rows + piece.after)
         piece.cells, piece.views = {}, {}
         self._charge(-piece.bytes)
 

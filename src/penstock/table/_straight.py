@@ -11,14 +11,17 @@ from penstock.types import ByteRange
 
 
 def row_range(request: PageRequest, field_id: int, row_bytes: int, want: Wanted) -> range | None:
-    """Which of the wanted rows a request's pages hold, if they can be read straight: whole pages, no other column."""
+    """Which of the wanted rows a request's pages hold, if they can be read straight: no other column is in them.
+
+    Rows of the first and the last page that nobody wants count too: they are before 0, or behind the last one wanted.
+    """
     file, first, last = request.file, request.pages[0], request.pages[-1]
     if file.fields != (field_id,) or file.bare_row_bytes != row_bytes:
         return None
     rows = want.together
     row = file.row_start + (file.row_ends[first - 1] if first else 0)
     row_end = file.row_start + file.row_ends[last]
-    if rows is None or last - first + 1 != len(request.pages) or not rows.start <= row < row_end <= rows.stop:
+    if rows is None or last - first + 1 != len(request.pages):
         return None
     return range(row - rows.start, row_end - rows.start)
 
