@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 64
-_DEVICE_SPAN_BYTES = 256 << 20
+_DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """At most these parts of a device's free memory are for a span, for batches that wait, and for the window."""
 _DEVICE_SLACK = 1.5
