@@ -18,6 +18,7 @@ from penstock.table import Rows
 
 _MANIFEST_READERS = 32
 _SECTIONS_KEPT = 64
+_FIRST_STEPS = 8
 
 
 Cut = Callable[[int, int], list[Block]]
@@ -79,15 +80,16 @@ class Planner:
         course = self._course(epoch)
         per_span = max(1, self._options.span_rows // batch)
         most = max(per_span, self._options.stretch_rows // batch)
-        step, size = 0, per_span
+        step, size = 0, min(per_span, _FIRST_STEPS)
         while step < full:
             count = min(size, full - step)
             start = consumed + step * dealer.step_rows
             ends = range(start + dealer.step_rows, start + count * dealer.step_rows + 1, dealer.step_rows)
             found = course.find(dealer.positions(start, count).reshape(-1))
             step += count
-            size = min(2 * size, most)  # the first batch need not wait for a long plan
-            yield self._stretch(epoch, course, found, None, [batch] * count, list(ends), per_span, step == steps)
+            of_span = min(per_span, size)
+            size = min(2 * size, most)  # the first batch need not wait for a long plan, nor for many others
+            yield self._stretch(epoch, course, found, None, [batch] * count, list(ends), of_span, step == steps)
         if steps > full:
             positions, padding = dealer.last(consumed + full * dealer.step_rows)
             found = course.find(positions, again=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 64
+_LEAST_SPAN_BYTES, _SPAN_BYTES, _SPAN_SHARE, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 32, 64
 _DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """At most these parts of a device's free memory are for a span, for batches that wait, and for the window."""
@@ -61,7 +61,8 @@ class Shares:
 def share_out(needs: Needs) -> Shares:
     """Batches get what they need, the window gets the rest; the device's window is all there or not at all."""
     free = needs.device_free_bytes
-    span_bytes, batch_bytes = _SPAN_BYTES, max(1, needs.batch_bytes)
+    span_bytes = min(_SPAN_BYTES, max(_LEAST_SPAN_BYTES, needs.budget_bytes // _SPAN_SHARE))
+    batch_bytes = max(1, needs.batch_bytes)
     if free is not None:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
         batch_bytes = max(1, needs.device_batch_bytes)
