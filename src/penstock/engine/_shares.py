@@ -81,8 +81,9 @@ def share_out(needs: Needs) -> Shares:
     if not fits:
         notes = (
             *notes,
-            f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) is less than the shuffle's window "
-            f"({need / 1e6:,.0f} MB), so blocks are read many times; raise it, or lower shuffle_spread",
+            f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves {window_bytes / 1e6:,.0f} MB for the window of "
+            f"the shuffle, which needs {need / 1e6:,.0f} MB, so blocks are read many times; raise it, or lower "
+            "shuffle_spread",
         )
     return Shares(per_span, depth, window_bytes, device_rows if fits else 0, fits, notes)
 
