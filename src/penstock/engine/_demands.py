@@ -23,10 +23,8 @@ class Demand(NamedTuple):
     requests: Sequence[PageRequest]
     straight: dict[int, range]
     """Those that are read straight to where the rows go, by their numbers: the rows that they fill."""
-    before: int
-    """Rows that are read with them though nobody wants them, in front of the first, …"""
-    after: int
-    """… and behind the last."""
+    taken: range
+    """Its rows, and those that are read with them though nobody wants them: before 0, and behind the last."""
     kept: Sequence[PageRequest]
     """What may have been read already, for others."""
     light: dict[int, npt.NDArray[Any]]
@@ -83,37 +81,38 @@ class Demands:
                 kept += self._kept.groups(request)
             else:
                 requests.append(request)
-        straight, before, after = self._straight(requests, want) if self._reads_straight else ({}, 0, 0)
+        straight = self._straight(requests, want) if self._reads_straight else {}
+        starts, stops = zip((0, len(block)), *((part.start, part.stop) for part in straight.values()), strict=True)
+        taken = range(min(starts), max(stops))
         loose = sum(request.bytes for request in requests if self._loose_ids.intersection(request.file.fields))
         return Demand(
             requests,
             straight,
-            before,
-            after,
+            taken,
             kept,
             {},
-            bytes=loose + (before + len(block) + after) * self._row_bytes,
+            bytes=loose + len(taken) * self._row_bytes,
             raw_bytes=sum(request.bytes for number, request in enumerate(requests) if number not in straight),
             placeable=self._placed_ids <= {requests[number].file.fields[0] for number in straight},
         )
 
-    def _straight(self, requests: Sequence[PageRequest], want: Wanted) -> tuple[dict[int, range], int, int]:
+    def _straight(self, requests: Sequence[PageRequest], want: Wanted) -> dict[int, range]:
         """The requests that can be read straight to their places; of a column, all or none.
 
         A block is cut along pages of the heaviest column; so where one of its ends is left out, what is read with the
         rest takes no more room than the whole block.
         """
         found: dict[int, range] = {}
-        before = after = 0
+        wanted = range(len(want.rows))
         for field_id, row_bytes in self._bare:
             mine = [n for n, request in enumerate(requests) if request.file.fields == (field_id,)]
             rows = [row_range(requests[number], field_id, row_bytes, want) for number in mine]
             parts = [part for part in rows if part is not None]
             if not parts or len(parts) < len(mine):
                 continue
-            more_before, more_after = -parts[0].start, parts[-1].stop - len(want.rows)
-            whole = sum(map(len, parts)) == more_before + len(want.rows) + more_after
-            if whole and (field_id == self._heavy_id or more_before == more_after == 0):
+            filled = range(parts[0].start, parts[-1].stop)
+            gapless = sum(map(len, parts)) == len(filled)
+            enough = filled.start <= 0 and wanted.stop <= filled.stop and field_id == self._heavy_id
+            if gapless and (filled == wanted or enough):
                 found.update(zip(mine, parts, strict=True))
-                before, after = max(before, more_before), max(after, more_after)
-        return found, before, after
+        return found

@@ -28,8 +28,8 @@ class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "after", "again", "before", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light",
-        "missing", "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight",
+        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light", "missing",
+        "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "taken",
         "twice", "views", "waiting", "want",
     )  # fmt: skip
 
@@ -44,8 +44,8 @@ class Piece:
         self.requests: list[PageRequest] = []
         self.straight: dict[int, range] = {}
         """Requests, by their numbers, that are read straight into the slab: the rows that they fill."""
-        self.before = self.after = 0
-        """Rows that are read with the first and with the last one because they are in the same page."""
+        self.taken = range(self.rows)
+        """Its rows in the slab, with those that are read because they share a page with the first or the last."""
         self.light: dict[int, npt.NDArray[Any]] = {}
         """Columns of numbers, by field id, that were there before the piece was asked for."""
         self.raw_bytes = self.bytes = 0

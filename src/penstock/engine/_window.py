@@ -78,7 +78,7 @@ class Window:
         demand = self._demands.of(piece)
         piece.requests, piece.straight, piece.light = list(demand.requests), demand.straight, demand.light
         piece.bytes, piece.raw_bytes, piece.placeable = demand.bytes, demand.raw_bytes, demand.placeable
-        piece.before, piece.after = demand.before, demand.after
+        piece.taken = demand.taken
         for group in demand.kept:
             assert self._kept is not None
             runs = self._kept.found(group)
@@ -139,14 +139,14 @@ class Window:
         cost = own_bytes + piece.raw_bytes + sum(len(span.which) for span in opening) * self._placed_row_bytes
         if self._held_bytes + cost > self._budget_bytes and not regardless:
             return False
-        start = self.slab.take(piece.before + piece.rows + piece.after) if self._layout.fixed else 0
+        start = self.slab.take(len(piece.taken)) if self._layout.fixed else 0
         if start is None:
             if regardless:
                 raise MemoryError(f"the window has no room for {piece.rows:,} more rows; raise device_memory")
             return False
         for span in opening:
             span.placed = {name: self._open(column, len(span.which)) for name, column in self._placed.items()}
-        piece.row_start, piece.admitted, piece.placed, piece.bytes = start + piece.before, True, placed, own_bytes
+        piece.row_start, piece.admitted, piece.placed, piece.bytes = start - piece.taken.start, True, placed, own_bytes
         self._charge(cost)
         return True
 
@@ -169,7 +169,7 @@ class Window:
     def free(self, piece: Piece) -> None:
         """Nobody needs a piece any more."""
         if self._layout.fixed:
-            self.slab.give_back(piece.row_start - piece.before, piece.before + piece.rows + piece.after)
+            self.slab.give_back(piece.row_start + piece.taken.start, len(piece.taken))
         piece.cells, piece.views = {}, {}
         self._charge(-piece.bytes)
 
