@@ -150,6 +150,22 @@ def test_a_resumed_run_reads_nothing_that_was_consumed(sorted_table: Sorted, sha
     assert read_for(sorted_table.store.reads, pages) <= 1.05 * size_of(pages)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_first_batch_waits_for_parts_of_blocks(
+    sorted_table: Sorted, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engine._selection._FIRST_BYTES", 16 << 10)
+    options: dict[str, Any] = {**SHUFFLED, "shuffle_block": 256 << 10, "batch_size": 8}
+    with sorted_table.ds.pytorch(**options) as loader:
+        state = loader.state_dict() | {"consumed": round(share * ROWS / 8) * 8}
+    sorted_table.store.reads.clear()
+    with sorted_table.ds.pytorch(**options) as loader:
+        loader.load_state_dict(state)
+        rows = next(iter(loader))["n"].numpy()
+    pages = sorted_table.pages(rows, ["x"])
+    assert read_for(sorted_table.store.reads, pages) <= 0.5 * 4 * (256 << 10)
+
+
 def test_the_window_keeps_to_its_budget_and_still_reads_each_byte_once() -> None:
     store = RecordingStore(open_store("memory://"))
     ds = penstock.create(store, {"x": Column(Tensor("uint8", (X_BYTES,)), page_bytes=32 * X_BYTES)})

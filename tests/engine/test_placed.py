@@ -45,6 +45,26 @@ def test_nothing_is_gathered(kind: str, options: dict[str, Any], reads: Counter[
     assert reads["read_pages"] == 0  # though lanes and ends of files cut through pages
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"batch_size": 3}], ids=str)
+def test_nothing_is_gathered_of_what_is_left_at_a_resume(
+    tmp_path: Path, options: dict[str, Any], reads: Counter[str]
+) -> None:
+    """Rows that were read before share pages with others, and go nowhere."""
+    ds, _ = large(str(tmp_path / "t"), 161)
+    with ds.pytorch(**(MIXED | options)) as loader:
+        batches = iter(loader)
+        before = [batch_of(next(batches)).real for _ in range(len(loader) // 2)]
+        state = loader.state_dict()
+    reads.clear()
+    with ds.pytorch(**(MIXED | options)) as loader:
+        loader.load_state_dict(state)
+        after = [batch_of(batch).real for batch in loader]
+    assert np.array_equal(np.sort(joined(before + after)), np.arange(161))
+    assert reads["read_apart"] > 0
+    assert reads["read_straight"] == 0
+    assert reads["read_pages"] == 0
+
+
 def test_batches_that_are_held_stay_as_they_were(tmp_path: Path) -> None:
     ds, _ = large(str(tmp_path / "t"), 150)
     with ds.pytorch(**MIXED) as loader:

@@ -1,5 +1,6 @@
 """Host memory for batches, used again when nobody holds the batch: fresh memory costs a fault per page."""
 
+import mmap
 from collections import defaultdict
 from collections.abc import Callable
 from math import prod
@@ -40,7 +41,7 @@ class HostBuffers:
             memory = free.pop() if free else None
             self._kept -= room if memory is not None else 0
         if memory is None:
-            memory = np.empty(room, np.uint8) if self._allocate is None else self._allocate(room)
+            memory = _in_small_pages(room) if self._allocate is None else self._allocate(room)
         loan = _Loan(self, memory)
         return np.asarray(loan)[:size].view(element).reshape(shape)
 
@@ -61,3 +62,8 @@ class _Loan:
 
     def __del__(self) -> None:
         self._owner.give_back(self._memory)
+
+
+def _in_small_pages(size: int) -> npt.NDArray[np.uint8]:
+    """New memory; in large pages, as numpy asks for, a batch's first row would have to wait until much is cleared."""
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

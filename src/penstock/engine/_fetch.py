@@ -75,6 +75,8 @@ class Fetcher:
         self._stopped = False
         self._over = Event()
         Thread(target=self._watch, name="penstock-hedge", daemon=True).start()
+        for _ in range(min(_FAR_LIMIT, max_threads)):  # now, for to start one takes long while others compute
+            self._start()
 
     def ask(self, request: Request) -> None:
         """Fetch pages; the answer is given by a thread of the pool."""
@@ -98,8 +100,11 @@ class Fetcher:
         if self._idle:
             self._work.notify()
         elif self._threads < self.limit + self._hedging and not self._stopped:
-            self._threads += 1
-            Thread(target=self._run, name="penstock-fetch", daemon=True).start()
+            self._start()
+
+    def _start(self) -> None:
+        self._threads += 1
+        Thread(target=self._run, name="penstock-fetch", daemon=True).start()
 
     def _next(self) -> Request | None:
         with self._lock:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine._selection import Block, Parts
 from penstock.plan import Epoch, Spread
@@ -20,16 +22,18 @@ class LaneBlock:
     block: Block
     first: int
     """The lane's row that the block starts with."""
-    unread: Rows | None
-    """Which rows of the lane are still to be read, where some have been read before; None: all of them."""
+    end: int
+    """The lane's row up to which those that are not in an earlier block are in this one, or have been read."""
+    unread: int
+    """Rows of the block that were still to be read when the lane was entered."""
     left: int
     """Rows that the lane has not come to."""
     closes: int = -1
     """The turn after which no row is left; -1 while that is not known."""
 
-    @property
-    def end(self) -> int:
-        return self.first + len(self.block)
+
+Cut = Callable[[Block, Rows, Rows], Sequence[int]]
+"""Where to cut a block that is not read as a whole; told which rows are left, and which of them are needed first."""
 
 
 class PartBlocks(NamedTuple):
@@ -75,8 +79,14 @@ class LaneCursor:
     """Reads a lane from some turn on; a turn is a row's number in the order in which the lane is read."""
 
     def __init__(
-        self, spread: Spread, blocks: Callable[[int, int], Iterator[tuple[Block, int, int]]], turn: int
+        self,
+        spread: Spread,
+        blocks: Callable[[int, int], Iterator[tuple[Block, int, int]]],
+        turn: int,
+        last: int,
+        cut: Cut | None,
     ) -> None:
+        """Begins with the turns from `turn` to `last`; without `cut`, blocks are whole, whatever is left of them."""
         self._spread = spread
         number = spread.find(turn)
         self._next_chunk = number
@@ -90,8 +100,8 @@ class LaneCursor:
         """Rows of the lane up to here belong to blocks that are known."""
         self.passed = turn
         """Turns before this one are over."""
-        self._skip(number, turn)
         if turn < spread.length:
+            self._begin(number, turn, last, cut)
             self._read_chunk()  # here, and not when it is asked for, because many cursors are made at once
 
     def take(self, turns: Rows) -> tuple[list[LaneBlock], Rows, Rows]:
@@ -114,30 +124,33 @@ class LaneCursor:
             return blocks, holders[0], rows[0]
         return blocks, np.concatenate(holders), np.concatenate(rows)
 
-    def _skip(self, number: int, turn: int) -> None:
-        """Note which rows near the start have been read, so that nobody fetches what holds only those."""
-        start = number * self._spread.width
-        unread = self._spread.left(number)
-        if turn > self._chunk_start:
-            chunk = self._spread.chunk(number)
-            self._reach(int(chunk.max()) + 1)
-            gone = np.sort(chunk[: turn - self._chunk_start])
-        else:
-            self._reach(start)
-            gone = np.zeros(0, np.int64)
-        for known in self._near:
-            front = unread[np.searchsorted(unread, known.first) : np.searchsorted(unread, known.end)]
-            behind = np.arange(max(known.first, start), known.end)
-            rows = np.concatenate([front, behind])
-            known.left = len(rows)  # before the chunk is read; reading it counts its rows
-            still = rows[~np.isin(rows, gone, assume_unique=True)] if len(gone) else rows
-            known.unread = still if len(still) < len(known.block) else None
+    def _begin(self, number: int, turn: int, last: int, cut: Cut | None) -> None:
+        """Know the blocks of the first chunk, and which of their rows have been read, so that nobody fetches those."""
+        start, first = number * self._spread.width, self._seen
+        chunk = self._spread.chunk(number)
+        self._reach(int(chunk.max()) + 1)
+        left = np.zeros(self._seen - first, bool)  # as it was before the chunk, for reading that counts its rows
+        left[self._spread.left(number) - first] = True
+        left[start - first :] = True
+        soon, unread = np.zeros(len(left), bool), left.copy()
+        read = turn - self._chunk_start
+        unread[chunk[:read] - first] = False
+        soon[chunk[read : read + last + 1 - turn] - first] = True
+        near, self._near = self._near, []
+        for known in near:
+            here = slice(known.first - first, known.end - first)
+            known.left = int(np.count_nonzero(left[here]))
+            rows, needed = np.flatnonzero(unread[here]), np.flatnonzero(soon[here])
+            if cut is None or not len(rows) or (len(rows) == len(known.block) and not len(needed)):
+                self._near.append(known)
+            else:
+                self._near += _parts(known, left[here], rows, cut(known.block, rows, needed))
 
     def _reach(self, row: int) -> None:
         """Know the blocks up to a row of the lane."""
         while self._seen < min(row, self._spread.length):
             block, first, end = next(self._blocks)
-            self._near.append(LaneBlock(block, first, None, len(block)))
+            self._near.append(LaneBlock(block, first, end, len(block), len(block)))
             self._seen = end
 
     def _read_chunk(self) -> None:
@@ -158,3 +171,12 @@ class LaneCursor:
             if not known.left:
                 known.closes = self._chunk_start + int(last[number])
         self._holders, self._rows = holders, rows
+
+
+def _parts(known: LaneBlock, left: npt.NDArray[np.bool_], unread: Rows, cuts: Sequence[int]) -> Iterator[LaneBlock]:
+    """A block in parts, each without what has been read at its ends."""
+    for begin, end in pairwise((0, *cuts, len(known.block))):
+        mine = unread[np.searchsorted(unread, begin) : np.searchsorted(unread, end)]
+        low, high = (int(mine[0]), int(mine[-1]) + 1) if len(mine) else (begin, end)
+        count = int(np.count_nonzero(left[begin:end]))
+        yield LaneBlock(known.block.part(low, high), known.first + low, known.first + end, len(mine), count)

@@ -30,16 +30,18 @@ class Piece:
     __slots__ = (
         "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light", "missing",
         "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "taken",
-        "twice", "views", "waiting", "want",
+        "twice", "unread", "views", "waiting", "want",
     )  # fmt: skip
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, unread: int | None = None) -> None:
+        """`unread` of its rows are to come, if others were read before a resume."""
         self.again: Rows | None = None
         """For each row of the block its row here, where some are chosen more than once."""
         if not isinstance(block.chosen, range) and not (block.chosen[1:] > block.chosen[:-1]).all():
             _, firsts, self.again = np.unique(block.chosen, return_index=True, return_inverse=True)
             block = block.pick(firsts)
         self.block, self.rows = block, len(block)
+        self.unread = self.rows if unread is None else unread
         self.want = Wanted(block.fragment, block.stored_rows)
         self.requests: list[PageRequest] = []
         self.straight: dict[int, range] = {}
@@ -76,8 +78,8 @@ class Piece:
 
     @property
     def told(self) -> bool:
-        """Whether each row goes to one place, and that is known."""
-        return not self.twice and len(self.goes) == self.rows
+        """Whether each row that is to come goes to one place, and that is known."""
+        return not self.twice and len(self.goes) == self.unread
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -15,11 +15,13 @@ from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fr
 from penstock.format.kinds import Linked
 from penstock.plan import Epoch, Shuffle, cut_blocks
 from penstock.storage import run_all
-from penstock.table import ROW_ID, Reader, Rows, rows_at
+from penstock.table import ROW_ID, Reader, Rows, Wanted, page_requests, rows_at
 from penstock.types import cached_property
 
 _MANIFEST_READERS = 64
 _MANY_LEAVES = 64
+_FIRST_BYTES = 1 << 20
+"""A block from which the first batch draws is read in parts of this size, if that batch needs not all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +154,10 @@ class Selection:
 
     def block_rows(self, shuffle: Shuffle) -> int:
         """About how many rows a block has."""
-        return max(1, round(shuffle.block_bytes / self.heavy_row_bytes))
+        return self._rows_of(shuffle.block_bytes)
+
+    def _rows_of(self, block_bytes: int) -> int:
+        return max(1, round(block_bytes / self.heavy_row_bytes))
 
     @property
     def coarse(self) -> bool:
@@ -183,8 +188,29 @@ class Selection:
         return [
             block
             for fragment, start in zip(fragments, starts, strict=False)
-            for block in self._cut(Block(fragment, start, self._chosen(start, fragment.live)), shuffle)
+            for block in self._cut(Block(fragment, start, self._chosen(start, fragment.live)), shuffle.block_bytes)
         ]
+
+    def cuts(self, block: Block, left: Rows, soon: Rows) -> list[int]:
+        """Where to cut a block of which only some rows are left, and some of those are needed before the others.
+
+        What is needed soon is read by itself, if that is much less; and what lies apart is read apart.
+        """
+        ends = np.cumsum([len(part) for part in self._cut(block, _FIRST_BYTES)])
+        needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
+        found = set(ends[:-1][needed[1:] != needed[:-1]].tolist())
+        if self.heaviest is not None and len(left) < len(block):
+            found.update(left[self._gaps(block.pick(left))].tolist())
+        return sorted(found)
+
+    def _gaps(self, block: Block) -> npt.NDArray[np.int64]:
+        """Which of the rows chosen are not read together with the one before."""
+        assert self.heaviest is not None
+        rows = block.stored_rows
+        if isinstance(self.heaviest.kind, Linked):  # each is an object, or a part of one
+            return np.flatnonzero(np.diff(rows) > 1) + 1
+        requests = page_requests([Wanted(block.fragment, rows)], [self.heaviest.id])
+        return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
 
     def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
         """A section's leaf, and the position of the first row of each of its fragments, and of the last's end."""
@@ -217,25 +243,27 @@ class Selection:
         first, end = np.searchsorted(self.rows, (start, start + live))
         return self.rows[first:end] - start
 
-    def _cut(self, block: Block, shuffle: Shuffle) -> Iterator[Block]:
+    def _cut(self, block: Block, block_bytes: int) -> Iterator[Block]:
         if not len(block):
             return
-        files = block.fragment.files_of(self.heaviest.id) if self.heaviest else ()
+        rows = block.stored_rows
+        between = int(rows[0]), int(rows[-1]) + 1
+        files = block.fragment.files_between(self.heaviest.id, *between) if self.heaviest else ()
         if files:
             ends = np.concatenate([file.page_ends + file.row_start for file in files])
             linked = _linked_bytes(self.heaviest)
             sizes = np.concatenate([np.diff(file.page_offsets) + linked * file.page_rows for file in files])
             numbers = np.repeat(np.arange(len(files)), [len(file.page_rows) for file in files])
         else:  # nothing is read, so any cut will do
-            step = self.block_rows(shuffle)
+            step = self._rows_of(block_bytes)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
-            sizes, numbers = np.full(len(ends), shuffle.block_bytes), np.zeros(len(ends), np.int64)
-        if block.fragment.deleted is None and isinstance(block.chosen, range):
-            upto = np.clip(ends, block.chosen.start, block.chosen.stop) - block.chosen.start
+            sizes, numbers = np.full(len(ends), block_bytes), np.zeros(len(ends), np.int64)
+        if len(rows) == between[1] - between[0]:
+            upto = np.clip(ends, *between) - between[0]
         else:
-            upto = np.searchsorted(block.stored_rows, ends)
+            upto = np.searchsorted(rows, ends)
         first = 0
-        for end in cut_blocks(upto, sizes, numbers, block_bytes=shuffle.block_bytes).tolist():
+        for end in cut_blocks(upto, sizes, numbers, block_bytes=block_bytes).tolist():
             yield block.part(first, end)
             first = end
 

@@ -116,15 +116,11 @@ class Window:
 
     def _places(self, piece: Piece, name: str, rows: range) -> list[memoryview]:
         """Where each of some rows goes, with memory for those that nobody wants."""
-        goes = [piece.goes[row] for row in range(max(0, rows.start), min(rows.stop, piece.rows))]
-        places = [span.placed[name].row(index) for span, index in goes]
-        if len(places) == len(rows):
-            return places
-        size = len(places[0])
-        before, after = max(0, -rows.start), max(0, rows.stop - piece.rows)
-        spare = self._room((before + after) * size)
-        unwanted = [spare[row * size : (row + 1) * size] for row in range(before + after)]
-        return [*unwanted[:before], *places, *unwanted[before:]]
+        goes = [piece.goes.get(row) for row in rows]
+        size = self._placed[name].row_bytes
+        spare = self._room(goes.count(None) * size)
+        unwanted = (spare[first : first + size] for first in range(0, len(spare), size))
+        return [next(unwanted) if place is None else place[0].placed[name].row(place[1]) for place in goes]
 
     def _room(self, size: int) -> memoryview:
         """Memory for pages; not a map of the file, which costs a fault for each page of memory and then has to go."""
