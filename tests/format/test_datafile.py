@@ -14,6 +14,7 @@ from penstock.errors import CorruptError
 from penstock.format import (
     DataFile,
     FileColumn,
+    arrow_schema,
     cut,
     decode_page,
     encode_file,
@@ -60,7 +61,7 @@ def test_every_page_can_be_read_alone(drawn: tuple[list[Field], list[list[Any]],
         at = file.page_range(number)
         page = data[at.start : at.end]
         verify_pages(file, number, number + 1, page, "somewhere")
-        batch = decode_page([FileColumn(field) for field in fields], page)
+        batch = decode_page(arrow_schema([FileColumn(field) for field in fields]), page)
         for n, field in enumerate(fields):
             assert same(rows(field.kind, batch.column(n)), values[n][start : start + count])
         start += count

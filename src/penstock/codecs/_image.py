@@ -1,5 +1,6 @@
 """Images as encoded bytes, one sample at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from penstock.codecs._format import CHANNELS, ImageFormat, Mode, Pixels
 from penstock.codecs._gate import translated
-from penstock.codecs._jpeg import JpegFormat, decode_as_it_is
+from penstock.codecs._jpeg import JpegFormat, decode_as_it_is, decode_each_as_it_is
 from penstock.codecs._pillow import PILLOW_FORMATS
 from penstock.codecs._sniff import sniff
 from penstock.codecs._spec import check_level, join_spec, split_spec
@@ -103,6 +104,26 @@ def decode_image_into(data: Buffer, out: Pixels, *, resize: bool = False) -> Non
     kind = _kind(data)
     with translated(SampleError, f"cannot decode {kind}, {len(data)} bytes"):
         _FORMATS[kind].decode(data, mode, out, resize=resize)
+
+
+def decode_images_into(
+    pictures: Sequence[Buffer | None], out: Pixels, *, resize: bool = False
+) -> dict[int, SampleError]:
+    """The same for a batch of them, with a place for each, which is black where there is none; those that are bad."""
+    if not len(out):
+        return {}
+    mode = _mode_of(out[0])
+    bad: dict[int, SampleError] = {}
+    for number in range(len(out)) if mode is None or resize else decode_each_as_it_is(pictures, mode, out):
+        data = pictures[number]
+        try:
+            if data is not None:
+                decode_image_into(data, out[number], resize=resize)
+                continue
+        except SampleError as error:
+            bad[number] = error
+        out[number] = 0
+    return bad
 
 
 def image_size(data: Buffer) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ Pillow takes over only where libjpeg-turbo cannot read the header (chroma sample
 lets corrupt entropy data pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -92,6 +93,23 @@ def decode_as_it_is(data: Buffer, mode: Mode, out: Pixels) -> bool:
     except ValueError:
         return False
     return bool(pixels.shape[:2] == out.shape[:2])
+
+
+def decode_each_as_it_is(pictures: Sequence[Buffer | None], mode: Mode, out: Pixels) -> list[int]:
+    """The same for many, with a place in `out` for each, in a loop that is done soon: but for decoding it has the GIL.
+
+    The numbers of those that are something else, or are not there.
+    """
+    decode, colorspace, size = simplejpeg.decode_jpeg, "GRAY" if mode == "L" else mode, out.shape[1:3]
+    others = []
+    for number, data in enumerate(pictures):
+        try:
+            if data is not None and decode(data, colorspace, buffer=out[number]).shape[:2] == size:
+                continue
+        except ValueError:
+            pass
+        others.append(number)
+    return others
 
 
 def _ordinary_size(view: memoryview) -> tuple[int, int, int] | None:

@@ -1,7 +1,7 @@
 """Memory on both sides of the bus."""
 
 from penstock.device._accelerator import Accelerator, DeviceRows, Mark, Staging
-from penstock.device._buffers import Allocate, HostBuffers
+from penstock.device._buffers import Allocate, HostBuffers, in_small_pages
 from penstock.device._pixels import RANDOM_NUMBERS, Pixels
 from penstock.device._redone import Redo
 from penstock.device._reserved import reserved
@@ -10,5 +10,5 @@ from penstock.device._tensors import array_of, shared_bytes, tensor_of
 
 __all__ = [
     "RANDOM_NUMBERS", "Accelerator", "Allocate", "DeviceRows", "HostBuffers", "Mark", "Pixels", "Redo",
-    "SharedMemory", "Staging", "array_of", "reserved", "shared_bytes", "tensor_of",
+    "SharedMemory", "Staging", "array_of", "in_small_pages", "reserved", "shared_bytes", "tensor_of",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ class HostBuffers:
             memory = free.pop() if free else None
             self._kept -= room if memory is not None else 0
         if memory is None:
-            memory = _in_small_pages(room) if self._allocate is None else self._allocate(room)
+            memory = np.empty(room, np.uint8) if self._allocate is None else self._allocate(room)
         loan = _Loan(self, memory)
         return np.asarray(loan)[:size].view(element).reshape(shape)
 
@@ -64,6 +64,6 @@ class _Loan:
         self._owner.give_back(self._memory)
 
 
-def _in_small_pages(size: int) -> npt.NDArray[np.uint8]:
-    """New memory; in large pages, as numpy asks for, a batch's first row would have to wait until much is cleared."""
+def in_small_pages(size: int) -> npt.NDArray[np.uint8]:
+    """New memory that is filled here and there: of large pages, as numpy asks for, much would be cleared for a row."""
     return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

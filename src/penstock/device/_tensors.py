@@ -48,8 +48,8 @@ class _AsWritable:
     """Memory that may only be read, under another name."""
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        self._memory = memory
-        self.__array_interface__ = memory.__array_interface__ | {"data": (memory.ctypes.data, False)}
+        self._memory, known = memory, memory.__array_interface__
+        self.__array_interface__ = known | {"data": (known["data"][0], False)}
 
 
 def shared_bytes(data: Buffer) -> npt.NDArray[np.uint8]:

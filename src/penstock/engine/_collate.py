@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.codecs import decode_audio, decode_image, decode_image_into, decode_video
+from penstock.codecs import decode_audio, decode_image, decode_images_into, decode_video
 from penstock.device import Accelerator, HostBuffers, shared_bytes
 from penstock.engine._pieces import Span
 from penstock.engine._slab import Layout, Slab
@@ -186,7 +186,7 @@ class Collator:
         out = self._buffers.empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
         for row, picture in enumerate(pictures):
             out[row] = 0 if picture is None else picture
-        return _with_mask(field, out, np.asarray(encoded.is_valid()))
+        return _with_mask(field, out, lambda: np.asarray(encoded.is_valid()))
 
     def _decoded_into(self, field: Field, views: Sequence[Encoded | None], bad: dict[int, Exception]) -> Columns:
         """Pictures of one shape, each decoded into its place in the batch."""
@@ -194,16 +194,10 @@ class Collator:
         assert shape is not None
         resize = self._options.resizes(field)
         out = self._buffers.empty((len(views), *shape), np.uint8)
-        for row, data in enumerate(views):
-            try:
-                if data is None:
-                    out[row] = 0
-                else:
-                    decode_image_into(data.data, out[row], resize=resize)
-            except SampleError as error:
-                bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
-                out[row] = 0
-        return _with_mask(field, out, _present(views))
+        encoded = [None if data is None else data.data for data in views]
+        for row, error in decode_images_into(encoded, out, resize=resize).items():
+            bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
+        return _with_mask(field, out, lambda: _present(views))
 
     def _decoded_there(self, field: Field, views: Sequence[Encoded | None]) -> Columns:
         """The same by the accelerator; nothing where it cannot, or not these pictures."""
@@ -213,15 +207,15 @@ class Collator:
         resize = self._options.resizes(field)
         with self._accelerator.working():
             decoded = self._accelerator.decode_jpegs(views, shape, resize=resize)
-        return {} if decoded is None else _with_mask(field, decoded, _present(views))
+        return {} if decoded is None else _with_mask(field, decoded, lambda: _present(views))
 
 
 def _present(views: Sequence[Encoded | None]) -> npt.NDArray[np.bool_]:
     return np.array([data is not None for data in views], bool)
 
 
-def _with_mask(field: Field, values: Any, there: npt.NDArray[np.bool_]) -> Columns:
-    return {field.name: values, f"{field.name}_mask": there} if field.nullable else {field.name: values}
+def _with_mask(field: Field, values: Any, there: Callable[[], npt.NDArray[np.bool_]]) -> Columns:
+    return {field.name: values, f"{field.name}_mask": there()} if field.nullable else {field.name: values}
 
 
 def _shaped(shape: tuple[int, ...], data: bytes) -> npt.NDArray[Any]:

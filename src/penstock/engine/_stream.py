@@ -9,7 +9,7 @@ from numbers import Integral
 from operator import itemgetter
 from typing import Any, Literal
 
-from penstock.device import Accelerator, HostBuffers
+from penstock.device import Accelerator, HostBuffers, in_small_pages
 from penstock.engine._collate import Collator, DecodeOptions
 from penstock.engine._fetch import Fetcher
 from penstock.engine._kept import KeptPages
@@ -292,7 +292,7 @@ class Stream:
         places = places and any(placeable(column) for column in layout.fixed)
         buffers = HostBuffers(
             keep_bytes=(shares.depth + 2) * shares.per_span * needs.batch_bytes + places * shares.window_bytes,
-            allocate=None if accelerator is None else accelerator.pinned,
+            allocate=accelerator.pinned if accelerator is not None else in_small_pages if places else None,
         )
         window = Window(
             self._reader, layout, slab,

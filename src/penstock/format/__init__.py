@@ -6,6 +6,7 @@ from penstock.format._commit import SINGLE_WRITER, Claim, Commit, Parent, TableI
 from penstock.format._datafile import (
     BLOB_REFERENCE,
     FileColumn,
+    arrow_schema,
     cut,
     decode_page,
     encode_file,
@@ -88,6 +89,7 @@ __all__ = [
     "Statistics",
     "TableInfo",
     "TakenList",
+    "arrow_schema",
     "as_column",
     "check_name",
     "commit_key",

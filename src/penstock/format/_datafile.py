@@ -44,7 +44,7 @@ def encode_file(
     columns: Sequence[FileColumn], arrays: Sequence[pa.Array], *, row_start: int, page_rows: Sequence[int]
 ) -> tuple[DataFile, memoryview]:
     """Write columns of equal length as one file, cut into pages of the given numbers of rows."""
-    schema = pa.schema([column.arrow for column in columns])
+    schema = arrow_schema(columns)
     compression = Compression.parse(columns[0].field.codec)
     codec = None if compression.name == "none" else pa.Codec(compression.name, compression.level)
     batch = pa.RecordBatch.from_arrays(list(arrays), schema=schema)
@@ -87,9 +87,14 @@ def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUs
     return tuple(BlobUse(blob["id"], blob["length"]) for column in references for blob in column)
 
 
-def decode_page(columns: Sequence[FileColumn], page: Buffer) -> pa.RecordBatch:
+def arrow_schema(columns: Sequence[FileColumn]) -> pa.Schema:
+    """What a file of some columns looks like to Arrow."""
+    return pa.schema([column.arrow for column in columns])
+
+
+def decode_page(schema: pa.Schema, page: Buffer) -> pa.RecordBatch:
     """Parse a verified page; the arrays are views of it where nothing was compressed."""
-    return pa.ipc.read_record_batch(pa.py_buffer(page), pa.schema([column.arrow for column in columns]))
+    return pa.ipc.read_record_batch(pa.py_buffer(page), schema)
 
 
 def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: str) -> None:

@@ -11,7 +11,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import CorruptError
-from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, Fragment, Schema, decode_page, verify_pages
+from penstock.format import (
+    BLOB_REFERENCE,
+    DataFile,
+    Field,
+    FileColumn,
+    Fragment,
+    Schema,
+    arrow_schema,
+    decode_page,
+    verify_pages,
+)
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store, run_all
 from penstock.types import ByteRange, cached_property
@@ -83,6 +93,7 @@ class Pages:
     def __init__(self) -> None:
         self._runs: dict[str, list[tuple[int, memoryview]]] = {}
         self._parsed: dict[tuple[str, int], pa.RecordBatch] = {}
+        self._schemas: dict[tuple[int, ...], pa.Schema] = {}
 
     def add(self, file: DataFile, first: int, data: memoryview) -> None:
         """Take in the pages from `first` on, as many as `data` has."""
@@ -103,8 +114,9 @@ class Pages:
         """One page as Arrow data; parsed once for all its columns."""
         found = self._parsed.get((file.id, page))
         if found is None:
-            found = decode_page([file_column(schema, id) for id in file.fields], self[file, page])
-            self._parsed[file.id, page] = found
+            if file.fields not in self._schemas:
+                self._schemas[file.fields] = arrow_schema([file_column(schema, id) for id in file.fields])
+            found = self._parsed[file.id, page] = decode_page(self._schemas[file.fields], self[file, page])
         return found
 
     def run(self, file: DataFile, page: int) -> tuple[memoryview, int]:
@@ -412,7 +424,7 @@ def filled(field: Field, count: int) -> pa.Array:
     """The value of rows whose fragment does not hold the field."""
     if field.fill is None:
         return pa.nulls(count, field.kind.arrow_type)
-    one = decode_page([FileColumn(field)], memoryview(field.fill)).column(0)
+    one = decode_page(arrow_schema([FileColumn(field)]), memoryview(field.fill)).column(0)
     return take(one, np.zeros(count, np.int64))
 
 

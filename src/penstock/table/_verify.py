@@ -19,6 +19,7 @@ from penstock.format import (
     Schema,
     SnapshotRef,
     TableInfo,
+    arrow_schema,
     commit_key,
     decode_hint,
     decode_manifest,
@@ -117,9 +118,10 @@ class Verifier:
         links = [n for n, column in enumerate(columns) if isinstance(column.field.kind, Linked)]
         if not blobs and not (links and self._links):
             return
+        known = arrow_schema(columns)
         for page in range(len(file.page_rows)):
             at = file.page_range(page)
-            batch = decode_page(columns, data[at.start : at.end])
+            batch = decode_page(known, data[at.start : at.end])
             for n in blobs:
                 for reference in batch.column(n).to_pylist():
                     if reference is not None:
