@@ -214,13 +214,13 @@ def _from_array(value: Any) -> Any:
 
 
 class _Arrival:
-    """Tensors on their way to a device, the point at which they are there, and the stream that waits for it."""
+    """Tensors on their way to a device, the point at which they are there, and the address of a stream that waits."""
 
     __slots__ = ("stream", "tensors", "there")
 
     def __init__(self, tensors: list[torch.Tensor], there: Mark) -> None:
         self.tensors, self.there = tensors, there
-        self.stream: Any = None
+        self.stream: int | None = None
 
 
 class _Placed(NamedTuple):

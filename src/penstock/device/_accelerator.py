@@ -143,19 +143,20 @@ class Accelerator:
                     self._lock.release()
         return mark
 
-    def hand_over(self, tensors: Sequence["torch.Tensor"], there: Mark, before: Any) -> Any:
-        """Let the stream that is current use tensors, from a point on that it waits for by itself; the stream.
+    def hand_over(self, tensors: Sequence["torch.Tensor"], there: Mark, before: int | None) -> int | None:
+        """Let the stream that is current use tensors, from a point on that it waits for by itself; its address.
 
-        `before` is a stream that they were handed over to already, if any.
+        `before` is that of a stream that they were handed over to already, if any.
         """
         if not self.is_cuda:
             return None
-        stream: Any = self._torch.cuda.current_stream(self.device)
-        if before is None or stream != before:  # to torch, a stream is neither equal to None nor unequal
+        address: int = self._torch._C._cuda_getCurrentRawStream(self.device.index)  # torch.cuda makes an object for it
+        if address != before:
+            stream = self._torch.cuda.current_stream(self.device)
             stream.wait_event(there)
             for tensor in tensors:
                 tensor.record_stream(stream)
-        return stream
+        return address
 
     def decodes(self, shape: Sequence[int]) -> bool:
         """Whether it can decode pictures to this shape."""
