@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.codecs import ImageCodec, Mode, decode_image, decode_image_into, image_size
+from penstock.codecs import ImageCodec, Mode, decode_image, decode_image_into, decode_images_into, image_size
 from penstock.errors import InvalidInputError, SampleError
 
 CHANNELS = {"jpeg": [1, 3], "png": [1, 3, 4], "webp": [3, 4], "tiff": [1, 3, 4], "bmp": [1, 3], "gif": [1]}
@@ -182,3 +182,26 @@ def test_other_bytes(data: bytes) -> None:
     for read in (image_size, decode_image, lambda data: decode_image_into(data, np.zeros((4, 4), np.uint8))):
         with pytest.raises(SampleError, match="expected an image"):
             read(data)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("resize", [False, True])
+def test_a_batch_of_all_sorts(channels: int, resize: bool) -> None:
+    """Each as if it were alone; one that is bad, or is not there, leaves its place black."""
+    jpeg = ImageCodec("jpeg").encode(noise(16, 24, 3))
+    pictures = [jpeg, None, jpeg[:-40], ImageCodec("png").encode(noise(16, 24, 3)), b"no picture", jpeg]
+    pictures += [ImageCodec("jpeg").encode(slope(24, 16, 3)), ImageCodec("jpeg").encode(slope(8, 8, 1))]
+    out = np.full((len(pictures), 16, 24, channels), 7, np.uint8)
+    bad = decode_images_into(pictures, out, resize=resize)
+    for number, picture in enumerate(pictures):
+        alone = np.zeros_like(out[0])
+        if number in bad:
+            with pytest.raises(SampleError) as caught:
+                decode_image_into(picture or b"", alone, resize=resize)
+            assert str(caught.value) == str(bad[number])
+            alone[:] = 0
+        elif picture is not None:
+            decode_image_into(picture, alone, resize=resize)
+        assert np.array_equal(out[number], alone)
+    assert bad.keys() == ({2, 4} if resize else {2, 4, 6, 7})
+    assert decode_images_into([], out[:0]) == {}
