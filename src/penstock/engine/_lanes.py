@@ -101,8 +101,9 @@ class LaneCursor:
         self.passed = turn
         """Turns before this one are over."""
         if turn < spread.length:
-            self._begin(number, turn, last, cut)
-            self._read_chunk()  # here, and not when it is asked for, because many cursors are made at once
+            chunk = spread.chunk(number)  # here, and not when it is asked for, because many cursors are made at once
+            self._begin(chunk, number, turn, last, cut)
+            self._read_chunk(chunk)
 
     def take(self, turns: Rows) -> tuple[list[LaneBlock], Rows, Rows]:
         """For turns, rising: the blocks that hold them; for each turn the number of its block and the lane's row."""
@@ -111,7 +112,7 @@ class LaneCursor:
         done, last = 0, int(turns[-1])
         while done < len(turns):
             while int(turns[done]) >= self._chunk_end:
-                self._read_chunk()
+                self._read_chunk(self._spread.chunk(self._next_chunk))
             upto = int(np.searchsorted(turns, self._chunk_end)) if last >= self._chunk_end else len(turns)
             inside = turns[done:upto] - self._chunk_start
             holders.append(self._holders[inside] + base)
@@ -124,10 +125,9 @@ class LaneCursor:
             return blocks, holders[0], rows[0]
         return blocks, np.concatenate(holders), np.concatenate(rows)
 
-    def _begin(self, number: int, turn: int, last: int, cut: Cut | None) -> None:
+    def _begin(self, chunk: Rows, number: int, turn: int, last: int, cut: Cut | None) -> None:
         """Know the blocks of the first chunk, and which of their rows have been read, so that nobody fetches those."""
         start, first = number * self._spread.width, self._seen
-        chunk = self._spread.chunk(number)
         self._reach(int(chunk.max()) + 1)
         left = np.zeros(self._seen - first, bool)  # as it was before the chunk, for reading that counts its rows
         left[self._spread.left(number) - first] = True
@@ -137,11 +137,16 @@ class LaneCursor:
         unread[chunk[:read] - first] = False
         soon[chunk[read : read + last + 1 - turn] - first] = True
         near, self._near = self._near, []
-        for known in near:
+        ends = np.array([known.end for known in near]) - first
+        special = set(np.searchsorted(ends, np.flatnonzero(soon | ~unread), side="right").tolist())
+        for index, known in enumerate(near):
+            if index not in special:
+                self._near.append(known)
+                continue
             here = slice(known.first - first, known.end - first)
             known.left = int(np.count_nonzero(left[here]))
             rows, needed = np.flatnonzero(unread[here]), np.flatnonzero(soon[here])
-            if cut is None or not len(rows) or (len(rows) == len(known.block) and not len(needed)):
+            if cut is None or not len(rows):
                 self._near.append(known)
             else:
                 self._near += _parts(known, left[here], rows, cut(known.block, rows, needed))
@@ -153,8 +158,7 @@ class LaneCursor:
             self._near.append(LaneBlock(block, first, end, len(block), len(block)))
             self._seen = end
 
-    def _read_chunk(self) -> None:
-        rows = self._spread.chunk(self._next_chunk)
+    def _read_chunk(self, rows: Rows) -> None:
         self._next_chunk += 1
         self._near = [known for known in self._near if known.left]
         if len(rows):

@@ -1,6 +1,6 @@
 """From an epoch's order to spans and the pieces they need; no I/O but for the manifests on the way."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -214,7 +214,7 @@ class _Laned(_Course):
         which, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         pieces: list[Piece] = []
         by_lane = list(self._by_lane(positions))
-        self._enter([(lane, *(positions[here][[0, -1]] // lanes).tolist()) for lane, here in by_lane])
+        self._enter([(lane, positions[here] // lanes) for lane, here in by_lane if lane not in self._cursors])
         for lane, here in by_lane:
             turns = positions[here] // lanes
             back = None
@@ -226,12 +226,11 @@ class _Laned(_Course):
             pieces += found.pieces
         return Found(pieces, which, rows)
 
-    def _enter(self, turns: Iterable[tuple[int, int, int]]) -> None:
-        """Have a cursor for each lane, from a turn to one; many at once, because each may have to fetch manifests."""
-        fresh = [(lane, first, last) for lane, first, last in turns if lane not in self._cursors]
+    def _enter(self, fresh: Sequence[tuple[int, Rows]]) -> None:
+        """Have a cursor for each of some lanes; many at once, because each may have to fetch manifests."""
         if len(fresh) > 1 and self._selection.coarse:
             cursors = run_all(lambda new: self._cursor(*new), fresh, max_workers=_MANIFEST_READERS)
-            self._cursors.update(zip((lane for lane, _, _ in fresh), cursors, strict=True))
+            self._cursors.update(zip((lane for lane, _ in fresh), cursors, strict=True))
 
     def _by_lane(self, positions: Rows) -> Iterator[tuple[int, slice | Rows]]:
         """Which of the positions are in each lane."""
@@ -252,12 +251,13 @@ class _Laned(_Course):
         """Pieces of one lane for some turns of it, rising."""
         cursor = self._cursors.get(lane)
         if cursor is None or cursor.passed > turns[0]:
-            cursor = self._cursors[lane] = self._cursor(lane, int(turns[0]), int(turns[-1]))
+            cursor = self._cursors[lane] = self._cursor(lane, turns)
         found = self._pieces(lane, *cursor.take(turns))
         self._close(lane, int(turns[-1]))
         return found
 
-    def _cursor(self, lane: int, turn: int, last: int) -> LaneCursor:
+    def _cursor(self, lane: int, turns: Rows) -> LaneCursor:
+        """One that begins with some turns of a lane, rising."""
         start = self._epoch.lane_start(lane)
         spread = self._epoch.lane_order(lane)
 
@@ -265,7 +265,7 @@ class _Laned(_Course):
             for block, here, stop in walk(self._epoch, self._source, start + first, start + end):
                 yield block, here - start, stop - start
 
-        return LaneCursor(spread, blocks, turn, last, self._selection.cuts if self._trim else None)
+        return LaneCursor(spread, blocks, int(turns[0]), int(turns[-1]), self._selection.cuts if self._trim else None)
 
     def _pieces(self, lane: int, blocks: list[LaneBlock], holders: Rows, rows: Rows) -> Found:
         raise NotImplementedError
