@@ -99,8 +99,11 @@ def decode_image_into(data: Buffer, out: Pixels, *, resize: bool = False) -> Non
     another height or width is a bad sample, or with `resize` scaled. After an error `out` may hold anything.
     """
     mode = _mode_of(out)
-    if mode is not None and not resize and decode_as_it_is(data, mode, out):
-        return
+    if mode is None or resize or not decode_as_it_is(data, mode, out):
+        _decode_into(data, out, mode, resize=resize)
+
+
+def _decode_into(data: Buffer, out: Pixels, mode: Mode | None, *, resize: bool) -> None:
     kind = _kind(data)
     with translated(SampleError, f"cannot decode {kind}, {len(data)} bytes"):
         _FORMATS[kind].decode(data, mode, out, resize=resize)
@@ -118,7 +121,7 @@ def decode_images_into(
         data = pictures[number]
         try:
             if data is not None:
-                decode_image_into(data, out[number], resize=resize)
+                _decode_into(data, out[number], mode, resize=resize)
                 continue
         except SampleError as error:
             bad[number] = error

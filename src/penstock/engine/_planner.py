@@ -71,15 +71,13 @@ class Planner:
         self._cut: Cut = lru_cache(_SECTIONS_KEPT)(partial(selection.blocks, order.shuffle))
         """Blocks are cut alike in every epoch."""
         self._numbers = 0
-        self._begun = False
 
     def stretches(self, number: int, consumed: int) -> Iterator[Stretch]:
         """The spans of an epoch from a position on, in stretches that are planned together."""
         epoch = self._epoch(number)
-        first, self._begun = not self._begun, True
         dealer, batch = self._dealer, self._dealer.batch_size
         full, steps = dealer.full_steps(consumed), dealer.steps(consumed)
-        course = self._course(epoch, first)
+        course = self._course(epoch, first=not self._numbers)
         per_span = max(1, self._options.span_rows // batch)
         most = max(per_span, self._options.stretch_rows // batch)
         step, size = 0, min(per_span, _FIRST_STEPS)
@@ -103,7 +101,7 @@ class Planner:
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         return Epoch(self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled)
 
-    def _course(self, epoch: Epoch, first: bool) -> "_Course":
+    def _course(self, epoch: Epoch, *, first: bool) -> "_Course":
         if self._selection.scattered:
             return _Scattered(self._selection, epoch)
         if self._options.by_blocks:

@@ -16,14 +16,12 @@ from penstock.format import (
     Field,
     Fragment,
     Schema,
-    arrow_schema,
-    decode_page,
     pack_bitmap,
     unpack_bitmap,
 )
 from penstock.storage import Store
 from penstock.table._append import FileWriter, write_columns
-from penstock.table._pages import Pages, Rows, Wanted, concat, fetch, file_column, filled, take
+from penstock.table._pages import Pages, Rows, Wanted, concat, fetch, filled, take
 from penstock.table._statistics import merged_statistics, statistics_of
 
 Bits: TypeAlias = npt.NDArray[np.bool_]
@@ -80,8 +78,7 @@ def read_file(store: Store, schema: Schema, file: DataFile) -> dict[int, pa.Arra
     whole = Fragment(id=0, rows=file.row_end, live=file.row_end, row_ids=(), files=(file,))
     everything = Wanted(whole, np.arange(file.row_start, file.row_end))
     pages: Pages = fetch(store, [everything], [abs(file.fields[0])], max_workers=4)
-    columns = arrow_schema([file_column(schema, id) for id in file.fields])
-    batches = [decode_page(columns, pages[file, page]) for page in range(len(file.page_rows))]
+    batches = [pages.parsed(schema, file, page) for page in range(len(file.page_rows))]
     return {id: concat([batch.column(n) for batch in batches]) for n, id in enumerate(file.fields)}
 
 
