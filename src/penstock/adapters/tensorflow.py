@@ -143,7 +143,7 @@ class _Example(NumpyFinish):
         found, reason = None, None
         for number in range(min(len(reader), _EXAMPLES)):
             try:
-                columns, _ = reader.read([number])
+                columns = reader.read([number])
                 batch = self._batch(columns | {PAD: np.zeros(1, bool)} if flagged else columns, options.seed)
             except Exception as error:  # a user's function may raise anything
                 if not self.tolerant:

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -13,8 +12,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
+from penstock.adapters._torch_rows import RowDataset as RowDataset
+from penstock.adapters._torch_rows import own_tensor
 from penstock.device import RANDOM_NUMBERS, Accelerator, Mark, Pixels, array_of, tensor_of
 from penstock.engine import (
     Columns,
@@ -30,9 +31,7 @@ from penstock.engine import (
     map_leaves,
     only_first_differs,
     ragged_columns,
-    samples_of,
     takes_generator,
-    writable,
 )
 from penstock.errors import InvalidInputError, PenstockWarning
 from penstock.table import Reader, Rows
@@ -40,7 +39,6 @@ from penstock.types import World
 
 Distributed = bool | tuple[int, int] | dist.ProcessGroup | DeviceMesh | None
 Ragged = Literal["nested", "pad", "list"]
-Sample = dict[str, Any]
 Device = str | torch.device | None
 DeviceTransform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
@@ -90,7 +88,7 @@ def row_dataset(
     *,
     decode: DecodeOptions,
     transform: Callable[..., Any] | None,
-) -> "RowDataset":
+) -> RowDataset:
     """Rows of tensors; see `View.pytorch`."""
     if _running() and dist.get_world_size() > 1:
         warnings.warn(
@@ -100,38 +98,6 @@ def row_dataset(
             stacklevel=3,
         )
     return RowDataset(RowReader(reader, names, rows, decode), transform)
-
-
-class RowDataset(Dataset[Sample]):
-    """A table's rows for `torch.utils.data.DataLoader`, which chooses and batches them."""
-
-    def __init__(self, rows: RowReader, transform: Callable[..., Any] | None) -> None:
-        self._rows, self._transform = rows, transform
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch, read together."""
-        columns, order = self._rows.read(indices)
-        rows = samples_of(columns, _tensor)
-        samples = [rows[index] for index in order]
-        if len(rows) < len(samples):  # who writes to a row means that one alone
-            samples = [{name: _copied(value) for name, value in sample.items()} for sample in samples]
-        if self._transform is None:
-            return samples
-        if not takes_generator(self._transform):
-            return [self._transform(sample) for sample in samples]
-        seed = torch.initial_seed()
-        generators = (np.random.default_rng([seed, int(index) % len(self)]) for index in indices)
-        return [self._transform(sample, generator) for sample, generator in zip(samples, generators, strict=True)]
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else deepcopy(value)
 
 
 @dataclass
@@ -148,7 +114,7 @@ class TorchFinish(NumpyFinish):
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """See `NumpyFinish`; so for the others."""
-        return _tensor(array)
+        return own_tensor(array)
 
     def split(self, batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         return _split(batch, lengths)
@@ -172,11 +138,6 @@ class TorchFinish(NumpyFinish):
         torch.manual_seed(seed)
 
 
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """The same memory as a tensor, where that may be written."""
-    return tensor_of(writable(array))
-
-
 def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
     """Tensors of many rows as batches that know nothing of each other, so that any of them may be written."""
     parts = [torch.unsafe_split_with_sizes(tensor, list(lengths)) for tensor in batch.values()]
@@ -190,7 +151,7 @@ def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) 
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return torch.nested.nested_tensor_from_jagged(
-        _tensor(np.concatenate(rows)),
+        own_tensor(np.concatenate(rows)),
         torch.from_numpy(offsets),
         min_seqlen=min(lengths),
         max_seqlen=max(lengths),
@@ -266,7 +227,7 @@ class TorchPlacement:
         if not self._by_row or any(isinstance(values, list) for values in columns.values()):
             return None
         whole = {
-            name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
+            name: own_tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
         }
         moved, arrival = self.place(whole, keys)
         return [_Placed(batch, arrival) for batch in _split(moved, batch_rows)]

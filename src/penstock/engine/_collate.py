@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.codecs import decode_audio, decode_image, decode_images_into, decode_video
-from penstock.device import Accelerator, HostBuffers, shared_bytes
+from penstock.device import Accelerator, shared_bytes
 from penstock.engine._pieces import Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, linked_kind
 from penstock.format.kinds import Audio, Image, Mask, Values, Video
-from penstock.table import Cells, PickedRows, Reader, Rows, take
+from penstock.table import Cells, Empty, PickedRows, Reader, Rows, take
 
 Decoder = Callable[[bytes], Any]
 Columns = dict[str, Values]
@@ -72,11 +72,11 @@ class Collator:
         reader: Reader,
         layout: Layout,
         options: DecodeOptions,
-        buffers: HostBuffers,
+        empty: Empty,
         accelerator: Accelerator | None = None,
     ) -> None:
         """An accelerator decodes pictures, if it can."""
-        self._reader, self._layout, self._options, self._buffers = reader, layout, options, buffers
+        self._reader, self._layout, self._options, self._empty = reader, layout, options, empty
         self._accelerator = accelerator
 
     def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
@@ -87,10 +87,10 @@ class Collator:
         for column in self._layout.fixed:
             assert rows is not None
             places = span.placed.get(column.name)
-            found[column.name] = slab.gather(column, rows, self._buffers) if places is None else places.values
+            found[column.name] = slab.gather(column, rows, self._empty) if places is None else places.values
             if places is not None and not all(piece.placed for piece in span.pieces):
                 others = np.array([not piece.placed for piece in span.pieces])[span.which]
-                places.values[others] = slab.gather(column, rows[others], self._buffers)
+                places.values[others] = slab.gather(column, rows[others], self._empty)
             if column.nullable:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
         for field in self._layout.loose:
@@ -103,15 +103,18 @@ class Collator:
         return found, bad
 
     def rows(self, positions: Rows, picked: PickedRows | None = None) -> tuple[Columns, dict[int, Exception]]:
-        """The same for rows of the table, rising, that are read by themselves."""
-        numbers = {} if picked is None or not picked.serves else self._numbers(positions, picked)
+        """The same for any rows of the table, which are read by themselves."""
+        rising, first, places = np.unique(positions, return_index=True, return_inverse=True)
+        numbers = {} if picked is None or not picked.serves else self._numbers(rising, first, places, picked)
         others = [field for field in self._layout.fields if field.name not in numbers]
-        cells = self._reader.cells(others, [positions])[0] if others else {}
+        cells = self._reader.cells(others, [rising])[0] if others else {}
+        if not np.array_equal(rising, positions):
+            cells = {name: column.rearranged(places, self._empty) for name, column in cells.items()}
         found: Columns = {}
         bad: dict[int, Exception] = {}
         for column in self._layout.fixed:
             if column.field is None:
-                found[column.name] = self._reader.row_ids(positions)
+                found[column.name] = self._reader.row_ids(rising)[places]
                 continue
             filled = self._reader.values(column.field, numbers.get(column.name) or cells[column.name])
             found[column.name] = filled.values
@@ -122,14 +125,18 @@ class Collator:
             found.update(self._decoded(field, cells[field.name], bad))
         return found, bad
 
-    def _numbers(self, positions: Rows, picked: PickedRows) -> dict[str, Cells]:
-        """The columns that can be had without reading whole pages."""
-        wanted = self._reader.wanted(positions)
+    def _numbers(self, rising: Rows, first: Rows, places: Rows, picked: PickedRows) -> dict[str, Cells]:
+        """The columns that can be had without reading whole pages: rows as they were asked for, maybe repeated."""
+        wanted = self._reader.wanted(rising)
+        again = np.flatnonzero(first[places] != np.arange(len(places)))
         found = {}
         with self._reader.explained():
             for column in self._layout.fixed:
-                values = None if column.field is None else picked.numbers(column.field, wanted)
+                if column.field is None:
+                    continue
+                values = picked.numbers(column.field, wanted, first, len(places), self._empty)
                 if values is not None:
+                    values[again] = values[first[places[again]]]
                     found[column.name] = Cells(values, ())
         return found
 
@@ -183,7 +190,7 @@ class Collator:
         # One channel may have 16 bits, and only the picture knows.
         pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
         kinds = {picture.dtype for picture in pictures if picture is not None}
-        out = self._buffers.empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
+        out = self._empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
         for row, picture in enumerate(pictures):
             out[row] = 0 if picture is None else picture
         return _with_mask(field, out, lambda: np.asarray(encoded.is_valid()))
@@ -193,7 +200,7 @@ class Collator:
         shape = self._options.picture_shape(field)
         assert shape is not None
         resize = self._options.resizes(field)
-        out = self._buffers.empty((len(views), *shape), np.uint8)
+        out = self._empty((len(views), *shape), np.uint8)
         encoded = [None if data is None else data.data for data in views]
         for row, error in decode_images_into(encoded, out, resize=resize).items():
             bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))

@@ -1,7 +1,7 @@
 """From columns to what the loop gets: numpy arrays, the user's functions, and samples put together again."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
@@ -229,7 +229,7 @@ def ragged_columns(reader: Reader, names: Sequence[str]) -> dict[str, npt.NDArra
     }
 
 
-def samples_of(columns: Columns, array: Callable[[npt.NDArray[Any]], Any]) -> list[Sample]:
+def samples_of(columns: Mapping[str, Any], array: Callable[[npt.NDArray[Any]], Any]) -> list[Sample]:
     """Columns as rows of arrays."""
     values = {
         name: array(column)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.device import HostBuffers
+from penstock.device import Outbox
 from penstock.engine._collate import Collator, Columns, DecodeOptions
 from penstock.engine._slab import Layout
 from penstock.table import PickedRows, Reader, Rows, rows_at
@@ -17,22 +17,23 @@ class RowReader:
         decode.check(reader.snapshot.schema)
         self._reader, self._rows = reader, rows
         layout = Layout(reader.snapshot.schema, names)
-        self._collator = Collator(reader, layout, decode, HostBuffers(keep_bytes=0))
+        self.outbox = Outbox()
+        """Where arrays that are worth it come from."""
+        self._collator = Collator(reader, layout, decode, self.outbox.empty)
         self._picked = PickedRows(reader.store)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, numbers: Sequence[int]) -> tuple[Columns, list[int]]:
-        """Columns of some rows, each once, and where in them each one asked for is; raises where one is bad."""
+    def read(self, numbers: Sequence[int]) -> Columns:
+        """Columns of some rows, in the order asked; raises where one is bad."""
         wanted = np.asarray(numbers, np.int64)
         outside = (wanted < -len(self)) | (wanted >= len(self))
         if outside.any():
             raise IndexError(f"there is no row {int(wanted[outside][0])}: there are {len(self)}")
         positions = rows_at(self._rows, wanted % max(1, len(self)))
-        rising, inverse = np.unique(positions, return_inverse=True)
-        found, bad = self._collator.rows(rising, self._picked)
+        found, bad = self._collator.rows(positions, self._picked)
         for index, error in bad.items():
-            error.add_note(f"in row {int(rising[index])} of the table")
+            error.add_note(f"in row {int(positions[index])} of the table")
             raise error
-        return found, inverse.tolist()
+        return found

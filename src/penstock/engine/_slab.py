@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Accelerator, DeviceRows, HostBuffers, Staging, reserved
+from penstock.device import Accelerator, DeviceRows, Staging, reserved
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
-from penstock.table import ROW_ID, Rows
+from penstock.table import ROW_ID, Empty, Rows
 
 _DEVICE_ROW_BYTES, _PLACED_ROW_BYTES = 1 << 10, 32 << 10
 
@@ -108,9 +108,9 @@ class Slab:
         """Whether a column's rows are here, and not on a device."""
         return True
 
-    def gather(self, column: FixedColumn, rows: Rows, buffers: HostBuffers) -> Any:
+    def gather(self, column: FixedColumn, rows: Rows, empty: Empty) -> Any:
         """Some rows of a column, in this order."""
-        out = buffers.empty((len(rows), *column.shape), column.dtype)
+        out = empty((len(rows), *column.shape), column.dtype)
         # With mode="raise", numpy would fill a buffer of its own first.
         np.take(self._values[column.name], rows, axis=0, out=out, mode="clip")
         return out
@@ -156,9 +156,9 @@ class DeviceSlab(Slab):
     def holds(self, name: str) -> bool:
         return name not in self._there
 
-    def gather(self, column: FixedColumn, rows: Rows, buffers: HostBuffers) -> Any:
+    def gather(self, column: FixedColumn, rows: Rows, empty: Empty) -> Any:
         if column.name not in self._there:
-            return super().gather(column, rows, buffers)
+            return super().gather(column, rows, empty)
         with self._accelerator.working():
             return self._there[column.name].gather(rows)
 

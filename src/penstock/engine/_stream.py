@@ -318,7 +318,7 @@ class Stream:
 
     def _workers(self, layout: Layout, slab: Slab, buffers: HostBuffers, needs: Needs) -> list[Worker]:
         options, accelerator = self._options, self._accelerator
-        collator = Collator(self._reader, layout, options.decode, buffers, accelerator)
+        collator = Collator(self._reader, layout, options.decode, buffers.empty, accelerator)
         count = len(self.finishers) if needs.device_free_bytes is None else _DEVICE_WORKERS
         return [
             Worker(

@@ -82,18 +82,17 @@ class FolderStore(Store):
 
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
         """Read the parts one after the other; each costs little more than the system's call."""
-        for key, start, buffer in parts:
-            if not self._read_at_once(key, start, buffer):
-                self.read_into(key, start, [buffer])  # says what is wrong, or goes on where the system stopped
-
-    def _read_at_once(self, key: str, start: int, buffer: memoryview) -> bool:
         if not hasattr(os, "preadv"):
-            return False
-        file = self._open_files[key]
-        try:
-            return os.preadv(file.fd, (buffer,), start) == len(buffer)
-        except OSError:
-            return False
+            super().read_scattered(parts)
+            return
+        for key, start, buffer in parts:
+            file = self._open_files[key]
+            try:
+                done = os.preadv(file.fd, (buffer,), start)
+            except OSError:
+                done = -1
+            if done != len(buffer):
+                self.read_into(key, start, [buffer])  # says what is wrong, or goes on where the system stopped
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file."""

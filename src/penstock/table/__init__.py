@@ -9,6 +9,7 @@ from penstock.table._links import AllowedLinks, Containers, split_uri
 from penstock.table._merge import Conflict, OnConflict, merge
 from penstock.table._pages import (
     Cells,
+    Empty,
     PageRequest,
     Pages,
     Rows,
@@ -39,6 +40,7 @@ __all__ = [
     "Conflict",
     "Containers",
     "Diff",
+    "Empty",
     "Filled",
     "OnConflict",
     "PageRequest",

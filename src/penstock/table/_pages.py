@@ -27,6 +27,8 @@ from penstock.storage import Store, run_all
 from penstock.types import ByteRange, cached_property
 
 Rows: TypeAlias = npt.NDArray[np.int64]
+Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
+"""Gives an array of any content."""
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
@@ -77,6 +79,14 @@ class Cells:
             () if self.array is None else (self.array.slice(index, 1),),
             None if references is None else references.slice(index, 1),
         )
+
+    def rearranged(self, places: Rows, empty: Empty) -> "Cells":
+        """Rows in another order, maybe repeated; numbers in an array that `empty` makes."""
+        if self.numbers is not None:
+            out = empty((len(places), *self.numbers.shape[1:]), self.numbers.dtype)
+            return Cells(np.take(self.numbers, places, axis=0, out=out, mode="clip"), ())  # to raise costs a copy more
+        references = None if self.references is None else take(self.references, places)
+        return Cells(None, () if self.array is None else (take(self.array, places),), references)
 
 
 class PageRows(NamedTuple):
