@@ -140,6 +140,8 @@ class TorchFinish(NumpyFinish):
 
 def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
     """Tensors of many rows as batches that know nothing of each other, so that any of them may be written."""
+    if len(lengths) == 1:
+        return [batch]
     parts = [torch.unsafe_split_with_sizes(tensor, list(lengths)) for tensor in batch.values()]
     return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
 

@@ -286,10 +286,10 @@ def _views_of(span: Span, field: Field) -> list[Encoded | None] | None:
     """The encoded bytes of each row where they are in the window; None where some are blobs or links."""
     by_piece: list[list[Encoded | None]] = []
     for piece in span.pieces:
-        cells = piece.cells[field.name]
-        if cells.references is not None or pa.types.is_struct(cells.parts[0].type):
-            return None
         if field.name not in piece.views:
+            cells = piece.cells[field.name]
+            if cells.references is not None or pa.types.is_struct(cells.parts[0].type):
+                return None
             piece.views[field.name] = [view for part in cells.parts for view in _views(part)]
         by_piece.append(piece.views[field.name])
     return [by_piece[number][row] for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
