@@ -22,7 +22,7 @@ from benchmarks.loader.measure import rate
 from benchmarks.loader.workloads import Workload
 from penstock.storage._plain_http import PlainHttp
 
-CORES = os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0))
 STEP_BYTES = 4 << 20
 _PICTURES = 2048
 _COPIED_BYTES = 256 << 20
