@@ -206,6 +206,22 @@ def test_a_damaged_page_is_corruption_and_other_rows_are_read(tmp_path: Path) ->
         penstock.load(tmp_path / "t").pytorch()[0]
 
 
+def test_a_damaged_page_of_a_light_column_spoils_no_other(tmp_path: Path) -> None:
+    ds = penstock.create(tmp_path / "t", {"n": Column(Tensor("int64"), page_bytes=128)})
+    ds.append({"n": np.arange(64)})
+    ds.commit()
+    [path] = (tmp_path / "t" / "data").iterdir()
+    data = bytearray(path.read_bytes())
+    at = data.rindex((63).to_bytes(8, "little"))
+    data[at] ^= 1
+    path.write_bytes(data)
+    rows = penstock.load(tmp_path / "t").pytorch()
+    assert rows[0]["n"] == 0
+    with pytest.raises(CorruptError):
+        rows[63]
+    assert [int(sample["n"]) for sample in rows.__getitems__([7, 3])] == [7, 3]
+
+
 def test_several_ranks_are_warned_once(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)

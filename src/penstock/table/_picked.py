@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import CorruptError, NotFoundError
 from penstock.format import DataFile, Field, Fragment, crc32c
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store
@@ -28,6 +29,7 @@ class PickedRows:
         self._store = store
         self._room = bytearray()
         self._known: dict[tuple[int, int], _Column | None] = {}
+        self._known_pages = 0
         self._light: dict[tuple[int, int], npt.NDArray[Any] | None] = {}
         self._light_bytes = 0
 
@@ -73,7 +75,10 @@ class PickedRows:
         key = fragment.id, field.id
         if key not in self._light:
             want = Wanted(fragment, np.arange(fragment.rows))
-            values = all_numbers(field, [want], fetch(self._store, [want], [field.id], max_workers=1))
+            try:
+                values = all_numbers(field, [want], fetch(self._store, [want], [field.id], max_workers=1))
+            except (CorruptError, NotFoundError):
+                values = None  # the pages that are wanted may be whole
             self._light_bytes += 0 if values is None else values.nbytes
             if self._light_bytes > _MOST_LIGHT_BYTES:
                 self._light.clear()
@@ -117,9 +122,11 @@ class PickedRows:
     def _column(self, fragment: Fragment, field_id: int) -> "_Column | None":
         key = fragment.id, field_id
         if key not in self._known:
-            if sum(len(column.keys) for column in self._known.values() if column is not None) > _MOST_PAGES:
+            if self._known_pages > _MOST_PAGES:
                 self._known.clear()
-            self._known[key] = _Column.of(fragment, field_id)
+                self._known_pages = 0
+            column = self._known[key] = _Column.of(fragment, field_id)
+            self._known_pages += 1 if column is None else len(column.keys)
         return self._known[key]
 
 
