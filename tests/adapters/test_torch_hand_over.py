@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate
 
 import penstock
 from penstock import Dataset, Image, Tensor
-from penstock.adapters import _torch_rows
-from penstock.device import Outbox, opened
+from penstock.device import Outbox, opened, sent_rows
 from tests.servers import new_place
 
 ROWS, WIDTH, BATCH = 160, 2048, 16  # a batch of 128 KiB is large enough to be handed over
@@ -62,7 +61,7 @@ def test_a_batch_crosses_without_a_copy(ds: Dataset, monkeypatch: pytest.MonkeyP
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("a batch was stacked")
 
-    monkeypatch.setattr(_torch_rows, "default_collate", refused)
+    monkeypatch.setattr(sent_rows, "default_collate", refused)
     loader = DataLoader(ds.pytorch(), BATCH, shuffle=True, num_workers=2, multiprocessing_context="fork", timeout=60)
     assert sorted(number for batch in loader for number in check(batch)) == list(range(ROWS))
 

@@ -12,11 +12,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from penstock.adapters._torch_rows import RowDataset as RowDataset
-from penstock.adapters._torch_rows import own_tensor
 from penstock.device import RANDOM_NUMBERS, Accelerator, Mark, Pixels, array_of, tensor_of
+from penstock.device.sent_rows import FirstRow
 from penstock.engine import (
     Columns,
     DecodeOptions,
@@ -31,7 +30,9 @@ from penstock.engine import (
     map_leaves,
     only_first_differs,
     ragged_columns,
+    samples_of,
     takes_generator,
+    writable,
 )
 from penstock.errors import InvalidInputError, PenstockWarning
 from penstock.table import Reader, Rows
@@ -88,7 +89,7 @@ def row_dataset(
     *,
     decode: DecodeOptions,
     transform: Callable[..., Any] | None,
-) -> RowDataset:
+) -> "RowDataset":
     """Rows of tensors; see `View.pytorch`."""
     if _running() and dist.get_world_size() > 1:
         warnings.warn(
@@ -98,6 +99,40 @@ def row_dataset(
             stacklevel=3,
         )
     return RowDataset(RowReader(reader, names, rows, decode), transform)
+
+
+class RowDataset(Dataset[dict[str, Any]]):
+    """A table's rows."""
+
+    def __init__(self, rows: RowReader, transform: Callable[..., Any] | None) -> None:
+        self._rows, self._transform = rows, transform
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples([index], sent=False)[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of a batch, read together."""
+        return self._samples(indices, sent=self._transform is None and get_worker_info() is not None)
+
+    def _samples(self, indices: Sequence[int], *, sent: bool) -> list[Any]:
+        columns = {
+            name: _tensor(values) if isinstance(values, np.ndarray) else values
+            for name, values in self._rows.read(indices).items()
+        }
+        samples = samples_of(columns, _tensor)
+        if sent and samples:
+            whole = {name: values for name, values in columns.items() if isinstance(values, torch.Tensor)}
+            samples[0] |= {name: FirstRow.of(values, self._rows.outbox) for name, values in whole.items()}
+        if self._transform is None:
+            return samples
+        if not takes_generator(self._transform):
+            return [self._transform(sample) for sample in samples]
+        seed = torch.initial_seed()
+        generators = (np.random.default_rng([seed, int(index) % len(self)]) for index in indices)
+        return [self._transform(sample, generator) for sample, generator in zip(samples, generators, strict=True)]
 
 
 @dataclass
@@ -114,7 +149,7 @@ class TorchFinish(NumpyFinish):
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """See `NumpyFinish`; so for the others."""
-        return own_tensor(array)
+        return _tensor(array)
 
     def split(self, batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         return _split(batch, lengths)
@@ -138,6 +173,11 @@ class TorchFinish(NumpyFinish):
         torch.manual_seed(seed)
 
 
+def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """The same memory as a tensor, where that may be written."""
+    return tensor_of(writable(array))
+
+
 def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
     """Tensors of many rows as batches that know nothing of each other, so that any of them may be written."""
     if len(lengths) == 1:
@@ -153,7 +193,7 @@ def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) 
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return torch.nested.nested_tensor_from_jagged(
-        own_tensor(np.concatenate(rows)),
+        _tensor(np.concatenate(rows)),
         torch.from_numpy(offsets),
         min_seqlen=min(lengths),
         max_seqlen=max(lengths),
@@ -229,7 +269,7 @@ class TorchPlacement:
         if not self._by_row or any(isinstance(values, list) for values in columns.values()):
             return None
         whole = {
-            name: own_tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
+            name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
         }
         moved, arrival = self.place(whole, keys)
         return [_Placed(batch, arrival) for batch in _split(moved, batch_rows)]

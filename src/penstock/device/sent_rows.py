@@ -1,4 +1,4 @@
-"""Rows for `torch.utils.data.DataLoader`, which chooses and batches them, mostly in other processes.
+"""Rows of a batch that a process of torch's DataLoader sends. Imported when asked for, as torch is.
 
 What torch does with the samples of a batch costs more than to read them: it copies them to new shared memory, which
 the system clears and both processes map page by page. Here a worker's rows already lie side by side in memory that is
@@ -6,61 +6,18 @@ used again. The first of them knows that; where the others still follow it, `def
 is, and it crosses as a few words. Whatever else is done with samples finds tensors as any others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock.device import Outbox, Parcel, array_of, opened, tensor_of
-from penstock.engine import RowReader, samples_of, takes_generator, writable
-
-Sample = dict[str, Any]
+from penstock.device._outbox import Outbox, Parcel, opened
+from penstock.device._tensors import array_of, tensor_of
 
 _FEW_BYTES = 64 << 10
-
-
-def own_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """The same memory as a tensor, where that may be written."""
-    return tensor_of(writable(array))
-
-
-class RowDataset(Dataset[Sample]):
-    """A table's rows."""
-
-    def __init__(self, rows: RowReader, transform: Callable[..., Any] | None) -> None:
-        self._rows, self._transform = rows, transform
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._samples([index], sent=False)[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch, read together."""
-        return self._samples(indices, sent=self._transform is None and get_worker_info() is not None)
-
-    def _samples(self, indices: Sequence[int], *, sent: bool) -> list[Any]:
-        columns = {
-            name: own_tensor(values) if isinstance(values, np.ndarray) else values
-            for name, values in self._rows.read(indices).items()
-        }
-        samples = samples_of(columns, own_tensor)
-        if sent and samples:
-            whole = {name: values for name, values in columns.items() if isinstance(values, torch.Tensor)}
-            samples[0] |= {name: _First.of(values, self._rows.outbox) for name, values in whole.items()}
-        if self._transform is None:
-            return samples
-        if not takes_generator(self._transform):
-            return [self._transform(sample) for sample in samples]
-        seed = torch.initial_seed()
-        generators = (np.random.default_rng([seed, int(index) % len(self)]) for index in indices)
-        return [self._transform(sample, generator) for sample, generator in zip(samples, generators, strict=True)]
 
 
 class _Tagged(torch.Tensor):
@@ -81,13 +38,13 @@ class _Batch(_Tagged):
     outbox: Outbox
 
 
-class _First(_Tagged):
+class FirstRow(_Tagged):
     """The first row of a batch, and the batch."""
 
     batch: _Batch
 
     @classmethod
-    def of(cls, rows: torch.Tensor, outbox: Outbox) -> "_First":
+    def of(cls, rows: torch.Tensor, outbox: Outbox) -> "FirstRow":
         """The first of some rows."""
         first = rows[0].as_subclass(cls)
         first.batch = rows.as_subclass(_Batch)
@@ -123,5 +80,5 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-default_collate_fn_map[_First] = _collated  # as torch's documentation has it for types of one's own
+default_collate_fn_map[FirstRow] = _collated  # as torch's documentation has it for types of one's own
 ForkingPickler.register(_Batch, _sent)
