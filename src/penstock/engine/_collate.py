@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,16 @@ import pyarrow as pa
 
 from penstock.codecs import decode_audio, decode_image, decode_images_into, decode_video
 from penstock.device import Accelerator, shared_bytes
-from penstock.engine._pieces import Span
+from penstock.engine._pieces import EncodedRows, Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, linked_kind
 from penstock.format.kinds import Audio, Image, Mask, Values, Video
 from penstock.table import Cells, Empty, PickedRows, Reader, Rows, take
+from penstock.types import Buffer
 
 Decoder = Callable[[bytes], Any]
 Columns = dict[str, Values]
-Encoded = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class Collator:
         """An accelerator decodes pictures, if it can."""
         self._reader, self._layout, self._options, self._empty = reader, layout, options, empty
         self._accelerator = accelerator
+        self._shared = memoryview if accelerator is None else shared_bytes
 
     def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
         """All columns of all rows of a span, and the rows that are bad with the reason; their values mean nothing."""
@@ -95,9 +95,9 @@ class Collator:
                 found[f"{column.name}_mask"] = slab.masks[column.name][rows]
         for field in self._layout.loose:
             shape = self._options.picture_shape(field)
-            views = _views_of(span, field) if shape is not None and len(shape) == 3 else None
-            if views is not None:
-                found.update(self._decoded_there(field, views) or self._decoded_into(field, views, bad))
+            pictures = _encoded(span, field, self._shared) if shape is not None and len(shape) == 3 else None
+            if pictures is not None:
+                found.update(self._decoded_there(field, pictures) or self._decoded_into(field, pictures, bad))
             else:
                 found.update(self._decoded(field, _cells_of(span, field.name), bad))
         return found, bad
@@ -186,7 +186,8 @@ class Collator:
         if shape is None:
             return {field.name: _each(encoded, decode_image, field.name, bad)}
         if len(shape) == 3 or self._options.resizes(field):
-            return self._decoded_into(field, _views(encoded), bad)
+            rows = _where([encoded], self._shared)
+            return self._decoded_into(field, [rows.row(index) for index in range(len(encoded))], bad)
         # One channel may have 16 bits, and only the picture knows.
         pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
         kinds = {picture.dtype for picture in pictures if picture is not None}
@@ -195,30 +196,31 @@ class Collator:
             out[row] = 0 if picture is None else picture
         return _with_mask(field, out, lambda: np.asarray(encoded.is_valid()))
 
-    def _decoded_into(self, field: Field, views: Sequence[Encoded | None], bad: dict[int, Exception]) -> Columns:
+    def _decoded_into(self, field: Field, pictures: Sequence[Any], bad: dict[int, Exception]) -> Columns:
         """Pictures of one shape, each decoded into its place in the batch."""
+        if self._accelerator is not None:
+            pictures = [None if picture is None else picture.data for picture in pictures]
         shape = self._options.picture_shape(field)
         assert shape is not None
         resize = self._options.resizes(field)
-        out = self._empty((len(views), *shape), np.uint8)
-        encoded = [None if data is None else data.data for data in views]
-        for row, error in decode_images_into(encoded, out, resize=resize).items():
+        out = self._empty((len(pictures), *shape), np.uint8)
+        for row, error in decode_images_into(pictures, out, resize=resize).items():
             bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
-        return _with_mask(field, out, lambda: _present(views))
+        return _with_mask(field, out, lambda: _present(pictures))
 
-    def _decoded_there(self, field: Field, views: Sequence[Encoded | None]) -> Columns:
+    def _decoded_there(self, field: Field, pictures: Sequence[Any]) -> Columns:
         """The same by the accelerator; nothing where it cannot, or not these pictures."""
         shape = self._options.picture_shape(field)
         if self._accelerator is None or shape is None:
             return {}
         resize = self._options.resizes(field)
         with self._accelerator.working():
-            decoded = self._accelerator.decode_jpegs(views, shape, resize=resize)
-        return {} if decoded is None else _with_mask(field, decoded, lambda: _present(views))
+            decoded = self._accelerator.decode_jpegs(pictures, shape, resize=resize)
+        return {} if decoded is None else _with_mask(field, decoded, lambda: _present(pictures))
 
 
-def _present(views: Sequence[Encoded | None]) -> npt.NDArray[np.bool_]:
-    return np.array([data is not None for data in views], bool)
+def _present(values: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    return np.array([value is not None for value in values], bool)
 
 
 def _with_mask(field: Field, values: Any, there: Callable[[], npt.NDArray[np.bool_]]) -> Columns:
@@ -282,30 +284,35 @@ def _cells_of(span: Span, name: str) -> Cells:
     return Cells(None, (array,), take(pa.concat_arrays(whole), back))
 
 
-def _views_of(span: Span, field: Field) -> list[Encoded | None] | None:
+def _encoded(span: Span, field: Field, shared: Callable[[Buffer], Any]) -> list[Any] | None:
     """The encoded bytes of each row where they are in the window; None where some are blobs or links."""
-    by_piece: list[list[Encoded | None]] = []
+    by_piece: list[EncodedRows] = []
     for piece in span.pieces:
-        if field.name not in piece.views:
+        found = piece.encoded.get(field.name)
+        if found is None:
             cells = piece.cells[field.name]
             if cells.references is not None or pa.types.is_struct(cells.parts[0].type):
                 return None
-            piece.views[field.name] = [view for part in cells.parts for view in _views(part)]
-        by_piece.append(piece.views[field.name])
-    return [by_piece[number][row] for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
+            found = piece.encoded[field.name] = _where(cells.parts, shared)
+        by_piece.append(found)
+    return [by_piece[number].row(row) for number, row in zip(span.which.tolist(), span.rows.tolist(), strict=True)]
 
 
-def _views(encoded: pa.Array) -> list[Encoded | None]:
-    """The bytes of each row, without a copy; as arrays, which the garbage collector need not look at."""
-    width = np.int64 if encoded.type == pa.large_binary() else np.int32
-    _, offsets_buffer, data = encoded.buffers()
-    offsets = np.frombuffer(offsets_buffer, width, len(encoded) + 1, encoded.offset * np.dtype(width).itemsize).tolist()
-    whole = shared_bytes(data or b"")
-    views: list[Encoded | None] = [whole[start:end] for start, end in pairwise(offsets)]
-    if encoded.null_count:
-        for row in np.flatnonzero(~np.asarray(encoded.is_valid())).tolist():
-            views[row] = None
-    return views
+def _where(parts: Sequence[pa.Array], shared: Callable[[Buffer], Any]) -> EncodedRows:
+    """Where each row of some arrays of bytes is."""
+    found = EncodedRows([], [], [])
+    for part in parts:
+        width = np.dtype(np.int64 if part.type == pa.large_binary() else np.int32)
+        _, offsets_buffer, data = part.buffers()
+        offsets = np.frombuffer(offsets_buffer, width, len(part) + 1, part.offset * width.itemsize).tolist()
+        memory: list[Any] = [shared(data or b"")] * len(part)
+        if part.null_count:
+            for row in np.flatnonzero(~np.asarray(part.is_valid())).tolist():
+                memory[row] = None
+        found.memory.extend(memory)
+        found.starts.extend(offsets[:-1])
+        found.ends.extend(offsets[1:])
+    return found
 
 
 def _each(encoded: pa.Array, decode: Callable[[Any], Any], name: str, bad: dict[int, Exception]) -> list[Any]:

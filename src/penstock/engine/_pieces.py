@@ -24,13 +24,27 @@ class Places(NamedTuple):
         return self.memory[index * self.row_bytes : (index + 1) * self.row_bytes]
 
 
+class EncodedRows(NamedTuple):
+    """The encoded values of a column, by row, where they lie in pages; views of them all would be many objects."""
+
+    memory: list[Any]
+    """None where there is no value."""
+    starts: list[int]
+    ends: list[int]
+
+    def row(self, index: int) -> Any:
+        """The bytes of one value, or None."""
+        memory = self.memory[index]
+        return None if memory is None else memory[self.starts[index] : self.ends[index]]
+
+
 class Piece:
     """A block in the window: asked for, then filled, then read by spans, then freed."""
 
     __slots__ = (
-        "admitted", "again", "block", "bytes", "cells", "closed", "error", "filled", "goes", "light", "missing",
-        "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight", "taken",
-        "twice", "unread", "views", "waiting", "want",
+        "admitted", "again", "block", "bytes", "cells", "closed", "encoded", "error", "filled", "goes", "light",
+        "missing", "pages", "placeable", "placed", "raw_bytes", "requests", "row_start", "rows", "spans", "straight",
+        "taken", "twice", "unread", "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, block: Block, unread: int | None = None) -> None:
@@ -65,8 +79,8 @@ class Piece:
         """Requests that have not been answered."""
         self.cells: dict[str, Cells] = {}
         """Columns that are not in the slab."""
-        self.views: dict[str, list[npt.NDArray[np.uint8] | None]] = {}
-        """Encoded values of those columns, once somebody has asked for them."""
+        self.encoded: dict[str, EncodedRows] = {}
+        """Where their encoded values are, once somebody has asked for them."""
         self.filled = False
         self.error: BaseException | None = None
         self.closed = False

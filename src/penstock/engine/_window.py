@@ -166,7 +166,7 @@ class Window:
         """Nobody needs a piece any more."""
         if self._layout.fixed:
             self.slab.give_back(piece.row_start + piece.taken.start, len(piece.taken))
-        piece.cells, piece.views = {}, {}
+        piece.cells, piece.encoded = {}, {}
         self._charge(-piece.bytes)
 
     def fill(self, piece: Piece) -> None:
