@@ -323,6 +323,19 @@ def test_jpegs_are_decoded_as_the_table_decodes_them() -> None:
             assert np.array_equal(batch["q"][index].numpy(), ds[number]["q"])
 
 
+def test_a_jpeg_of_the_columns_shape_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Straight to its place, with nothing looked at or tried before; by batches and by rows."""
+    pictures = [np.full((16, 24, 3), 9 * k, np.uint8) for k in range(9)]
+    ds = made({"p": Image("jpeg:95", (16, 24, 3))}, [{"p": p} for p in pictures])
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a picture was looked at by itself")
+
+    monkeypatch.setattr("penstock.codecs._image._decode_into", refused)
+    assert sorted(number for batch in ds.pytorch(batch_size=4) for number in batch["n"].tolist()) == list(range(9))
+    assert [int(row["n"]) for row in ds.pytorch().__getitems__([3, 1])] == [3, 1]
+
+
 def test_masks_keep_their_bits() -> None:
     masks = [np.full((3, 4), 300 * k if k % 2 else k, np.uint16 if k % 2 else np.uint8) for k in range(ROWS)]
     for shape in (None, (3, 4)):

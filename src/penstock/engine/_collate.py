@@ -77,7 +77,7 @@ class Collator:
         """An accelerator decodes pictures, if it can."""
         self._reader, self._layout, self._options, self._empty = reader, layout, options, empty
         self._accelerator = accelerator
-        self._shared = memoryview if accelerator is None else shared_bytes
+        self._shared: Callable[[Buffer], Any] = _bytes if accelerator is None else shared_bytes
 
     def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
         """All columns of all rows of a span, and the rows that are bad with the reason; their values mean nothing."""
@@ -313,6 +313,11 @@ def _where(parts: Sequence[pa.Array], shared: Callable[[Buffer], Any]) -> Encode
         found.starts.extend(offsets[:-1])
         found.ends.extend(offsets[1:])
     return found
+
+
+def _bytes(data: Buffer) -> memoryview:
+    """Arrow's buffers say that they are signed, and decoders refuse that."""
+    return memoryview(data).cast("B")
 
 
 def _each(encoded: pa.Array, decode: Callable[[Any], Any], name: str, bad: dict[int, Exception]) -> list[Any]:
