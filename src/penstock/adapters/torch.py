@@ -118,10 +118,7 @@ class RowDataset(Dataset[dict[str, Any]]):
         return self._samples(indices, sent=self._transform is None and get_worker_info() is not None)
 
     def _samples(self, indices: Sequence[int], *, sent: bool) -> list[Any]:
-        columns = {
-            name: _tensor(values) if isinstance(values, np.ndarray) else values
-            for name, values in self._rows.read(indices).items()
-        }
+        columns = _tensors(self._rows.read(indices))
         samples = samples_of(columns, _tensor)
         if sent and samples:
             whole = {name: values for name, values in columns.items() if isinstance(values, torch.Tensor)}
@@ -176,6 +173,11 @@ class TorchFinish(NumpyFinish):
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """The same memory as a tensor, where that may be written."""
     return tensor_of(writable(array))
+
+
+def _tensors(columns: Columns) -> dict[str, Any]:
+    """Columns that are arrays as tensors, and the others as they are."""
+    return {name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()}
 
 
 def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
@@ -268,10 +270,7 @@ class TorchPlacement:
         """See `engine.Placement`; a call of torch costs as much for many rows as for few."""
         if not self._by_row or any(isinstance(values, list) for values in columns.values()):
             return None
-        whole = {
-            name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
-        }
-        moved, arrival = self.place(whole, keys)
+        moved, arrival = self.place(_tensors(columns), keys)
         return [_Placed(batch, arrival) for batch in _split(moved, batch_rows)]
 
     def hand_over(self, batch: _Placed) -> Any:

@@ -17,7 +17,8 @@ from penstock.device._shared import SharedMemory
 
 _START = 64
 """Where arrays start; the first byte before them says that another process has them."""
-_MIN_BYTES = 64 << 10
+MIN_BYTES = 64 << 10
+"""Smaller arrays are not worth it: they are sent as they are."""
 _SLACK = 1 << 20
 _MOST, _MOST_IDLE = 64, 4
 
@@ -52,7 +53,7 @@ class Outbox:
             self._begin()
         element = np.dtype(dtype)
         size = prod(shape) * element.itemsize
-        memory = self._memory(_START + size) if self._able and size >= _MIN_BYTES else None
+        memory = self._memory(_START + size) if self._able and size >= MIN_BYTES else None
         if memory is None:
             return np.empty(shape, element)
         whole = np.asarray(_Lent(memory, self._lent, self._idle))

@@ -14,10 +14,8 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock.device._outbox import Outbox, Parcel, opened
+from penstock.device._outbox import MIN_BYTES, Outbox, Parcel, opened
 from penstock.device._tensors import array_of, tensor_of
-
-_FEW_BYTES = 64 << 10
 
 
 class _Tagged(torch.Tensor):
@@ -66,7 +64,7 @@ def _collated(rows: Sequence[Any], **_: Any) -> Any:
 def _sent(batch: _Batch) -> Any:
     """How another process gets a batch."""
     plain = batch.as_subclass(torch.Tensor)
-    if plain.nbytes < _FEW_BYTES and plain.device.type == "cpu":
+    if plain.nbytes < MIN_BYTES and plain.device.type == "cpu":
         return tensor_of, (array_of(plain),)
     parcel = batch.outbox.post(plain.data_ptr(), plain.nbytes) if plain.is_contiguous() else None
     return (_itself, (plain,)) if parcel is None else (_received, (parcel, plain.dtype, plain.shape))
