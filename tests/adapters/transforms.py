@@ -116,3 +116,8 @@ def in_types_of_all_kinds(batch: Sample) -> Any:
     ordered = OrderedDict(b=n.to(torch.bfloat16), a=[n.bool(), (n.to(torch.complex64), "text", None)])
     plain = {"shape": n.shape, "empty": n[:0], "one": n[0], "t": batch["t"], "b": batch["b"]}
     return {"pair": Pair(n, "pair"), "ordered": ordered, "carrier": Carrier(n), **plain}
+
+
+def length_and_process(data: bytes) -> tuple[int, int]:
+    """A decoder that says where it was called."""
+    return len(data), os.getpid()

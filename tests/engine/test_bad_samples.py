@@ -72,6 +72,7 @@ def test_the_same_row_stands_in_whatever_the_machine_is(ds: Dataset) -> None:
         {"num_workers": 4, "prefetch_factor": 4},
         {"memory_budget": 1 << 20},
         {"worker_type": "thread", "num_workers": 1},
+        {"worker_type": "process", "num_workers": 1},
     ):
         assert read(ds, **MIXED, **options) == whole
     step = [

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import Boxes, Column, Dataset, Tensor, Text
+from penstock import Boxes, Bytes, Column, Dataset, Tensor, Text
 from penstock.engine import RowKeys
 from penstock.errors import InvalidInputError, PenstockError, SampleError
 from tests.adapters import transforms
@@ -92,10 +92,12 @@ def test_batches_of_all_types_cross(ds: Dataset) -> None:
 
 
 def test_what_cannot_be_sent_to_a_process_is_refused_in_words(ds: Dataset) -> None:
-    with pytest.raises(
-        InvalidInputError, match=r'worker_type="process" needs transforms that another process can import.*lambda'
-    ):
+    sentence = 'worker_type="process" needs transforms and decoders that another process can import.*lambda'
+    with pytest.raises(InvalidInputError, match=sentence):
         ds.pytorch(batch_size=8, worker_type="process", transform=lambda sample: sample)
+    media = penstock.create("memory://", {"p": Bytes()})
+    with pytest.raises(InvalidInputError, match=sentence):
+        media.pytorch(batch_size=8, worker_type="process", decode={"p": lambda data: data})
 
 
 def test_errors_come_back_as_themselves_in_their_place_and_the_process_goes_on(ds: Dataset) -> None:
@@ -146,7 +148,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(ds: Dataset) -> None:
 
 def test_a_process_that_keeps_dying_is_an_error_that_says_how(ds: Dataset) -> None:
     loader = ds.pytorch(batch_size=4, num_workers=1, worker_type="process", transform=transforms.dies)
-    with pytest.raises(PenstockError, match="3 times while it transformed the same batch, the last time exit code 3"):
+    with pytest.raises(PenstockError, match="3 times while it made the same batch, the last time exit code 3"):
         list(loader)
 
 

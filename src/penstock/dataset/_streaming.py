@@ -131,7 +131,7 @@ class Streaming:
         on_bad_sample: "raise"; or "replace" (or "skip"), which puts another row in the place of one that cannot be
             read or transformed, so that all ranks stay in step; or a function that is told of it first, and may raise.
         bad_sample_limit: most bad samples, as a number or as a share of the rows, before the run is stopped.
-        worker_type: "process" runs the transforms in processes, for those that are heavy in Python.
+        worker_type: "process" decodes and transforms in processes, for what is heavy in Python.
         shuffle_block, shuffle_spread, lanes: how rows are shuffled; see `penstock.plan.Shuffle`.
         device: where batches arrive: "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
             Copies and decoding have a stream of their own; a batch is yours for as long as you hold it. Rows of one

@@ -20,7 +20,7 @@ _START = 64
 MIN_BYTES = 64 << 10
 """Smaller arrays are not worth it: they are sent as they are."""
 _SLACK = 1 << 20
-_MOST, _MOST_IDLE = 64, 4
+_MOST_IDLE = 4
 
 
 class Parcel(NamedTuple):
@@ -34,11 +34,13 @@ class Parcel(NamedTuple):
 class Outbox:
     """Gives out arrays that can be sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 64) -> None:
+        """At most so many at a time: each is an open file for whoever has it."""
+        self._most = most
         self._begin()
 
-    def __reduce__(self) -> tuple[type["Outbox"], tuple[()]]:
-        return Outbox, ()
+    def __reduce__(self) -> tuple[type["Outbox"], tuple[int]]:
+        return Outbox, (self._most,)
 
     def _begin(self) -> None:
         """Start anew in this process; what was made before a fork is the parent's."""
@@ -83,7 +85,7 @@ class Outbox:
             else:
                 memory.close()
                 self._made -= 1
-        if found is None and self._made < _MOST:
+        if found is None and self._made < self._most:
             found = SharedMemory.create(size)
             self._made += 1
         return found

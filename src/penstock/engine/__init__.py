@@ -1,6 +1,6 @@
 """Runs a plan: fetch, verify, window, collate, transform; in order, within one budget, and says where it waits."""
 
-from penstock.engine._collate import Columns, DecodeOptions, Decoder
+from penstock.engine._decode import Columns, DecodeOptions, Decoder
 from penstock.engine._finish import (
     LiftedFinish,
     NumpyFinish,

@@ -1,66 +1,21 @@
 """Put the rows of a span together, a column at a time, and decode what is encoded."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.codecs import decode_audio, decode_image, decode_images_into, decode_video
 from penstock.device import Accelerator, shared_bytes
+from penstock.engine._decode import Columns, DecodeOptions, Decoding, with_mask
 from penstock.engine._pieces import EncodedRows, Span
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
-from penstock.format import Field, Schema, linked_kind
-from penstock.format.kinds import Audio, Image, Mask, Values, Video
+from penstock.format import Field, linked_kind
+from penstock.format.kinds import Audio, Image, Values
 from penstock.table import Cells, Empty, PickedRows, Reader, Rows, take
 from penstock.types import Buffer
-
-Decoder = Callable[[bytes], Any]
-Columns = dict[str, Values]
-
-
-@dataclass(frozen=True)
-class DecodeOptions:
-    """How encoded columns become values."""
-
-    decode: bool | Mapping[str, bool | Decoder] = True
-    """Whether media are decoded, or for each column whether, or by what function of the bytes."""
-    image_size: tuple[int, int] | None = None
-    """Height and width that pictures are scaled to; None leaves them as they are."""
-
-    def __post_init__(self) -> None:
-        size = self.image_size
-        if size is not None and (len(size) != 2 or any(not isinstance(length, int) or length < 1 for length in size)):
-            raise InvalidInputError(f"image_size is a height and a width in pixels, not {size!r}")
-
-    def check(self, schema: Schema) -> None:
-        """Refuse what no column is there for."""
-        for name in () if isinstance(self.decode, bool) else self.decode:
-            self.decoder(schema[name])
-
-    def decoder(self, field: Field) -> "bool | Decoder":
-        """What is done with one column."""
-        choice = self.decode if isinstance(self.decode, bool) else self.decode.get(field.name, True)
-        if callable(choice) and linked_kind(field.kind).arrow_type != pa.binary():
-            raise InvalidInputError(f"column {field.name!r} holds {field.kind} and no bytes that could be decoded")
-        return choice
-
-    def resizes(self, field: Field) -> bool:
-        """Whether a column's pictures are scaled; numbers of classes cannot be."""
-        return self.image_size is not None and not isinstance(linked_kind(field.kind), Mask)
-
-    def picture_shape(self, field: Field) -> tuple[int, ...] | None:
-        """The one shape that a column's pictures have when decoded; None where it is not one, or they are not."""
-        kind = linked_kind(field.kind)
-        if not isinstance(kind, Image) or self.decoder(field) is not True:
-            return None
-        if self.image_size is not None and self.resizes(field):
-            return (*self.image_size, *(kind.shape[2:] if kind.shape else (3,)))
-        return kind.shape
 
 
 class Collator:
@@ -73,10 +28,13 @@ class Collator:
         options: DecodeOptions,
         empty: Empty,
         accelerator: Accelerator | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
-        """An accelerator decodes pictures, if it can."""
+        """An accelerator decodes pictures, if it can; with `apart`, another process decodes what is encoded."""
         self._reader, self._layout, self._options, self._empty = reader, layout, options, empty
-        self._accelerator = accelerator
+        self._accelerator, self._apart = accelerator, apart
+        self._decoding = Decoding(options, layout.loose)
         self._shared: Callable[[Buffer], Any] = _bytes if accelerator is None else shared_bytes
 
     def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
@@ -96,10 +54,13 @@ class Collator:
         for field in self._layout.loose:
             shape = self._options.picture_shape(field)
             pictures = _encoded(span, field, self._shared) if shape is not None and len(shape) == 3 else None
-            if pictures is not None:
-                found.update(self._decoded_there(field, pictures) or self._decoded_into(field, pictures, bad))
-            else:
-                found.update(self._decoded(field, _cells_of(span, field.name), bad))
+            if pictures is None:
+                found.update(self._loose(field, _cells_of(span, field.name), bad))
+                continue
+            there = self._decoded_there(field, pictures)
+            if not there and self._accelerator is not None:
+                pictures = [None if picture is None else picture.data for picture in pictures]
+            found.update(there or self._decoded(field, pictures, bad))
         return found, bad
 
     def rows(self, positions: Rows, picked: PickedRows | None = None) -> tuple[Columns, dict[int, Exception]]:
@@ -122,7 +83,7 @@ class Collator:
                 there = filled.mask
                 found[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
         for field in self._layout.loose:
-            found.update(self._decoded(field, cells[field.name], bad))
+            found.update(self._loose(field, cells[field.name], bad))
         return found, bad
 
     def _numbers(self, rising: Rows, first: Rows, places: Rows, picked: PickedRows) -> dict[str, Cells]:
@@ -141,23 +102,28 @@ class Collator:
         return found
 
     def row(self, position: int) -> Columns:
-        """One row; raises if it is bad."""
+        """One row; raises if it is bad, also where another process decodes it."""
         found, bad = self.rows(np.array([position]))
+        if self._apart:
+            bad |= self._decoding.columns(found, np.empty)[1]
         for error in bad.values():
             raise error
         return found
 
-    def _decoded(self, field: Field, cells: Cells, bad: dict[int, Exception]) -> Columns:
-        kind, choice = linked_kind(field.kind), self._options.decoder(field)
-        if not isinstance(kind, Image | Audio) and not callable(choice):
+    def _loose(self, field: Field, cells: Cells, bad: dict[int, Exception]) -> Columns:
+        decoded = field.name in self._decoding.fields
+        if not decoded and not isinstance(linked_kind(field.kind), Image | Audio):
             return self._plain(field, cells, bad)
-        encoded = self._reader.resolved(field, _array(cells), cells)
-        if choice is False:
+        assert cells.array is not None
+        encoded = self._reader.resolved(field, cells.array, cells)
+        if not decoded:
             return {field.name: encoded.to_pylist()}
-        if isinstance(kind, Image) and choice is True:
-            return self._pictures(field, encoded, bad)
-        decoder: Callable[[bytes], Any] = choice if callable(choice) else _sound_or_film(kind)
-        return {field.name: _each(encoded, decoder, field.name, bad)}
+        rows = _where([encoded], _bytes)
+        return self._decoded(field, [rows.row(index) for index in range(len(encoded))], bad)
+
+    def _decoded(self, field: Field, encoded: list[Any], bad: dict[int, Exception]) -> Columns:
+        """The values of an encoded column, if it is for this process to decode it."""
+        return {field.name: encoded} if self._apart else self._decoding.column(field, encoded, self._empty, bad)
 
     def _plain(self, field: Field, cells: Cells, bad: dict[int, Exception]) -> Columns:
         try:
@@ -181,33 +147,6 @@ class Collator:
                 found.append(None)
         return found
 
-    def _pictures(self, field: Field, encoded: pa.Array, bad: dict[int, Exception]) -> Columns:
-        shape = self._options.picture_shape(field)
-        if shape is None:
-            return {field.name: _each(encoded, decode_image, field.name, bad)}
-        if len(shape) == 3 or self._options.resizes(field):
-            rows = _where([encoded], self._shared)
-            return self._decoded_into(field, [rows.row(index) for index in range(len(encoded))], bad)
-        # One channel may have 16 bits, and only the picture knows.
-        pictures = _each(encoded, partial(_shaped, shape), field.name, bad)
-        kinds = {picture.dtype for picture in pictures if picture is not None}
-        out = self._empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
-        for row, picture in enumerate(pictures):
-            out[row] = 0 if picture is None else picture
-        return _with_mask(field, out, lambda: np.asarray(encoded.is_valid()))
-
-    def _decoded_into(self, field: Field, pictures: Sequence[Any], bad: dict[int, Exception]) -> Columns:
-        """Pictures of one shape, each decoded into its place in the batch."""
-        if self._accelerator is not None:
-            pictures = [None if picture is None else picture.data for picture in pictures]
-        shape = self._options.picture_shape(field)
-        assert shape is not None
-        resize = self._options.resizes(field)
-        out = self._empty((len(pictures), *shape), np.uint8)
-        for row, error in decode_images_into(pictures, out, resize=resize).items():
-            bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
-        return _with_mask(field, out, lambda: _present(pictures))
-
     def _decoded_there(self, field: Field, pictures: Sequence[Any]) -> Columns:
         """The same by the accelerator; nothing where it cannot, or not these pictures."""
         shape = self._options.picture_shape(field)
@@ -216,22 +155,7 @@ class Collator:
         resize = self._options.resizes(field)
         with self._accelerator.working():
             decoded = self._accelerator.decode_jpegs(pictures, shape, resize=resize)
-        return {} if decoded is None else _with_mask(field, decoded, lambda: _present(pictures))
-
-
-def _present(values: Sequence[Any]) -> npt.NDArray[np.bool_]:
-    return np.array([value is not None for value in values], bool)
-
-
-def _with_mask(field: Field, values: Any, there: Callable[[], npt.NDArray[np.bool_]]) -> Columns:
-    return {field.name: values, f"{field.name}_mask": there()} if field.nullable else {field.name: values}
-
-
-def _shaped(shape: tuple[int, ...], data: bytes) -> npt.NDArray[Any]:
-    picture = decode_image(data)
-    if picture.shape != shape:
-        raise SampleError(f"a picture has shape {picture.shape}, not the column's {shape}")
-    return picture
+        return {} if decoded is None else with_mask(field, decoded, pictures)
 
 
 def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -253,11 +177,6 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
             inside: tuple[slice, ...] = tuple(slice(length) for length in shapes[row].tolist())
             out[row][inside] = value
     return out, shapes
-
-
-def _array(cells: Cells) -> pa.Array:
-    assert cells.array is not None
-    return cells.array
 
 
 def _cells_of(span: Span, name: str) -> Cells:
@@ -318,25 +237,6 @@ def _where(parts: Sequence[pa.Array], shared: Callable[[Buffer], Any]) -> Encode
 def _bytes(data: Buffer) -> memoryview:
     """Arrow's buffers say that they are signed, and decoders refuse that."""
     return memoryview(data).cast("B")
-
-
-def _each(encoded: pa.Array, decode: Callable[[Any], Any], name: str, bad: dict[int, Exception]) -> list[Any]:
-    found: list[Any] = []
-    for row, data in enumerate(encoded.to_pylist()):
-        try:
-            found.append(None if data is None else decode(data))
-        except Exception as error:  # a user's decoder may raise anything
-            bad.setdefault(row, SampleError(f"column {name!r}: {error}"))
-            bad[row].__cause__ = error
-            found.append(None)
-    return found
-
-
-def _sound_or_film(kind: Any) -> Decoder:
-    if isinstance(kind, Video):
-        return lambda data: decode_video(data)[0]
-    assert isinstance(kind, Audio)
-    return lambda data: decode_audio(data)[0]
 
 
 def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._collate import Columns, pad, split
+from penstock.engine._collate import pad, split
+from penstock.engine._decode import Columns
 from penstock.engine._work import PAD, BadRows, RowKeys
 from penstock.errors import InvalidInputError
 from penstock.format import linked_kind

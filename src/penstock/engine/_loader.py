@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from penstock.engine._decode import Decoding
 from penstock.engine._process import ProcessFinish
+from penstock.engine._slab import Layout
 from penstock.engine._stats import Gauge, LoaderStats
 from penstock.engine._stream import Run, Stream, StreamOptions
 from penstock.engine._view import Display, Live
@@ -51,8 +53,10 @@ class Loader:
     ) -> None:
         gauge = Gauge()
         count = max(1, options.num_workers)
-        apart = options.worker_type == "process"
-        self._processes = [ProcessFinish(finish, gauge.note) for _ in range(count)] if apart else []
+        self._processes: list[ProcessFinish] = []
+        if options.worker_type == "process":
+            decoding = Decoding(options.decode, Layout(reader.snapshot.schema, names).loose)
+            self._processes = [ProcessFinish(finish, decoding, gauge, processes=count) for _ in range(count)]
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         weakref.finalize(self, _let_go, self._runs, self._processes)
         self._reader, self._agree, self._display = reader, agree, display

@@ -1,8 +1,10 @@
-"""Finish batches in another process, for transforms that hold the GIL.
+"""Decode and finish batches in another process, for decoders and transforms that hold the GIL, or many cores.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- Arrays cross in memory that both processes map and that has no name; everything else is pickled.
+- Large arrays cross in memory that both processes map and that has no name, and are not copied there; what the process
+  made of a batch is the loop's for as long as it holds it. Everything else is pickled; so are large arrays where the
+  loop holds very many, because each is an open file.
 - The process is spawned, never forked, when the first batch comes; it ends when its end of the pipe is closed, so also
   when this process dies. It ignores Ctrl-C, from the first moment on: whoever started it decides.
 - If it dies, another is started and gets the same batch, twice; then the batch fails, and says how the process ended.
@@ -11,6 +13,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,50 +21,45 @@ from copy import copy
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler
 from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.device import HostBuffers, SharedMemory
-from penstock.engine._collate import Columns
+from penstock.device import MIN_BYTES, Outbox, Parcel, opened
+from penstock.engine._decode import Columns, Decoding
+from penstock.engine._stats import Gauge
 from penstock.engine._work import BadRows, Finish, RowKeys
 from penstock.errors import InvalidInputError, PenstockError, SampleError
+from penstock.types import Buffer
 
-_ALIGNMENT = 64
 _DEATHS = 3
 _JOIN_S = 1.0
-_MIN_SHARED_BYTES = 256
-
-
-class _Array(NamedTuple):
-    """Where in the shared memory an array is."""
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+_MOST_ARRAYS, _LEAST_ARRAYS = 256, 8
+"""Arrays that are not copied when they come from another process: of all together, and of each."""
 
 
 class ProcessFinish:
-    """Finishes batches in a process of its own, as `finish` would here."""
+    """Decodes and finishes batches in a process of its own, as would be done here."""
 
-    def __init__(self, finish: Finish, note: Callable[[str], None]) -> None:
-        self._finish, self._note = copy(finish), note
+    def __init__(self, finish: Finish, decoding: Decoding, gauge: Gauge, *, processes: int) -> None:
+        """One of so many."""
+        self._finish, self._decoding, self._gauge = copy(finish), decoding, gauge
         self._finish.alone = True
         self.needs_keys, self.by_rows, self.on_host, self.alone = self._finish.needs_keys, True, True, False
+        self._most_arrays = max(_LEAST_ARRAYS, _MOST_ARRAYS // processes)
+        self._outbox = Outbox(self._most_arrays)
         try:
-            self._pickled = pickle.dumps(self._finish)
+            self._pickled = pickle.dumps((self._finish, decoding, self._outbox))
         except Exception as error:
             raise InvalidInputError(
-                'worker_type="process" needs transforms that another process can import: functions defined at the top '
-                f'of a module, not lambdas or inner functions ({error}); or use worker_type="thread"'
+                'worker_type="process" needs transforms and decoders that another process can import: functions '
+                f'defined at the top of a module, not lambdas or inner functions ({error}); or use worker_type="thread"'
             ) from error
-        self._buffers = HostBuffers(keep_bytes=256 << 20)
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
-        self._sent: SharedMemory | None = None
-        self._received: SharedMemory | None = None
         self._closings = 0
         self._open = False
         self._lock = RLock()  # the garbage collector may close this in the thread that waits for an answer
@@ -80,15 +78,15 @@ class ProcessFinish:
                     ended = self._bury()
                 if not self._open or closings != self._closings:
                     raise PenstockError("this loader was closed while it was read") from error
-                self._note(f"a worker process ended ({ended}) and was started again")
+                self._gauge.note(f"a worker process ended ({ended}) and was started again")
                 last = error
             else:
                 if isinstance(answer, Exception):
                     raise answer
                 return answer
         raise PenstockError(
-            f"a worker process ended {_DEATHS} times while it transformed the same batch, the last time {ended}; "
-            "look for a transform that crashes or takes too much memory"
+            f"a worker process ended {_DEATHS} times while it made the same batch, the last time {ended}; "
+            "look for a transform or a decoder that crashes or takes too much memory"
         ) from last
 
     def all_of(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
@@ -118,28 +116,11 @@ class ProcessFinish:
     def _ask(self, columns: Columns, keys: RowKeys | None, closings: int) -> Any:
         """What the process makes of a batch, or the exception that it met."""
         pipe = self._pipe or self._start(closings)
-        packed, arrays, size = _pack(columns)
-        if self._sent is None or self._sent.size < size:
-            if self._sent is not None:
-                self._sent.close()
-            self._sent = SharedMemory.create(size)
-            pipe.send("memory")
-            send_handle(pipe, self._sent.fd, 0)  # a number that only Windows needs
-        _write(arrays, self._sent.view)
-        pipe.send((packed, keys))
-        while (answer := pipe.recv()) == "memory":
-            if self._received is not None:
-                self._received.close()
-            self._received = SharedMemory(recv_handle(pipe))
-        if isinstance(answer, Exception):
-            return answer
-        view = self._received.view if self._received is not None else memoryview(b"")
-        return self._finish.lift(_unpack(answer, view, self._copied))
-
-    def _copied(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        out = self._buffers.empty(array.shape, array.dtype)
-        out[...] = array
-        return out
+        encoded = {name: _joined(list(columns[name]), self._outbox) for name in self._decoding.fields}
+        _send(pipe, self._outbox, *_packed(({**columns, **encoded}, keys)))
+        answer, decoding_s = _receive(pipe)
+        self._gauge.add("transform", "busy", -decoding_s)
+        return answer if isinstance(answer, Exception) else self._finish.lift(answer)
 
     def _start(self, closings: int) -> Connection:
         context = get_context("spawn")
@@ -164,10 +145,7 @@ class ProcessFinish:
         self._process = self._pipe = None
         if pipe is not None:
             pipe.close()
-        for memory in (self._sent, self._received):
-            if memory is not None:
-                memory.close()
-        self._sent = self._received = None
+        self._outbox = Outbox(self._most_arrays)  # what the process had taken out of the other does not come back
         if process is None:
             return "closed"
         process.join(_JOIN_S)
@@ -178,56 +156,36 @@ class ProcessFinish:
 
 
 def _serve(pipe: Connection) -> None:
-    """The other process: finish what comes until the pipe is closed."""
+    """The other process: make batches of what comes until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with suppress(EOFError, ConnectionError):  # the other end is closed
-        finish: Finish = pickle.loads(pipe.recv_bytes())
-        _answer_all(pipe, finish)
+        finish, decoding, outbox = pickle.loads(pipe.recv_bytes())
+        while True:
+            _answer(pipe, outbox, finish, decoding)
 
 
-def _answer_all(pipe: Connection, finish: Finish) -> None:
-    received: SharedMemory | None = None
-    sent: SharedMemory | None = None
-    while True:
-        message = pipe.recv()
-        if message == "memory":
-            if received is not None:
-                received.close()
-            received = SharedMemory(recv_handle(pipe))
-            continue
-        packed, keys = message
-        view = received.view if received is not None else memoryview(b"")
-        try:
-            skeleton, arrays, size = _pack(finish.lower(finish(_unpack(packed, view, lambda array: array), keys)))
-            pickled = _pickled(skeleton)
-        except Exception as error:
-            pipe.send(_portable(error))
-            continue
-        if sent is None or sent.size < size:
-            if sent is not None:
-                sent.close()
-            sent = SharedMemory.create(size)
-            pipe.send("memory")
-            send_handle(pipe, sent.fd, 0)
-        _write(arrays, sent.view)
-        pipe.send_bytes(pickled)
-
-
-def _pickled(skeleton: Any) -> bytes:
+def _answer(pipe: Connection, outbox: Outbox, finish: Finish, decoding: Decoding) -> None:
+    columns, keys = _receive(pipe)
+    started = time.perf_counter()
+    decoding_s = 0.0
     try:
-        return bytes(ForkingPickler.dumps(skeleton))
+        encoded = {name: columns[name].apart() for name in decoding.fields}
+        decoded, bad = decoding.columns({**columns, **encoded}, outbox.empty)
+        decoding_s = time.perf_counter() - started
+        if bad:
+            raise BadRows(bad, undecodable=True)
+        answer = _packed((finish.lower(finish(decoded, keys)), decoding_s))
     except Exception as error:
-        raise InvalidInputError(
-            f'with worker_type="process", what transforms return is sent from one process to another, which this '
-            f'cannot be ({error}); return something else, or use worker_type="thread"'
-        ) from error
+        answer = _packed((_portable(error), decoding_s))
+    _send(pipe, outbox, *answer)
 
 
 def _portable(error: Exception) -> Exception:
     """The error, or one that says the same, such that another process can unpickle it."""
     if isinstance(error, BadRows):
-        return BadRows({row: _portable(reason) for row, reason in error.failures.items()})
+        failures = {row: _portable(reason) for row, reason in error.failures.items()}
+        return BadRows(failures, undecodable=error.undecodable)
     lines = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
@@ -237,36 +195,85 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _pack(value: Any) -> tuple[Any, list[tuple[_Array, np.ndarray[Any, Any]]], int]:
-    """A value with places instead of arrays, the arrays, and how many bytes they take."""
-    arrays: list[tuple[_Array, np.ndarray[Any, Any]]] = []
-    size = 0
+class _Joined(NamedTuple):
+    """A column of encoded values, one behind the other."""
+
+    data: npt.NDArray[np.uint8]
+    sizes: list[int | None]
+    """None where there is no value."""
+
+    def apart(self) -> list[memoryview | None]:
+        """The values again, where they are."""
+        values: list[memoryview | None] = []
+        whole, end = self.data.data, 0
+        for size in self.sizes:
+            values.append(None if size is None else whole[end : end + size])
+            end += size or 0
+        return values
+
+
+def _joined(values: Sequence[Buffer | None], outbox: Outbox) -> _Joined:
+    there = [np.frombuffer(value, np.uint8) for value in values if value is not None]
+    data = outbox.empty((sum(map(len, there)),), np.uint8)
+    np.concatenate([data[:0], *there], out=data)
+    return _Joined(data, [None if value is None else len(value) for value in values])
+
+
+class _Place(NamedTuple):
+    """Stands for an array that is sent beside the rest."""
+
+    number: int
+
+
+class _Sent(NamedTuple):
+    """Such an array."""
+
+    parcel: Parcel
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _packed(value: Any) -> tuple[bytes, list[npt.NDArray[Any]]]:
+    """A value with places instead of large arrays, pickled, and the arrays."""
+    arrays: list[npt.NDArray[Any]] = []
 
     def place(leaf: Any) -> Any:
-        nonlocal size
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject or leaf.nbytes < _MIN_SHARED_BYTES:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject or leaf.nbytes < MIN_BYTES:
             return leaf
-        found = _Array(size, leaf.shape, leaf.dtype)
-        size += -(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT
-        arrays.append((found, leaf))
-        return found
+        arrays.append(leaf)
+        return _Place(len(arrays) - 1)
 
-    return map_leaves(place, value), arrays, size
+    try:
+        return bytes(ForkingPickler.dumps(map_leaves(place, value))), arrays
+    except Exception as error:
+        raise InvalidInputError(
+            f'with worker_type="process", what transforms return is sent from one process to another, which this '
+            f'cannot be ({error}); return something else, or use worker_type="thread"'
+        ) from error
 
 
-def _write(arrays: list[tuple[_Array, np.ndarray[Any, Any]]], view: memoryview) -> None:
-    for place, array in arrays:
-        np.frombuffer(view, place.dtype, array.size, place.start).reshape(place.shape)[...] = array
+def _send(pipe: Connection, outbox: Outbox, pickled: bytes, arrays: Sequence[npt.NDArray[Any]]) -> None:
+    pipe.send([_posted(array, outbox) for array in arrays])
+    pipe.send_bytes(pickled)
 
 
-def _unpack(value: Any, view: memoryview, take: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Any:
-    def found(leaf: Any) -> Any:
-        if not isinstance(leaf, _Array):
-            return leaf
-        count = int(np.prod(leaf.shape, dtype=np.int64))
-        return take(np.frombuffer(view, leaf.dtype, count, leaf.start).reshape(leaf.shape))
+def _posted(array: npt.NDArray[Any], outbox: Outbox) -> _Sent | npt.NDArray[Any]:
+    """How an array is sent: as memory that was taken out of the outbox, or is now; as it is where that cannot be."""
+    parcel = outbox.post(array.ctypes.data, array.nbytes) if array.flags.c_contiguous else None
+    if parcel is None:
+        copied = outbox.empty(array.shape, array.dtype)
+        copied[...] = array
+        parcel = outbox.post(copied.ctypes.data, copied.nbytes)
+    return array if parcel is None else _Sent(parcel, array.shape, array.dtype)
 
-    return map_leaves(found, value, whole=_Array)
+
+def _receive(pipe: Connection) -> Any:
+    arrays = [
+        opened(sent.parcel).view(sent.dtype).reshape(sent.shape) if isinstance(sent, _Sent) else sent
+        for sent in pipe.recv()
+    ]
+    value = pickle.loads(pipe.recv_bytes())
+    return map_leaves(lambda leaf: arrays[leaf.number] if isinstance(leaf, _Place) else leaf, value, whole=_Place)
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any, *, whole: type | None = None) -> Any:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.device import Outbox
-from penstock.engine._collate import Collator, Columns, DecodeOptions
+from penstock.engine._collate import Collator
+from penstock.engine._decode import Columns, DecodeOptions
 from penstock.engine._slab import Layout
 from penstock.table import PickedRows, Reader, Rows, rows_at
 

@@ -67,17 +67,21 @@ def share_out(needs: Needs) -> Shares:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
         batch_bytes = max(1, needs.device_batch_bytes)
     per_span = 1 if needs.by_rows else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
-    room_for_spans = (needs.budget_bytes // 4 if free is None else free // _DEVICE_BATCHES_SHARE) // (
-        per_span * batch_bytes
-    )
-    wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // per_span)
-    depth = max(2, min(wanted, room_for_spans))
     device_rows, notes = _device_rows(needs, per_span * needs.batch_size)
-    waiting = depth if free is None else 1  # batches that are made on a device wait there
-    left = needs.budget_bytes - needs.kept_bytes - waiting * per_span * needs.batch_bytes
-    window_bytes = max(needs.budget_bytes // 4, left)
     need = round(needs.window_rows * (needs.row_bytes - (needs.device_row_bytes if device_rows else 0)))
+    left, quarter = needs.budget_bytes - needs.kept_bytes, needs.budget_bytes // 4  # the least for either
+    room = max(quarter, left - max(quarter, need)) if free is None else free // _DEVICE_BATCHES_SHARE
+    wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // per_span)
+    depth = max(2, min(wanted, room // (per_span * batch_bytes)))
+    waiting = depth if free is None else 1  # batches that are made on a device wait there
+    window_bytes = max(quarter, left - waiting * per_span * needs.batch_bytes)
     fits = need <= window_bytes
+    if free is None and depth < needs.workers:
+        notes = (
+            *notes,
+            f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves room to make {depth} batches of "
+            f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {depth} of {needs.workers} workers are busy; raise it",
+        )
     if not fits:
         notes = (
             *notes,

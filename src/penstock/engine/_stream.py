@@ -10,7 +10,8 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from penstock.device import Accelerator, HostBuffers, in_small_pages
-from penstock.engine._collate import Collator, DecodeOptions
+from penstock.engine._collate import Collator
+from penstock.engine._decode import DecodeOptions
 from penstock.engine._fetch import Fetcher
 from penstock.engine._kept import KeptPages
 from penstock.engine._pipeline import Pipeline
@@ -28,7 +29,7 @@ from penstock.types import World
 
 _STRETCH_ROWS, _STRETCH_BYTES, _STRETCH_LANE_ROWS = 16 << 10, 1 << 30, 16
 _KEPT_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS = 96, 10
+_MAX_FETCHERS, _MAX_READERS, _READERS_FOR_PROCESSES = 96, 10, 2
 _LEAST_BUDGET = 1 << 30
 _DEVICE_WORKERS = 3  # one asks a device while it does what the others asked for; more are in each other's way
 _WHOLE_NUMBERS = {
@@ -241,8 +242,9 @@ class Stream:
         workers, apart = self._options.num_workers, self._options.worker_type == "process"
         if self._reader.store.fan_out > 1:
             return workers + 1
-        readers = min(available_cores(), _MAX_READERS)
-        return workers + readers if apart else max(workers, readers)
+        if apart:
+            return workers + _READERS_FOR_PROCESSES
+        return max(workers, min(available_cores(), _MAX_READERS))
 
     @property
     def _accelerator(self) -> Accelerator | None:
@@ -318,7 +320,8 @@ class Stream:
 
     def _workers(self, layout: Layout, slab: Slab, buffers: HostBuffers, needs: Needs) -> list[Worker]:
         options, accelerator = self._options, self._accelerator
-        collator = Collator(self._reader, layout, options.decode, buffers.empty, accelerator)
+        apart = options.worker_type == "process"
+        collator = Collator(self._reader, layout, options.decode, buffers.empty, accelerator, apart=apart)
         count = len(self.finishers) if needs.device_free_bytes is None else _DEVICE_WORKERS
         return [
             Worker(

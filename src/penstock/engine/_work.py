@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import Accelerator
-from penstock.engine._collate import Collator, Columns, put_row, split
+from penstock.engine._collate import Collator, put_row, split
+from penstock.engine._decode import Columns
 from penstock.engine._pieces import Span
 from penstock.engine._selection import Selection
 from penstock.engine._slab import Slab
@@ -98,11 +99,11 @@ class Failure:
 
 
 class BadRows(Exception):
-    """Rows of a batch that could not be transformed."""
+    """Rows of a batch that could not be transformed, or not even decoded."""
 
-    def __init__(self, failures: Mapping[int, Exception]) -> None:
+    def __init__(self, failures: Mapping[int, Exception], *, undecodable: bool = False) -> None:
         super().__init__(failures)
-        self.failures = failures
+        self.failures, self.undecodable = failures, undecodable
 
 
 OnBad = Callable[[BadSample], None]
@@ -205,9 +206,9 @@ class Worker:
                     finished = self._finish(batch, keys if self._finish.needs_keys else None)
                     return finished if self._placement is None else self._placement.place(finished, keys)
             except BadRows as bad:
-                tries += 1
+                tries += not bad.undecodable
                 flags = np.asarray(batch[PAD]) if self._flag else np.zeros(len(next(iter(batch.values()))), bool)
-                for index, error in bad.failures.items():
+                for index, error in sorted(bad.failures.items()):
                     self._replace(span, batch, start + index, error, flags, at=index, first=tries)
 
     def _mend(self, span: Span, columns: Columns, index: int, replaced: Any) -> None:
