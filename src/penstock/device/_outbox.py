@@ -6,7 +6,7 @@ system nor mapped page by page. It is not memory of `/dev/shm`, which containers
 
 import mmap
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ _START = 64
 MIN_BYTES = 64 << 10
 """Smaller arrays are not worth it: they are sent as they are."""
 _SLACK = 1 << 20
-_MOST_IDLE = 4
+_MOST_IDLE, _MOST_MAPS = 4, 8
 
 
 class Parcel(NamedTuple):
@@ -28,6 +28,8 @@ class Parcel(NamedTuple):
 
     pid: int
     fd: int
+    inode: int
+    """Tells memory from other memory that had the same descriptor before."""
     bytes: int
 
 
@@ -67,7 +69,7 @@ class Outbox:
         if memory is None or memory.view[0] or _START + size > memory.size or self._pid != os.getpid():
             return None
         memory.view[0] = 1
-        return Parcel(self._pid, memory.fd, size)
+        return Parcel(self._pid, memory.fd, memory.inode, size)
 
     def _memory(self, size: int) -> SharedMemory | None:
         """Memory that nobody has any more, or new memory; None where there is too much of it."""
@@ -106,14 +108,33 @@ class _Lent:
         self._idle.append(self._memory)
 
 
+class Inbox:
+    """Opens parcels of processes that use their memory again, and maps it once: that costs as much as a copy."""
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[tuple[int, int, int], memoryview] = OrderedDict()
+
+    def open(self, parcel: Parcel) -> npt.NDArray[np.uint8]:
+        """See `opened`."""
+        where = parcel.pid, parcel.fd, parcel.inode
+        memory = self._maps.pop(where, None)
+        self._maps[where] = memory = _mapped(parcel) if memory is None else memory
+        if len(self._maps) > _MOST_MAPS:
+            self._maps.popitem(last=False)
+        return np.asarray(_Held(memory))[: parcel.bytes]
+
+
 def opened(parcel: Parcel) -> npt.NDArray[np.uint8]:
     """The bytes of an array that another process has posted; they are its own again when nobody holds them."""
+    return np.asarray(_Held(_mapped(parcel)))[: parcel.bytes]
+
+
+def _mapped(parcel: Parcel) -> memoryview:
     fd = os.open(f"/proc/{parcel.pid}/fd/{parcel.fd}", os.O_RDWR)
     try:
-        memory = memoryview(mmap.mmap(fd, 0))
+        return memoryview(mmap.mmap(fd, 0))
     finally:
         os.close(fd)
-    return np.asarray(_Held(memory))[: parcel.bytes]
 
 
 class _Held:

@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+import weakref
 from contextlib import suppress
 
 _STEP = 1 << 20
@@ -13,9 +14,11 @@ class SharedMemory:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.size = os.fstat(fd).st_size
+        known = os.fstat(fd)
+        self.size, self.inode = known.st_size, known.st_ino
         self._map = mmap.mmap(fd, self.size)
         self.view = memoryview(self._map)
+        self._give_up = weakref.finalize(self, os.close, fd)
 
     @classmethod
     def create(cls, size: int) -> "SharedMemory":
@@ -31,6 +34,6 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the memory up; arrays that are views of it keep it until they are gone."""
-        os.close(self.fd)
+        self._give_up()
         with suppress(BufferError):
             self.view.release()

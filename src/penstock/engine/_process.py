@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import MIN_BYTES, Outbox, Parcel, opened
+from penstock.device import MIN_BYTES, Inbox, Outbox, Parcel
 from penstock.engine._decode import Columns, Decoding
 from penstock.engine._stats import Gauge
 from penstock.engine._work import BadRows, Finish, RowKeys
@@ -50,7 +50,7 @@ class ProcessFinish:
         self._finish.alone = True
         self.needs_keys, self.by_rows, self.on_host, self.alone = self._finish.needs_keys, True, True, False
         self._most_arrays = max(_LEAST_ARRAYS, _MOST_ARRAYS // processes)
-        self._outbox = Outbox(self._most_arrays)
+        self._inbox, self._outbox = Inbox(), Outbox(self._most_arrays)
         try:
             self._pickled = pickle.dumps((self._finish, decoding, self._outbox))
         except Exception as error:
@@ -118,7 +118,7 @@ class ProcessFinish:
         pipe = self._pipe or self._start(closings)
         encoded = {name: _joined(list(columns[name]), self._outbox) for name in self._decoding.fields}
         _send(pipe, self._outbox, *_packed(({**columns, **encoded}, keys)))
-        answer, decoding_s = _receive(pipe)
+        answer, decoding_s = _receive(pipe, self._inbox)
         self._gauge.add("transform", "busy", -decoding_s)
         return answer if isinstance(answer, Exception) else self._finish.lift(answer)
 
@@ -145,7 +145,7 @@ class ProcessFinish:
         self._process = self._pipe = None
         if pipe is not None:
             pipe.close()
-        self._outbox = Outbox(self._most_arrays)  # what the process had taken out of the other does not come back
+        self._inbox, self._outbox = Inbox(), Outbox(self._most_arrays)  # what the process has does not come back
         if process is None:
             return "closed"
         process.join(_JOIN_S)
@@ -161,12 +161,13 @@ def _serve(pipe: Connection) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with suppress(EOFError, ConnectionError):  # the other end is closed
         finish, decoding, outbox = pickle.loads(pipe.recv_bytes())
+        inbox = Inbox()
         while True:
-            _answer(pipe, outbox, finish, decoding)
+            _answer(pipe, inbox, outbox, finish, decoding)
 
 
-def _answer(pipe: Connection, outbox: Outbox, finish: Finish, decoding: Decoding) -> None:
-    columns, keys = _receive(pipe)
+def _answer(pipe: Connection, inbox: Inbox, outbox: Outbox, finish: Finish, decoding: Decoding) -> None:
+    columns, keys = _receive(pipe, inbox)
     started = time.perf_counter()
     decoding_s = 0.0
     try:
@@ -267,9 +268,9 @@ def _posted(array: npt.NDArray[Any], outbox: Outbox) -> _Sent | npt.NDArray[Any]
     return array if parcel is None else _Sent(parcel, array.shape, array.dtype)
 
 
-def _receive(pipe: Connection) -> Any:
+def _receive(pipe: Connection, inbox: Inbox) -> Any:
     arrays = [
-        opened(sent.parcel).view(sent.dtype).reshape(sent.shape) if isinstance(sent, _Sent) else sent
+        inbox.open(sent.parcel).view(sent.dtype).reshape(sent.shape) if isinstance(sent, _Sent) else sent
         for sent in pipe.recv()
     ]
     value = pickle.loads(pipe.recv_bytes())
