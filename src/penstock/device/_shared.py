@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import tempfile
 import weakref
 from contextlib import suppress
 
@@ -16,20 +15,14 @@ class SharedMemory:
         self.fd = fd
         known = os.fstat(fd)
         self.size, self.inode = known.st_size, known.st_ino
-        self._map = mmap.mmap(fd, self.size)
-        self.view = memoryview(self._map)
+        self.view = memoryview(mmap.mmap(fd, self.size))
         self._give_up = weakref.finalize(self, os.close, fd)
 
     @classmethod
     def create(cls, size: int) -> "SharedMemory":
-        """New memory of at least this size."""
-        room = max(_STEP, -(-size // _STEP) * _STEP)
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("penstock")
-        else:
-            with tempfile.TemporaryFile() as file:  # its name is gone at once
-                fd = os.dup(file.fileno())
-        os.truncate(fd, room)
+        """New memory of at least this size, where the system has `memfd_create`."""
+        fd = os.memfd_create("penstock")
+        os.truncate(fd, max(_STEP, -(-size // _STEP) * _STEP))
         return cls(fd)
 
     def close(self) -> None:
