@@ -11,7 +11,7 @@ from benchmarks.report import publish, scratch
 ROWS, SIDE, ROUNDS = 256, 224, 3
 
 
-def pictures() -> np.ndarray:
+def make_images() -> np.ndarray:
     """Smooth shapes with some grain, so that codecs have something to do and something to lose."""
     rng = np.random.default_rng(0)
     rows = []
@@ -36,7 +36,7 @@ def run(column: penstock.Column, data: np.ndarray) -> tuple[int, float, float]:
 
 
 def main() -> None:
-    images = pictures()
+    images = make_images()
     tokens = np.random.default_rng(0).zipf(1.3, (4096, 1024)).clip(max=50_000).astype(np.uint16)
     figures = []
     for data, name, kind, codecs in (

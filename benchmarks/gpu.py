@@ -24,17 +24,18 @@ from awscrt.checksums import crc32c
 
 import penstock
 from benchmarks.report import publish
+from penstock import DeviceOptions, Shuffle
 
 CORES = len(os.sched_getaffinity(0))
 RAW, JPEG = (224, 224, 3), (376, 504, 3)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PIXELS = penstock.Pixels(dtype="bfloat16", mean=MEAN, std=STD, memory_format="channels_last")
-CROPPED = penstock.Pixels(
-    crop=(224, 224), flip=0.5, dtype="bfloat16", mean=MEAN, std=STD, memory_format="channels_last"
+PIXELS = penstock.ImageTransform(dtype="bfloat16", mean=MEAN, std=STD, memory_format="channels_last")
+CROPPED = penstock.ImageTransform(
+    crop=(224, 224), hflip_prob=0.5, dtype="bfloat16", mean=MEAN, std=STD, memory_format="channels_last"
 )
 GIB = 1 << 30
 SIZE = int(float(os.environ.get("BENCH_GPU_GIB", "24")) * GIB)
-PICTURES = int(os.environ.get("BENCH_GPU_PICTURES", "60000"))
+IMAGES = int(os.environ.get("BENCH_GPU_IMAGES", "60000"))
 SECONDS = float(os.environ.get("BENCH_GPU_SECONDS", "8"))
 ROUNDS = int(os.environ.get("BENCH_GPU_ROUNDS", "3"))
 BATCH = 256
@@ -58,49 +59,50 @@ def main() -> None:
     publish(
         "gpu",
         rows,
-        note=f"{torch.cuda.get_device_name()}; {SIZE / GIB:g} GiB of raw pictures, {PICTURES:,} JPEGs, "
+        note=f"{torch.cuda.get_device_name()}; {SIZE / GIB:g} GiB of raw images, {IMAGES:,} JPEGs, "
         "shuffled, verified, memory-backed files",
         versions=versions,
     )
 
 
 def _raw(folder: Path) -> Iterator[dict[str, Any]]:
-    _say("writing raw pictures")
+    _say("writing raw images")
     ds = _raw_table(folder / "raw")
     size = ds.summary().bytes
     options = {
-        "batch_size": BATCH, "shuffle": True, "memory_budget": size // 4, "device_memory": size // 4,
-        "shuffle_block": 16 << 20, "device": "cuda", "device_transform": {"image": PIXELS}, "drop_last": True,
+        "batch_size": BATCH, "shuffle": Shuffle(block_bytes=16 << 20), "memory_budget": size // 4, "drop_last": True,
+        "device": DeviceOptions(transform={"image": PIXELS}, memory=size // 4),
     }  # fmt: skip
     copy, check, peer = _pinned_copy(), _read_and_check(folder / "raw"), _torch_loader(folder)
     row_bytes = int(np.prod(RAW))
-    ours, told = _rounds(lambda: _rate(ds, options))
-    _say(told)
+    ours, stats = _rounds(lambda: _rate(ds, options))
+    _say(stats)
     yield _line("raw 224x224x3 to normalised bf16, img/s", ours, "pinned copy", copy / row_bytes, None)
     yield _line("the same", ours, f"{CORES} cores read and check", check / row_bytes, None)
     yield _line("the same", ours, f"torch DataLoader, {PEER_WORKERS} workers", peer, 10.0)
     yield _line("the same", ours, "figure asked for", 150_000.0, 1.0)
     copied, table = _epoch_bytes(ds, options)
     yield _line("bytes copied to the device in an epoch", copied, "bytes of the rows", table, 1.0)
-    yield from _training("raw", ds, options | {"device_transform": {"image": PIXELS}}, at_least=0.99)
+    yield from _training("raw", ds, options, at_least=0.99)
 
 
 def _jpeg(folder: Path) -> Iterator[dict[str, Any]]:
     _say("writing JPEGs")
-    ds, pictures = _jpeg_table(folder / "jpeg")
+    ds, images = _jpeg_table(folder / "jpeg")
     size = ds.summary().bytes
     options = {
-        "batch_size": BATCH, "shuffle": True, "memory_budget": max(256 << 20, size // 4),
-        "device_memory": size // 4, "shuffle_block": 4 << 20, "device": "cuda", "drop_last": True,
+        "batch_size": BATCH, "shuffle": Shuffle(block_bytes=4 << 20), "memory_budget": max(256 << 20, size // 4),
+        "device": DeviceOptions(memory=size // 4), "drop_last": True,
     }  # fmt: skip
-    turns = [(_rate(ds, options), _nvjpeg(pictures)) for _ in range(2 * ROUNDS)]  # nvJPEG's own speed comes and goes
+    turns = [(_rate(ds, options), _nvjpeg(images)) for _ in range(2 * ROUNDS)]  # nvJPEG's own speed comes and goes
     _say("  rounds: " + ", ".join(f"{ours:,.0f}/{alone:,.0f}" for (ours, _), alone in turns))
     _say(turns[-1][0][1])
     share = statistics.median(ours / alone for (ours, _), alone in turns)
     ours, alone = statistics.median(ours for (ours, _), _ in turns), statistics.median(alone for _, alone in turns)
     yield _line("JPEG 376x504 decoded on the GPU, img/s", ours, "nvJPEG alone", alone, 0.85) | _judged(share, 0.85)
     yield _line("the same, largest difference of a pixel", _pixel_difference(ds), "decoded by the processor", 1.0, None)
-    yield from _training("JPEG", ds, options | {"device_transform": {"image": CROPPED}}, at_least=0.97)
+    cropped = DeviceOptions(transform={"image": CROPPED}, memory=size // 4)
+    yield from _training("JPEG", ds, options | {"device": cropped}, at_least=0.97)
 
 
 def _line(what: str, ours: float, limit_name: str, limit: float, at_least: float | None) -> dict[str, Any]:
@@ -273,11 +275,11 @@ def _torch_loader(folder: Path) -> float:
     return found
 
 
-def _nvjpeg(pictures: list[bytes]) -> float:
-    """Pictures a second that nvJPEG decodes when their bytes are there and nothing else is done."""
+def _nvjpeg(images: list[bytes]) -> float:
+    """Images a second that nvJPEG decodes when their bytes are there and nothing else is done."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    encoded = [torch.frombuffer(bytearray(picture), dtype=torch.uint8) for picture in pictures[: 8 * BATCH]]
+    encoded = [torch.frombuffer(bytearray(image), dtype=torch.uint8) for image in images[: 8 * BATCH]]
     batches = [encoded[start : start + BATCH] for start in range(0, len(encoded), BATCH)]
     for batch in batches:
         decode_jpeg(batch, mode=ImageReadMode.RGB, device="cuda")
@@ -327,7 +329,7 @@ def _jpeg_table(folder: Path) -> tuple[penstock.Dataset, list[bytes]]:
     smooth = [np.fft.irfft2(np.fft.rfft2(rng.standard_normal((1024, 1024))) / frequency**1.3) for _ in range(3)]
     canvas = np.stack([128 + 50 * (layer - layer.mean()) / layer.std() for layer in smooth], -1)
     canvas = np.clip(canvas, 0, 255).astype(np.uint8)
-    corners = rng.integers(0, (1024 - JPEG[0], 1024 - JPEG[1]), (PICTURES, 2)).tolist()
+    corners = rng.integers(0, (1024 - JPEG[0], 1024 - JPEG[1]), (IMAGES, 2)).tolist()
 
     def encode(corner: list[int]) -> bytes:
         piece = np.ascontiguousarray(canvas[corner[0] : corner[0] + JPEG[0], corner[1] : corner[1] + JPEG[1]])
@@ -335,12 +337,12 @@ def _jpeg_table(folder: Path) -> tuple[penstock.Dataset, list[bytes]]:
         return data
 
     with ThreadPoolExecutor(CORES) as pool:
-        pictures = list(pool.map(encode, corners))
+        images = list(pool.map(encode, corners))
     image = penstock.Column(penstock.Image("jpeg", shape=JPEG), page_bytes=1 << 20)
     ds = penstock.create(folder, {"image": image, "label": "int64"})
-    ds.append({"image": pictures, "label": np.arange(PICTURES) % 1000})
+    ds.append({"image": images, "label": np.arange(IMAGES) % 1000})
     ds.commit()
-    return ds, pictures
+    return ds, images
 
 
 def _say(text: str) -> None:

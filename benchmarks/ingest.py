@@ -43,10 +43,10 @@ def main() -> None:
 def jpegs(folder: Path) -> dict[str, Any]:
     """The objects of a bucket 30 ms away, against fetching them and nothing else."""
     bucket = folder / "bucket"
-    for number, picture in enumerate(pictures(JPEGS)):
+    for number, image in enumerate(images(JPEGS)):
         path = bucket / f"{number % 100:03}" / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture)
+        path.write_bytes(image)
     keys = [path.relative_to(bucket).as_posix() for path in sorted(bucket.rglob("*.jpg"))]
     with ExitStack() as stack:
         server = stack.enter_context(nginx.serve(folder, listed="bucket"))
@@ -55,7 +55,9 @@ def jpegs(folder: Path) -> dict[str, Any]:
         best = min(CONCURRENCIES, key=lambda concurrency: fetch(options, keys, concurrency))
         times = interleaved(
             {
-                "ours": lambda: timed(folder / "table", lambda at: penstock.ingest("s3://bucket", at, options=options)),
+                "ours": lambda: timed(
+                    folder / "table", lambda at: penstock.ingest("s3://bucket", at, storage_options=options)
+                ),
                 "fetch alone": lambda: fetch(options, keys, best),
             },
             JPEG_ROUNDS,
@@ -120,11 +122,11 @@ def linked(folder: Path) -> dict[str, Any]:
     """Rows a second from a table that points into tar shards, against one that has them."""
     source = folder / "shards"
     source.mkdir(parents=True)
-    rows = iter(enumerate(pictures(JPEGS)))
+    rows = iter(enumerate(images(JPEGS)))
     for shard in range(JPEGS // SHARD_ROWS):
         with tarfile.open(source / f"{shard:05}.tar", "w") as tar:
-            for number, picture in islice(rows, SHARD_ROWS):
-                for ending, data in (("jpg", picture), ("cls", str(number * 100 // JPEGS).encode())):
+            for number, image in islice(rows, SHARD_ROWS):
+                for ending, data in (("jpg", image), ("cls", str(number * 100 // JPEGS).encode())):
                     info = tarfile.TarInfo(f"{number:06}.{ending}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
@@ -170,6 +172,6 @@ def timed(place: Path, job: Callable[[Path], object]) -> float:
     return time.perf_counter() - start
 
 
-def pictures(count: int) -> Iterator[bytes]:
+def images(count: int) -> Iterator[bytes]:
     made = Workload("jpeg", count)
-    return (picture for chunk in made.chunks() for picture in chunk["image"])
+    return (image for chunk in made.chunks() for image in chunk["image"])

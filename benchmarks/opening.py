@@ -6,7 +6,7 @@ import numpy as np
 
 import penstock
 from benchmarks.report import publish, scratch, seconds
-from penstock.format import Fragment, new_number
+from penstock.format import Fragment, new_int_id
 from penstock.storage import open_store
 from penstock.testing import CountingStore
 from penstock.types import RowRange
@@ -24,12 +24,12 @@ def main() -> None:
         [real] = session.tree.fragments(session.snapshot.nodes)
         copies = [  # the same rows again and again: only the manifests matter here
             Fragment(
-                new_number(), real.rows, (RowRange(n * 100, n * 100 + 100),), real.files, statistics=real.statistics
+                new_int_id(), real.rows, (RowRange(n * 100, n * 100 + 100),), real.files, statistics=real.statistics
             )
             for n in range(1, FRAGMENTS)
         ]
         session.changes.appended += copies
-        session.put(session.tree.append(session.snapshot.nodes, copies), session.snapshot.schema, {})
+        session.update_snapshot(session.tree.append(session.snapshot.nodes, copies), session.snapshot.schema, {})
         start = time.perf_counter()
         ds.commit()
         made = time.perf_counter() - start

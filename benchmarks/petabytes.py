@@ -11,7 +11,7 @@ import numpy as np
 import penstock
 from benchmarks.report import publish
 from penstock.dataset import Dataset
-from penstock.format import DataFile, Fragment, Manifest, Node, encode_manifest, new_id, new_number
+from penstock.format import DataFile, Fragment, Manifest, Node, encode_manifest, new_id, new_int_id
 from penstock.storage import ObjectInfo, Store, open_store
 from penstock.types import Buffer, ByteRange, RowRange
 
@@ -60,7 +60,7 @@ class Pretender(Store):
 
 
 def main() -> None:
-    import_module("torch")  # which is nobody's plan
+    import_module("torch")  # its import is not part of the plan
     figures = [measure(1_000), measure(1_000, lanes=LANES), measure(FRAGMENTS)]
     publish("petabytes", figures, note=f"plan of {STEPS} steps of 256 rows, shuffled, one rank; each read takes 30 ms")
 
@@ -72,9 +72,9 @@ def measure(fragments: int, lanes: int | None = None) -> dict[str, object]:
     store.reads = store.read_bytes = 0
     start = time.perf_counter()
     ds = penstock.load(store)
-    loader = ds.pytorch(batch_size=256, shuffle=True, num_workers=1, lanes=lanes)
-    planner = loader._stream._pipeline()._planner
-    spans = (span for stretch in planner.stretches(0, 0) for span in stretch.spans)
+    loader = ds.pytorch(batch_size=256, shuffle=penstock.Shuffle(lanes=lanes), num_workers=1)
+    planner = loader._engine._pipeline()._planner
+    spans = (span for planned in planner.planned_spans(0, 0) for span in planned.spans)
     first = next(spans)
     planned = time.perf_counter() - start
     reads, read_bytes = store.reads, store.read_bytes
@@ -83,7 +83,7 @@ def measure(fragments: int, lanes: int | None = None) -> dict[str, object]:
     per_step = (time.process_time() - step) / rest
     return {
         "what": f"{fragments:,} fragments, {len(ds) * ROW_BYTES / 1e15:.3f} PB",
-        "shuffle": str(loader._stream.order.shuffle),
+        "shuffle": str(loader._engine.order.shuffle),
         "seconds to open and plan": planned,
         "reads": reads,
         "read bytes": read_bytes,
@@ -108,7 +108,7 @@ def build(store: Pretender, fragments: int) -> None:
 
 def publish_nodes(ds: Dataset, nodes: tuple[Node, ...]) -> None:
     session = ds._session
-    session.put(nodes, session.snapshot.schema, {})
+    session.update_snapshot(nodes, session.snapshot.schema, {})
     session.changes.appended += [fragment(next(iter(ds.schema)).id, 0)]
     ds.commit()
 
@@ -126,7 +126,7 @@ def renamed(node: Node, id: str) -> Node:
 def fragment(field_id: int, number: int) -> Fragment:
     rows = FILES * PAGES * PAGE_ROWS
     return Fragment(
-        new_number(),
+        new_int_id(),
         rows,
         (RowRange(number * rows, (number + 1) * rows),),
         tuple(file(field_id, n * PAGES * PAGE_ROWS) for n in range(FILES)),

@@ -88,5 +88,5 @@ def scratch() -> Iterator[Path]:
 
 
 def sync() -> None:
-    """Write out what earlier runs left behind, so that nobody pays for somebody else."""
+    """Flush what earlier runs wrote, so that no run pays for another."""
     os.sync()

@@ -18,12 +18,12 @@ POSES = np.random.default_rng(1).normal(size=(len(CLASSES), 7))
 
 
 def telemetry(rng: np.random.Generator, row: int) -> dict[str, object]:
-    """One moment of a robot's day: what it saw, felt, was told and did."""
+    """One moment of a robot's day: what it saw, felt, heard and did."""
     shade = np.linspace(0, 255, 96, dtype=np.uint8)
-    picture = np.stack([np.roll(np.tile(shade, (72, 1)), row * step, axis=1) for step in (1, 2, 3)], axis=-1)
+    image = np.stack([np.roll(np.tile(shade, (72, 1)), row * step, axis=1) for step in (1, 2, 3)], axis=-1)
     hands = int(rng.integers(0, 3))
     return {
-        "camera_rgb": picture,
+        "camera_rgb": image,
         "joint_angles": (POSES[row % len(CLASSES)] + rng.normal(size=7)).astype(np.float32),
         "action": CLASSES[row % len(CLASSES)],
         "instruction": f"pick up block {row % 12} and put it on block {row % 7}",
@@ -57,11 +57,11 @@ def main() -> None:
     ds = penstock.load(place)
     print("   " + str(ds.summary()).replace("\n", "\n   "))
     row = ds[7]
-    print(f"   row 7: picture {row['camera_rgb'].shape}, {row['instruction']!r}, force {row['force']}")
+    print(f"   row 7: image {row['camera_rgb'].shape}, {row['instruction']!r}, force {row['force']}")
     start = time.perf_counter()
     rows = sum(len(batch["action"]) for batch in ds.batches(256))
     took = time.perf_counter() - start
-    print(f"   {rows:,} rows in batches, pictures decoded, every byte verified: {rows / took:,.0f} rows/s\n")
+    print(f"   {rows:,} rows in batches, images decoded, every byte verified: {rows / took:,.0f} rows/s\n")
 
     print("3. Train from it, stop in the middle, and go on")
     train(ds)
@@ -78,7 +78,7 @@ def main() -> None:
     for commit in penstock.load(place).log():
         print(f"   main@{commit.version}  {commit.rows:>5,} rows  {commit.operation:<26}  {commit.message}")
     old = penstock.load(place, version=1)
-    print(f"   version 1 still has its {len(old):,} rows and {len(old.columns)} columns\n")
+    print(f"   version 1 still has its {len(old):,} rows and {len(old.schema.names)} columns\n")
 
     report = penstock.verify(place)
     print(f"6. Verified {report.objects} objects, {report.bytes:,} bytes: {len(report.damaged)} damaged")
@@ -123,8 +123,8 @@ class Policy(torch.nn.Module):
         )
         self.mind = torch.nn.Sequential(torch.nn.Linear(135, 64), torch.nn.ReLU(), torch.nn.Linear(64, len(CLASSES)))
 
-    def forward(self, picture: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        seen = self.eye(picture.permute(0, 3, 1, 2).float() / 255)
+    def forward(self, image: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        seen = self.eye(image.permute(0, 3, 1, 2).float() / 255)
         score: torch.Tensor = self.mind(torch.cat([seen, angles], dim=1))
         return score
 

@@ -16,7 +16,7 @@ import penstock
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier of pictures from a table.")
+    parser = argparse.ArgumentParser(description="Train a small classifier of images from a table.")
     parser.add_argument("table", help="a folder, s3://bucket/prefix, gs://…, az://… or penstock://org/name")
     parser.add_argument("--checkpoint", type=Path, default=Path("train.pt"))
     parser.add_argument("--epochs", type=int, default=3)

@@ -17,7 +17,7 @@ import penstock
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier of pictures with Accelerate.")
+    parser = argparse.ArgumentParser(description="Train a small classifier of images with Accelerate.")
     parser.add_argument("table", help="a folder, s3://bucket/prefix, gs://…, az://… or penstock://org/name")
     parser.add_argument("--checkpoints", type=Path, default=Path("train_accelerate"), help="a folder")
     parser.add_argument("--epochs", type=int, default=3)

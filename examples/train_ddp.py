@@ -23,7 +23,7 @@ import penstock
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier of pictures on several ranks.")
+    parser = argparse.ArgumentParser(description="Train a small classifier of images on several ranks.")
     parser.add_argument("table", help="a folder, s3://bucket/prefix, gs://…, az://… or penstock://org/name")
     parser.add_argument("--checkpoint", type=Path, default=Path("train_ddp.pt"), help="a file that all ranks can read")
     parser.add_argument("--epochs", type=int, default=3)

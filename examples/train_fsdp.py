@@ -22,7 +22,7 @@ import penstock
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier of pictures, sharded over ranks.")
+    parser = argparse.ArgumentParser(description="Train a small classifier of images, sharded over ranks.")
     parser.add_argument("table", help="a folder, s3://bucket/prefix, gs://…, az://… or penstock://org/name")
     parser.add_argument("--checkpoints", type=Path, default=Path("train_fsdp"), help="a folder that all ranks share")
     parser.add_argument("--epochs", type=int, default=3)

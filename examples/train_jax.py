@@ -18,7 +18,7 @@ import penstock
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier of pictures with JAX.")
+    parser = argparse.ArgumentParser(description="Train a small classifier of images with JAX.")
     parser.add_argument("table", help="a folder, s3://bucket/prefix, gs://…, az://… or penstock://org/name")
     parser.add_argument("--checkpoint", type=Path, default=Path("train_jax.pickle"))
     parser.add_argument("--epochs", type=int, default=3)

@@ -17,7 +17,7 @@ import penstock
 
 
 class Classifier(lightning.LightningModule):
-    """Tells pictures apart; its hyperparameters say what it learns from, down to the version of the table."""
+    """Tells images apart; its hyperparameters say what it learns from, down to the version of the table."""
 
     def __init__(self, table: str, version: str, batch_size: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def new_model(classes: int) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier of pictures with Lightning.")
+    parser = argparse.ArgumentParser(description="Train a small classifier of images with Lightning.")
     parser.add_argument("table", help="a folder, s3://bucket/prefix, gs://…, az://… or penstock://org/name")
     parser.add_argument("--checkpoints", type=Path, default=Path("train_lightning"), help="a folder")
     parser.add_argument("--epochs", type=int, default=3)

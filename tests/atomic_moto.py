@@ -1,7 +1,7 @@
 """moto's server with conditional puts that are atomic, as S3's are.
 
-moto looks whether an object is there and then writes it, each request in a thread of its own, so that once in a while
-a race has two winners. Takes the arguments of `python -m moto.server`.
+moto checks whether an object exists and then writes it, each request in its own thread, so that sometimes two racing
+requests succeed. Takes the arguments of `python -m moto.server`.
 """
 
 import threading
@@ -11,11 +11,11 @@ from moto.s3.responses import S3Response
 from moto.server import main
 
 _put_object = S3Response.put_object
-_one_at_a_time = threading.Lock()
+_put_lock = threading.Lock()
 
 
 def _atomic_put_object(self: S3Response) -> Any:
-    with _one_at_a_time:
+    with _put_lock:
         return _put_object(self)
 
 

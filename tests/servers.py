@@ -1,4 +1,4 @@
-"""Real servers for the tests, started when first needed and stopped with the process, however it ends."""
+"""Real servers for the tests, started on first use and stopped with the process, however it ends."""
 
 import atexit
 import base64
@@ -32,8 +32,8 @@ _WATCHED = 'exec 3<&0; "$@" </dev/null & server=$!; { read _ <&3; kill $server; 
 
 
 @dataclass(frozen=True)
-class Place:
-    """An address where nothing is yet, and the options to reach it."""
+class StoreLocation:
+    """The address of an empty store, and the options to open it."""
 
     uri: str
     options: dict[str, str] = field(default_factory=dict)
@@ -42,38 +42,59 @@ class Place:
         return open_store(self.uri, options=self.options, retry=retry)
 
 
-def new_place(kind: str) -> Place:
-    """Return a fresh place of that kind, starting its server if need be."""
+def new_location(kind: str) -> StoreLocation:
+    """Return a new location of that kind; starts its server if necessary."""
     return _MAKERS[kind](f"test-{secrets.token_hex(6)}")
 
 
-def _memory(name: str) -> Place:
-    return Place(f"memory://{name}")
+def _memory(name: str) -> StoreLocation:
+    return StoreLocation(f"memory://{name}")
 
 
-def _folder(name: str) -> Place:
-    return Place(str(_scratch() / name))
+def _folder(name: str) -> StoreLocation:
+    return StoreLocation(str(_scratch() / name))
 
 
-def _s3(name: str) -> Place:
-    return Place(f"s3://bucket/{name}", s3_options(f"http://127.0.0.1:{moto_port()}"))
+def _s3(name: str) -> StoreLocation:
+    return StoreLocation(f"s3://bucket/{name}", s3_options(f"http://127.0.0.1:{moto_port()}"))
 
 
-def _gs(name: str) -> Place:
+def _gs(name: str) -> StoreLocation:
     server = _fake_gcs()
-    return Place(f"{server.uri}/{name}", server.options)
+    return StoreLocation(f"{server.uri}/{name}", server.options)
 
 
-def _az(name: str) -> Place:
+def _az(name: str) -> StoreLocation:
     endpoint = f"http://127.0.0.1:{_azurite_port()}/{_ACCOUNT}"
-    return Place(f"az://bucket/{name}", {"account_name": _ACCOUNT, "account_key": _ACCOUNT_KEY, "endpoint": endpoint})
+    return StoreLocation(
+        f"az://bucket/{name}", {"account_name": _ACCOUNT, "account_key": _ACCOUNT_KEY, "endpoint": endpoint}
+    )
 
 
-_MAKERS: dict[str, Callable[[str], Place]] = {"memory": _memory, "folder": _folder, "s3": _s3, "gs": _gs, "az": _az}
+_MAKERS: dict[str, Callable[[str], StoreLocation]] = {
+    "memory": _memory,
+    "folder": _folder,
+    "s3": _s3,
+    "gs": _gs,
+    "az": _az,
+}
 
 
 def s3_options(endpoint: str) -> dict[str, str]:
     return {"endpoint": endpoint, "access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+
+
+def s3_environment(endpoint: str) -> dict[str, str]:
+    """The same settings as environment variables."""
+    return {f"AWS_{name.upper()}": value for name, value in s3_options(endpoint).items()}
+
+
+@cache
+def moto_bucket(name: str) -> str:
+    """Create a bucket on the S3 server, and return the server's endpoint."""
+    endpoint = f"http://127.0.0.1:{moto_port()}"
+    _request("PUT", f"{endpoint}/{name}", {})
+    return endpoint
 
 
 @cache
@@ -114,11 +135,11 @@ def _azurite_port() -> int:
 
 def _request(method: str, url: str, headers: dict[str, str]) -> None:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    direct.open(urllib.request.Request(url, method=method, headers=headers), timeout=30).close()
+    direct.open(urllib.request.Request(url, method=method, headers=headers), timeout=240).close()
 
 
 def _start(name: str, command: Sequence[str]) -> int:
-    """Start a server on a free port and wait until it answers there."""
+    """Start a server on a free port and wait until it accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     log_path = _scratch() / f"{name}-{port}.log"
@@ -131,7 +152,7 @@ def _start(name: str, command: Sequence[str]) -> int:
             stderr=log,
         )
     atexit.register(process.communicate)  # closes its input and waits
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -54,9 +54,9 @@ class Bench:
     def table(self, name: str) -> Place:
         return build(self.folder, self.workload(name))
 
-    def server(self, *, log: bool = False) -> AbstractContextManager[Server]:
+    def server(self, *, log: bool = False, tls: bool = False) -> AbstractContextManager[Server]:
         """The folder of all tables as an S3 endpoint."""
-        return nginx.serve(self.folder, log=log)
+        return nginx.serve(self.folder, log=log, tls=tls)
 
     @contextmanager
     def link(self, server: Server, delay_ms: float, *, every_nth: int = 0, extra_s: float = 0.0) -> Iterator[str]:
@@ -143,8 +143,8 @@ def line_rate(place: Place, endpoint: str, seconds: float) -> LineRate:
         for whole in (False, True)
     }
     best = max(tried, key=tried.__getitem__)
-    told = ", ".join(f"{n}{' whole' if whole else ''} {found / 1e9:.2f}" for (n, whole), found in tried.items())
-    print(f"  line rate in GB/s: {told}", file=sys.stderr)
+    shown = ", ".join(f"{n}{' whole' if whole else ''} {found / 1e9:.2f}" for (n, whole), found in tried.items())
+    print(f"  line rate in GB/s: {shown}", file=sys.stderr)
     return LineRate(place, endpoint, *best)
 
 

@@ -16,6 +16,7 @@ FIGURES: dict[str, Callable[[Bench], Figure]] = {
     "jpeg": local.jpeg,
     "standard": local.standard,
     "s3": remote.s3,
+    "https": remote.https,
     "proxy": remote.proxy_rate,
     "latency": remote.latency,
     "first": remote.first,
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks loader", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(FIGURES), help="make this figure; may be repeated")
     parser.add_argument("--size", type=float, default=4e9, help="bytes of each raw table")
-    parser.add_argument("--jpegs", type=int, default=100_000, help="pictures in the JPEG table")
+    parser.add_argument("--jpegs", type=int, default=100_000, help="images in the JPEG table")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each loader runs in a round")
     parser.add_argument("--link", type=float, default=0.0, help="MiB/s that the proxy lets through; 0 for all it can")

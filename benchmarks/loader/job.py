@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 3600
-_TOLD_LINES = 30
+_OUTPUT_LINES = 30
 
 
 def call(module: str, *words: str, python: str = sys.executable) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def call(module: str, *words: str, python: str = sys.executable) -> dict[str, An
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not answers:
-        told = "\n".join((done.stdout + done.stderr).splitlines()[-_TOLD_LINES:])
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{told}")
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-_OUTPUT_LINES:])
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{output}")
     answer: dict[str, Any] = json.loads(answers[-1])
     return answer
 

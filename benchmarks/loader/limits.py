@@ -20,27 +20,26 @@ from obstore.store import S3Store
 from benchmarks.loader.job import answer
 from benchmarks.loader.measure import rate
 from benchmarks.loader.workloads import Workload
-from penstock.storage._plain_http import PlainHttp
 
 CORES = len(os.sched_getaffinity(0))
 STEP_BYTES = 4 << 20
-_PICTURES = 2048
+_IMAGES = 2048
 _COPIED_BYTES = 256 << 20
 _READ_BYTES = 1 << 20
 
 
 def decode(workload: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Pictures a second that all cores decode, into batches that are there already, as strictly as we do."""
+    """Images a second that all cores decode, into batches that are there already, as strictly as we do."""
     rows = Workload(**workload)
-    pictures: list[bytes] = []
+    images: list[bytes] = []
     for chunk in rows.chunks():
-        pictures += chunk["image"]
-        if len(pictures) >= _PICTURES:
+        images += chunk["image"]
+        if len(images) >= _IMAGES:
             break
 
     def batch(out: np.ndarray, number: int) -> int:
         for row in range(len(out)):
-            simplejpeg.decode_jpeg(pictures[(number * len(out) + row) % len(pictures)], buffer=out[row])
+            simplejpeg.decode_jpeg(images[(number * len(out) + row) % len(images)], buffer=out[row])
         return len(out)
 
     buffers = [np.empty((rows.batch_size, *rows.shape), np.uint8) for _ in range(CORES)]
@@ -85,12 +84,12 @@ def gather_fetched(
     block_bytes: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """The same from a store, by GETs whose bodies go straight into the window."""
-    plain = PlainHttp(lambda key: f"{options['endpoint']}/{bucket}/{key}", timeout_s=60.0)
+    """The same from a store, by obstore's GETs, whose bodies are copied into the window."""
+    store = S3Store(bucket, config=options)  # type: ignore[arg-type]
 
     def read(key: str, start: int, into: np.ndarray) -> None:
-        if not plain.read(key, start, [into.data]):
-            raise RuntimeError(f"{key} could not be read")
+        body = obstore.get_range(store, key, start=start, length=into.nbytes)
+        into.reshape(-1)[:] = np.frombuffer(body, np.uint8)
 
     return _gathered(read, objects, row_bytes, window_bytes, block_bytes, concurrency, seconds)
 

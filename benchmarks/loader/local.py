@@ -36,7 +36,7 @@ def tokens(bench: Bench) -> Figure:
 
 
 def images(bench: Bench) -> Figure:
-    """Raw pictures, 224x224x3 uint8."""
+    """Raw images, 224x224x3 uint8."""
     return _workload(bench, "images", peers_ratio=5.0)
 
 
@@ -74,7 +74,7 @@ def _workload(bench: Bench, name: str, *, peers_ratio: float) -> Figure:
         lines.append(Line(f"{name}, local", mine, best, theirs, "rows/s", ratio, at_least=peers_ratio))
     note = f"{workload.rows:,} rows, batches of {workload.batch_size}, warm local files, shuffled"
     versions = {found[rival][0]["package"]: found[rival][0]["version"] for rival in rivals}
-    return Figure(name, rows, lines, note=note, versions=versions, told=found[OURS][-1]["told"])
+    return Figure(name, rows, lines, note=note, versions=versions, stats=found[OURS][-1]["stats"])
 
 
 def _row(who: str, workload: Workload, found: list[dict[str, Any]], limit: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How fast any loader is and how well it shuffles, taken in the same way for all."""
+"""How fast any loader is and how well it shuffles, measured in the same way for all."""
 
 import itertools
 import math
@@ -48,7 +48,7 @@ def _check(batch: Mapping[str, Any], workload: Workload) -> int:
     if tuple(values.shape[1:]) != workload.shape or str(values.dtype).removeprefix("torch.") != workload.dtype:
         raise RuntimeError(f"a batch of {workload.name} has shape {tuple(values.shape)} and type {values.dtype}")
     if workload.has_label and len(batch["label"]) != len(values):
-        raise RuntimeError("a batch has fewer labels than pictures")
+        raise RuntimeError("a batch has fewer labels than images")
     return len(values)
 
 

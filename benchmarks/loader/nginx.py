@@ -39,10 +39,11 @@ class Server:
 
     port: int
     log: Path | None
+    tls: bool = False
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def answers(self) -> list[Answer]:
         """What has been asked so far, if it is written down."""
@@ -52,20 +53,24 @@ class Server:
 
 def options(endpoint: str) -> dict[str, str]:
     """How to reach such a server, by obstore's names."""
-    return {"endpoint": endpoint, "region": "us-east-1", "skip_signature": "true", "allow_http": "true"}
+    connection = "allow_invalid_certificates" if endpoint.startswith("https") else "allow_http"
+    return {"endpoint": endpoint, "region": "us-east-1", "skip_signature": "true", connection: "true"}
 
 
 @contextmanager
-def serve(root: Path, *, log: bool = False, listed: str = "") -> Iterator[Server]:
+def serve(root: Path, *, log: bool = False, listed: str = "", tls: bool = False) -> Iterator[Server]:
     """Serve the folders under `root` as buckets; with `log`, write down every request, which costs some speed.
 
-    The bucket that is `listed` answers requests for a list of its objects with all that it has now.
+    The bucket that is `listed` answers requests for a list of its objects with all that it has now. With `tls`, it
+    serves HTTPS with a self-signed certificate.
     """
     program, environment = _program()
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
         probe.close()
-        server = Server(port, Path(place, "access.log") if log else None)
+        server = Server(port, Path(place, "access.log") if log else None, tls)
+        if tls:
+            _certify(Path(place))
         if listed:
             Path(place, "list.xml").write_text(_list(root, listed))
         Path(place, "nginx.conf").write_text(_configuration(root, Path(place), server, listed))
@@ -81,8 +86,8 @@ def serve(root: Path, *, log: bool = False, listed: str = "") -> Iterator[Server
 
 def version() -> str:
     program, environment = _program()
-    told = subprocess.run([program, "-v"], env=environment, capture_output=True, text=True, check=True)
-    return told.stderr.strip().rpartition("/")[2]
+    found = subprocess.run([program, "-v"], env=environment, capture_output=True, text=True, check=True)
+    return found.stderr.strip().rpartition("/")[2]
 
 
 def _list(root: Path, bucket: str) -> str:
@@ -107,6 +112,7 @@ def _configuration(root: Path, place: Path, server: Server, listed: str) -> str:
         f"  {kind}_temp_path {place}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     log = f"{server.log} lines" if server.log else "off"
+    tls = f"ssl_certificate {place}/cert.pem; ssl_certificate_key {place}/key.pem;" if server.tls else ""
     user = "user root root;" if os.geteuid() == 0 else ""
     return f"""{user}
 daemon off;
@@ -126,12 +132,35 @@ http {{
   open_file_cache max=4000;
 {temporary}
   server {{
-    listen 127.0.0.1:{server.port} backlog=4096;
+    listen 127.0.0.1:{server.port} backlog=4096{" ssl" if server.tls else ""};
+    {tls}
     root {root};
     {listing}
   }}
 }}
 """
+
+
+def _certify(place: Path) -> None:
+    """A key and a self-signed certificate."""
+    request = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    files = ["-keyout", str(place / "key.pem"), "-out", str(place / "cert.pem")]
+    subprocess.run(
+        [*request, *files, "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )
 
 
 def _answer(method: str, key: str, status: str, size: str, asked: str = "-") -> Answer:

@@ -27,9 +27,9 @@ TRANSFORMED_ROWS, STARTING_BATCHES = 64, 40
 def throughput(place: dict[str, Any], seconds: float, shuffle: bool = True) -> dict[str, Any]:
     """Rows a second, and what the loader says it waited for."""
     at = Place.from_json(place)
-    with _loader(at, at.open(), shuffle=shuffle) as loader:
+    with _loader(at, at.open(), **{} if shuffle else {"shuffle": False}) as loader:
         found = asdict(rate(loader, at.workload, seconds=seconds))
-        return found | {"told": str(loader.stats())}
+        return found | {"stats": str(loader.stats())}
 
 
 def first_batch(place: dict[str, Any], state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def rest(place: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 def transformed(place: dict[str, Any], loops: int, workers: int, seconds: float) -> dict[str, Any]:
     """Rows a second through a transform that is heavy in Python."""
     at = Place.from_json(place)
-    options = {"transform": partial(spin, loops=loops), "num_workers": workers, "worker_type": "process"}
+    options = {"transform": partial(spin, loops=loops), "num_workers": penstock.Workers(workers, "process")}
     with _loader(at, at.open(), batch_size=TRANSFORMED_ROWS, **options) as loader:
         return asdict(rate(loader, at.workload, seconds=seconds, skip=STARTING_BATCHES))
 
@@ -118,10 +118,9 @@ def _loader(place: Place, ds: penstock.Dataset, **options: Any) -> Any:
     return ds.pytorch(
         **{
             "batch_size": place.workload.batch_size,
-            "shuffle": True,
+            "shuffle": penstock.Shuffle(seed=1),
             "num_workers": WORKERS,
             "memory_budget": place.budget_bytes,
-            "seed": 1,
         }
         | options
     )

@@ -27,7 +27,7 @@ class Pages:
 
 def pages(ds: penstock.Dataset) -> dict[str, Pages]:
     """The pages of each data file, by the last part of its key."""
-    reader = ds._reader  # where pages end is nobody's business but a benchmark's
+    reader = ds._reader  # page boundaries are private; only this benchmark needs them
     found = {}
     base = 0
     for fragment in reader.tree.fragments(reader.snapshot.nodes):

@@ -1,4 +1,4 @@
-"""Draw the figures, in the peers' environment, which has matplotlib: `plot FIGURES.json PICTURE.png`."""
+"""Draw the figures, in the peers' environment, which has matplotlib: `plot FIGURES.json IMAGE.png`."""
 
 import json
 import sys
@@ -69,4 +69,4 @@ if __name__ == "__main__":
     with open(sys.argv[1]) as file:
         found = json.load(file)["records"]
     draw({record["benchmark"].partition("-")[2]: record for record in found}, sys.argv[2])
-    print(json.dumps({"picture": sys.argv[2]}))
+    print(json.dumps({"image": sys.argv[2]}))

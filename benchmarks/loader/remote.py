@@ -42,6 +42,17 @@ def s3(bench: Bench) -> Figure:
     return _figure("s3", rows, lines, note="nginx on loopback, shuffled; line rate: plain GETs at the best concurrency")
 
 
+def https(bench: Bench) -> Figure:
+    """The same over TLS, as real buckets are reached."""
+    rows, lines = [], []
+    with bench.server(tls=True) as server:
+        for name in ("images", "tokens"):
+            row, found = _against_line(bench, bench.table(name), server.endpoint, f"{name}, HTTPS", None)
+            rows.append({"workload": name} | row)
+            lines += found
+    return _figure("https", rows, lines, note="nginx on loopback with TLS, shuffled; line rate: plain GETs")
+
+
 def latency(bench: Bench) -> Figure:
     """Ours through the proxy at several delays, against line rate through the same proxy and against each other."""
     place = bench.table("images")
@@ -111,7 +122,7 @@ def slow(bench: Bench) -> Figure:
     note = f"images, {DELAY_MS} ms to each request and {SLOW_S:.0f} s to one in {SLOW_EVERY}{_link(bench)}"
     rows = [{"all GETs alike GB/s": rates[1], "one in 200 late GB/s": rates[0], "ratio": ratio}]
     lines = [Line("images, one GET in 200 late", rates[0], "none late", rates[1], "GB/s", ratio, at_least=0.9)]
-    return _figure("slow", rows, lines, note=note, told=found["uneven"][-1]["told"])
+    return _figure("slow", rows, lines, note=note, stats=found["uneven"][-1]["stats"])
 
 
 def shuffle(bench: Bench) -> Figure:
@@ -143,10 +154,10 @@ def resume(bench: Bench) -> Figure:
             "fresh": partial(ask, "ours", "first_batch", place=at),
         }
         found = rounds(jobs, bench.rounds, "first_batch_s")
-        time.sleep(1)  # the last round's requests that nobody waits for any more
-        told = len(server.answers())
+        time.sleep(1)  # requests in flight of the last round
+        earlier = len(server.answers())
         jobs["resumed"]()  # not to the end of the epoch: there the next one's blocks are fetched ahead
-        answers = server.answers()[told:]
+        answers = server.answers()[earlier:]
         after = ask("ours", "rest", place=at, state=before["state"])
     twice = len(set(before["rows"]) & set(after["rows"]))
     missing = place.workload.rows - len(set(before["rows"]) | set(after["rows"]))
@@ -189,7 +200,7 @@ def proxy_rate(bench: Bench) -> Figure:
 
 
 def _against_line(
-    bench: Bench, place: Place, endpoint: str, figure: str, at_least: float
+    bench: Bench, place: Place, endpoint: str, figure: str, at_least: float | None
 ) -> tuple[dict[str, Any], list[Line]]:
     best = line_rate(place, endpoint, bench.seconds / 2)
     jobs = {

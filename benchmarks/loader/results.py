@@ -27,7 +27,7 @@ class Figure:
     lines: list[Line]
     note: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    told: str = ""
+    stats: str = ""
     """What our loader said of itself."""
 
 
@@ -40,7 +40,7 @@ def keep(figure: Figure, folder: Path, command: str) -> None:
         command=command,
         versions={package: version(package) for package in ("torch", "simplejpeg")} | figure.versions,
         folder=folder,
-        more={"lines": [asdict(line) for line in figure.lines], "told": figure.told.splitlines()},
+        more={"lines": [asdict(line) for line in figure.lines], "stats": figure.stats.splitlines()},
     )
     _print(figure.lines)
 

@@ -72,6 +72,4 @@ def transform(bench: Bench) -> Figure:
     two, one = (median(found[name], "rows_per_s") for name in ("two", "one"))
     rows = [{"one worker rows/s": one, "two workers rows/s": two, "ratio": ratio}]
     lines = [Line("1 ms of Python per row, 2 workers", two, "1 worker", one, "rows/s", ratio, at_least=1.7)]
-    return Figure(
-        "transform", rows, lines, note=f"{OURS}, worker_type='process', tokens, {loops:,} turns of a loop per row"
-    )
+    return Figure("transform", rows, lines, note=f"{OURS}, worker processes, tokens, {loops:,} turns of a loop per row")

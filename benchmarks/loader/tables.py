@@ -39,7 +39,7 @@ class Place:
         return replace(self, uri=f"s3://{BUCKET}/{self.name}", options=nginx.options(endpoint))
 
     def open(self) -> penstock.Dataset:
-        return penstock.load(self.uri, options=self.options)
+        return penstock.load(self.uri, storage_options=self.options)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

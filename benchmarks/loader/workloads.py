@@ -63,12 +63,12 @@ class Workload:
         return -(-self.rows // self.chunk_rows)
 
     def chunk(self, index: int) -> dict[str, Any]:
-        """Some consecutive rows as columns: arrays, or a list of encoded pictures."""
+        """Some consecutive rows as columns: arrays, or a list of encoded images."""
         start = index * self.chunk_rows
         numbers = np.arange(start, min(start + self.chunk_rows, self.rows), dtype=np.int64)
         rng = np.random.default_rng([self.rows, index])
         if self.name == "jpeg":
-            return {"image": _pictures(rng, len(numbers)), "label": self.labels(numbers)}
+            return {"image": _images(rng, len(numbers)), "label": self.labels(numbers)}
         values = np.frombuffer(rng.bytes(len(numbers) * self.row_bytes), self.dtype).reshape(-1, *self.shape).copy()
         marks = numbers.astype("<u4").view(self.dtype).reshape(len(numbers), -1)
         values.reshape(len(numbers), -1)[:, : marks.shape[1]] = marks
@@ -95,7 +95,7 @@ def raw(name: str, size_bytes: int) -> Workload:
     return Workload(name, max(1, size_bytes // Workload(name, 1).row_bytes))
 
 
-def _pictures(rng: np.random.Generator, count: int) -> list[bytes]:
+def _images(rng: np.random.Generator, count: int) -> list[bytes]:
     """Pieces of one large canvas, each with a contrast of its own."""
     canvas = _canvas()
     side = Workload("jpeg", 1).shape[0]

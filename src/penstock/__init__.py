@@ -1,23 +1,28 @@
 """Penstock: a data lake for training. Tensors in chunks on object storage, streamed to GPUs."""
 
-from penstock import errors
+from penstock import errors, storage, types
 from penstock.dataset import (
+    Branches,
     ColumnView,
     Dataset,
-    Ingested,
+    IngestResult,
     Summary,
     TableDiff,
+    Tags,
     View,
+    compact,
     create,
     delete,
     exists,
     ingest,
     load,
     sync,
+    vacuum,
     verify,
 )
-from penstock.device import Pixels
-from penstock.format import Column, Commit, Field, Schema
+from penstock.device import DeviceOptions, ImageTransform
+from penstock.engine import BadSample, BadSamples, Loader, LoaderStats, StageTimes, Workers
+from penstock.format import Column, Commit, CommitRef, Dtype, Field, Schema, SnapshotRef
 from penstock.format.kinds import (
     Audio,
     Boxes,
@@ -25,6 +30,7 @@ from penstock.format.kinds import (
     Embedding,
     Image,
     Json,
+    Kind,
     Label,
     Link,
     Linked,
@@ -36,43 +42,73 @@ from penstock.format.kinds import (
     Text,
     Video,
 )
-from penstock.table import Conflict
+from penstock.history import VacuumResult
+from penstock.ingest import ImageCost, IngestOptions, IngestProgress, Reject
+from penstock.plan import Shuffle, ShuffleQuality
+from penstock.storage import RetryPolicy
+from penstock.table import Conflict, VerifyReport
 
 __all__ = [
     "Audio",
+    "BadSample",
+    "BadSamples",
     "Boxes",
+    "Branches",
     "Bytes",
     "Column",
     "ColumnView",
     "Commit",
+    "CommitRef",
     "Conflict",
     "Dataset",
+    "DeviceOptions",
+    "Dtype",
     "Embedding",
     "Field",
     "Image",
-    "Ingested",
+    "ImageCost",
+    "ImageTransform",
+    "IngestOptions",
+    "IngestProgress",
+    "IngestResult",
     "Json",
+    "Kind",
     "Label",
     "Link",
     "Linked",
     "List",
+    "Loader",
+    "LoaderStats",
     "Mask",
-    "Pixels",
     "Points",
+    "Reject",
+    "RetryPolicy",
     "Schema",
+    "Shuffle",
+    "ShuffleQuality",
+    "SnapshotRef",
+    "StageTimes",
     "Struct",
     "Summary",
     "TableDiff",
+    "Tags",
     "Tensor",
     "Text",
+    "VacuumResult",
+    "VerifyReport",
     "Video",
     "View",
+    "Workers",
+    "compact",
     "create",
     "delete",
     "errors",
     "exists",
     "ingest",
     "load",
+    "storage",
     "sync",
+    "types",
+    "vacuum",
     "verify",
 ]

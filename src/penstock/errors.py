@@ -1,114 +1,116 @@
 """Every error Penstock raises, grouped by what the caller can do about it.
 
 PenstockError
-├── NotFoundError             ask for something else          (also a KeyError)
-│   └── SnapshotExpired       … a newer version: vacuum has removed this one
-├── AlreadyExistsError        choose another name, or load what is there
-├── ConflictError             reload, look at what changed, and try again
-│   └── MergeConflict         … or say how conflicts are to be settled
-├── CommitStateUnknown        commit again: a commit that landed is recognised, never doubled
-├── StorageError              wait and retry
-│   ├── StorageTimeout        … or allow more time
-│   └── AccessDenied          … after fixing the credentials
-├── CorruptError              restore the bytes
-├── SourceChanged             link the source again, or restore it
-├── SampleError               skip the row, or fix it
-└── InvalidInputError         fix the call                    (also a ValueError)
-    ├── LinkNotAllowed        allow the container, or do without the column
-    └── UnsupportedFormat     upgrade Penstock
+├── NotFoundError              request something else           (also a KeyError)
+│   └── SnapshotExpiredError   … or load a newer version: vacuum removed this one
+├── AlreadyExistsError         choose another name, or load the existing object
+├── ConflictError              reload, review the changes, and retry
+│   └── MergeConflictError     … or choose how to resolve the conflicts
+├── CommitStateUnknownError    commit again: a commit that landed is recognised and not repeated
+├── StorageError               wait and retry
+│   ├── StorageTimeoutError    … or raise the timeout
+│   └── AccessDeniedError      … after fixing the credentials
+├── CorruptError               restore the bytes
+├── SourceChangedError         link the source again, or restore it
+├── SampleError                skip the row, or fix it
+└── InvalidInputError          fix the call                     (also a ValueError)
+    ├── LinkNotAllowedError    allow the container, or leave the column out
+    └── UnsupportedFormatError upgrade Penstock
+
+`PenstockWarning` is the one warning class.
 """
 
 __all__ = [
-    "AccessDenied",
+    "AccessDeniedError",
     "AlreadyExistsError",
-    "CommitStateUnknown",
+    "CommitStateUnknownError",
     "ConflictError",
     "CorruptError",
     "InvalidInputError",
-    "LinkNotAllowed",
-    "MergeConflict",
+    "LinkNotAllowedError",
+    "MergeConflictError",
     "NotFoundError",
     "PenstockError",
     "PenstockWarning",
     "SampleError",
-    "SnapshotExpired",
-    "SourceChanged",
+    "SnapshotExpiredError",
+    "SourceChangedError",
     "StorageError",
-    "StorageTimeout",
-    "UnsupportedFormat",
+    "StorageTimeoutError",
+    "UnsupportedFormatError",
 ]
 
 
 class PenstockError(Exception):
-    """Base of everything Penstock raises on purpose."""
+    """Base class of every error that Penstock raises deliberately."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of its message
+    def __str__(self) -> str:  # KeyError.__str__ returns the repr of the message
         return str(self.args[0]) if self.args else type(self).__name__
 
 
 class NotFoundError(PenstockError, KeyError):
-    """The store answered that the object, version, column or row is not there."""
+    """The object, version, column or row does not exist. Request something else."""
 
 
-class SnapshotExpired(NotFoundError):
-    """A version is no longer kept, and what it needs has been removed."""
+class SnapshotExpiredError(NotFoundError):
+    """Vacuum removed the objects of this version. Load a newer version, and tag versions to retain."""
 
 
 class AlreadyExistsError(PenstockError):
-    """A create-only name is taken."""
+    """The name is taken. Choose another one, or load the existing object."""
 
 
 class ConflictError(PenstockError):
-    """Somebody else's commit touches what this one touches."""
+    """A concurrent commit changed the same rows or columns. Reload, review the changes, and retry."""
 
 
-class MergeConflict(ConflictError):
-    """Two branches changed the same values differently; `conflicts` says which."""
+class MergeConflictError(ConflictError):
+    """Two branches changed the same values differently; `conflicts` lists them. Choose how to resolve them."""
 
     def __init__(self, message: str, conflicts: tuple[object, ...] = ()) -> None:
         super().__init__(message, conflicts)
         self.conflicts = conflicts
 
 
-class CommitStateUnknown(PenstockError):
-    """The store stopped answering before it could be proved whether a commit landed."""
+class CommitStateUnknownError(PenstockError):
+    """The store stopped responding, so the commit may or may not exist. Commit again; it is never applied twice."""
 
 
 class StorageError(PenstockError):
-    """The store could not be reached or did not do as asked; says nothing about the bytes."""
+    """A storage request failed; the stored bytes may be intact. Wait and retry."""
 
 
-class StorageTimeout(StorageError):
-    """The deadline passed while waiting for the store."""
+class StorageTimeoutError(StorageError):
+    """A storage request exceeded its deadline. Retry, or raise the timeout."""
 
 
-class AccessDenied(StorageError):
-    """The store refused the credentials."""
+class AccessDeniedError(StorageError):
+    """The store rejected the credentials. Fix them and retry."""
 
 
 class CorruptError(PenstockError):
-    """Bytes that arrived intact are not the bytes that were written."""
+    """Stored bytes fail verification. Restore them from a copy."""
 
 
-class SourceChanged(PenstockError):
-    """A linked object is not the object that was linked."""
+class SourceChangedError(PenstockError):
+    """A linked object changed since it was linked. Link it again, or restore it."""
 
 
 class SampleError(PenstockError):
-    """One row's value cannot be decoded."""
+    """One row's value cannot be decoded. Skip the row, or fix it."""
 
 
 class InvalidInputError(PenstockError, ValueError):
-    """The call, or the data given to it, is wrong."""
+    """The call or its input data is invalid. Fix the call."""
 
 
-class LinkNotAllowed(InvalidInputError):
-    """A row points into a container that this reader has not allowed."""
+class LinkNotAllowedError(InvalidInputError):
+    """A row links into a container that this reader does not allow. Allow it, or leave the column out."""
 
 
-class UnsupportedFormat(InvalidInputError):
-    """The table needs a feature that this version does not have."""
+class UnsupportedFormatError(InvalidInputError):
+    """The table needs a feature that this version lacks. Upgrade Penstock."""
 
 
 class PenstockWarning(UserWarning):
-    """Something works, but not as well as the user may believe."""
+    """The call works, but worse than the caller may expect."""

@@ -1,14 +1,23 @@
-"""The small words every room shares."""
+"""Small value types that every room shares."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-__all__ = ["Buffer", "ByteRange", "RowRange", "World", "cached_property"]
+import ml_dtypes
+import numpy as np
+
+__all__ = ["SMALL_FLOATS", "Buffer", "ByteRange", "RowRange", "World", "cached_property"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Bytes that can be written without a copy; wrap anything else in a `memoryview`."""
+"""Bytes that can be written without a copy; wrap other buffers in a `memoryview`."""
+
+SMALL_FLOATS: Final[Mapping[str, np.dtype[Any]]] = {
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+}
+"""The float dtypes that numpy itself lacks, by name; torch uses the same names."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,6 +33,7 @@ class ByteRange:
 
     @property
     def length(self) -> int:
+        """Number of bytes."""
         return self.end - self.start
 
 
@@ -36,6 +46,7 @@ class RowRange:
 
     @property
     def count(self) -> int:
+        """Number of rows."""
         return self.end - self.start
 
 
@@ -48,7 +59,7 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
-            raise ValueError(f"there is no rank {self.rank} of {self.num_ranks}")
+            raise ValueError(f"rank {self.rank} is out of range for {self.num_ranks} ranks")
 
 
 if sys.version_info >= (3, 12):
@@ -57,10 +68,10 @@ else:
     _Value = TypeVar("_Value")
 
     class cached_property(Generic[_Value]):  # noqa: N801
-        """That of Python 3.12: before it, one lock kept every thread waiting that asked for any object's property."""
+        """The lock-free one of Python 3.12: earlier ones hold a lock that all instances of the class share."""
 
-        def __init__(self, work_out: Callable[[Any], _Value]) -> None:
-            self._work_out, self.__doc__ = work_out, work_out.__doc__
+        def __init__(self, compute: Callable[[Any], _Value]) -> None:
+            self._compute, self.__doc__ = compute, compute.__doc__
 
         def __set_name__(self, _: type, name: str) -> None:
             self._name = name
@@ -68,5 +79,5 @@ else:
         def __get__(self, owner: Any, _: type) -> _Value:
             if owner is None:
                 return self  # type: ignore[return-value]
-            value = owner.__dict__[self._name] = self._work_out(owner)
+            value = owner.__dict__[self._name] = self._compute(owner)
             return value

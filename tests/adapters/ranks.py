@@ -1,4 +1,4 @@
-"""Real processes in a real group of a framework, which run functions of test modules side by side."""
+"""A group of real processes, joined by torch.distributed or jax.distributed, that run functions of test modules."""
 
 import tempfile
 import time
@@ -12,8 +12,8 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-_COLLECTIVE_S = 30
-_CALL_S = 60
+_COLLECTIVE_S = 300
+_CALL_S = 240  # less than the collectives, so that the test reports which rank hangs
 
 
 def join_torch(rank: int, count: int, folder: Path) -> None:
@@ -46,7 +46,7 @@ def join_jax(rank: int, count: int, folder: Path) -> None:
 
 
 class Ranks:
-    """A group that is started when first needed, and anew after anything went wrong in it."""
+    """A process group; the first call starts it, and a failed call stops it."""
 
     def __init__(self, count: int, join: Callable[[int, int, Path], None] = join_torch) -> None:
         self.count, self._join = count, join
@@ -54,7 +54,7 @@ class Ranks:
         self._pipes: list[Connection] = []
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What the function returns on each rank; it is called with these arguments, in a group of all ranks."""
+        """Call the function on every rank; returns the results by rank. AssertionError if a rank fails or hangs."""
         if not self._processes:
             self._start()
         for pipe in self._pipes:

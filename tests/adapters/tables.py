@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock import Column, Dataset, Tensor
+from penstock import Column, Dataset, Shuffle, Tensor
 
 ROWS = 150
-MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 512}
+MIXED: dict[str, Any] = {"shuffle": Shuffle(block_bytes=512)}
 
 
 def mixed_table(place: str = "memory://") -> Dataset:

@@ -10,16 +10,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock
-from penstock import Column, Dataset, Image, Tensor, View
+from penstock import Column, Dataset, Image, Shuffle, Tensor, View
 from penstock.errors import InvalidInputError
 from tests.adapters.ranks import Ranks
-from tests.adapters.transforms import Broken
-from tests.servers import Place, new_place
+from tests.adapters.transforms import BrokenError
+from tests.servers import StoreLocation, new_location
 
 COUNT = 4
 ROWS = 501
-NO_PICTURE = b"\x89PNG\r\n\x1a\n and then nothing"
-MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 2048}
+NO_IMAGE = b"\x89PNG\r\n\x1a\n and then nothing"
+MIXED: dict[str, Any] = {"shuffle": Shuffle(block_bytes=2048)}
+LANES: dict[str, Any] = {"shuffle": Shuffle(block_bytes=2048, lanes=8)}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,8 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="module")
-def place() -> Place:
-    place = new_place("folder")
+def place() -> StoreLocation:
+    place = new_location("folder")
     ds = penstock.create(place.uri, {"n": Column(Tensor("int64"), page_bytes=512), "x": Tensor("float32", (4,))})
     ds.append({"n": np.arange(ROWS), "x": np.zeros((ROWS, 4), np.float32)})
     ds.commit()
@@ -68,13 +69,13 @@ def _epochs(uri: str, options: dict[str, Any], epochs: int) -> list[tuple[list[l
     [
         {"batch_size": 16},
         {"batch_size": 16, "drop_last": True, **MIXED},
-        {"batch_size": 7, "lanes": 8, "num_workers": 2, **MIXED},
-        {"batch_size": 7, "lanes": 3, "distributed": True, **MIXED},
+        {"batch_size": 7, "num_workers": 2, **LANES},
+        {"batch_size": 7, "distributed": True, "shuffle": Shuffle(block_bytes=2048, lanes=3)},
         {"num_workers": 8, "distributed": True},
     ],
     ids=str,
 )
-def test_ranks_share_an_epoch(ranks: Ranks, place: Place, options: dict[str, Any]) -> None:
+def test_ranks_partition_an_epoch(ranks: Ranks, place: StoreLocation, options: dict[str, Any]) -> None:
     found = ranks.run(_epochs, place.uri, options, 2)
     for epoch in range(2):
         steps = {(len(rank[epoch][0]), rank[epoch][1]) for rank in found}
@@ -103,7 +104,7 @@ def _shared_or_not(uri: str) -> dict[str, Any]:
     return found
 
 
-def test_groups_meshes_and_explicit_ranks(ranks: Ranks, place: Place) -> None:
+def test_groups_meshes_and_explicit_ranks(ranks: Ranks, place: StoreLocation) -> None:
     found = ranks.run(_shared_or_not, place.uri)
 
     def flat(rank: int, name: str) -> list[int]:
@@ -143,7 +144,7 @@ def _disagreeing(uri: str, options: list[dict[str, Any]], versions: list[str], e
     [
         ({"version": "main@2"}, "they differ in the snapshot"),
         ({"batch_size": 8}, "batch_size: 8 there, 16 here"),
-        ({"seed": 9}, "the seed: 9 there, 0 here"),
+        ({"shuffle": Shuffle(seed=9)}, "the seed: 9 there, 0 here"),
         ({"shuffle": True}, "whether rows are shuffled"),
         ({"drop_last": True}, "drop_last: True there, False here"),
         ({"rows": 500}, "the selection of rows and columns"),
@@ -151,8 +152,8 @@ def _disagreeing(uri: str, options: list[dict[str, Any]], versions: list[str], e
     ],
     ids=str,
 )
-def test_ranks_that_would_not_read_the_same_are_all_told(
-    ranks: Ranks, place: Place, change: dict[str, Any], difference: str
+def test_ranks_with_different_options_all_raise(
+    ranks: Ranks, place: StoreLocation, change: dict[str, Any], difference: str
 ) -> None:
     change = dict(change)
     versions = ["main@1", "main@1", change.pop("version", "main@1"), "main@1"]
@@ -175,10 +176,10 @@ def _train_on_bad_rows(uri: str, bad_rank: int, options: dict[str, Any]) -> dict
 
     def transform(sample: dict[str, Any]) -> dict[str, Any]:
         if dist.get_rank() == bad_rank and sample["n"] % 10 == 3:
-            raise Broken("on this rank only")
+            raise BrokenError("on this rank only")
         return sample
 
-    with penstock.load(uri).pytorch(transform=transform, on_bad_sample="replace", **options) as loader:
+    with penstock.load(uri).pytorch(transform=transform, bad_samples="replace", **options) as loader:
         steps, real, flagged = 0, [], 0
         for batch in loader:
             total = torch.ones(())
@@ -191,8 +192,8 @@ def _train_on_bad_rows(uri: str, bad_rank: int, options: dict[str, Any]) -> dict
         return {"steps": steps, "real": real, "flagged": flagged, "bad": [bad.row_id for bad in stats.bad_samples]}
 
 
-def test_bad_rows_on_one_rank_hold_up_nobody(ranks: Ranks, place: Place) -> None:
-    options = {"batch_size": 8, "lanes": 8, "num_workers": 2, **MIXED}
+def test_bad_rows_on_one_rank_block_no_rank(ranks: Ranks, place: StoreLocation) -> None:
+    options = {"batch_size": 8, "num_workers": 2, **LANES}
     found = ranks.run(_train_on_bad_rows, place.uri, 2, options)
     assert {rank["steps"] for rank in found} == {-(-(ROWS + 1) // (COUNT * 8))}
     assert [bool(rank["bad"]) for rank in found] == [False, False, True, False]
@@ -202,13 +203,13 @@ def test_bad_rows_on_one_rank_hold_up_nobody(ranks: Ranks, place: Place) -> None
     assert sorted(real + list(set(found[2]["bad"]))) == list(range(ROWS + 1)), "each row once, or named in the report"
 
 
-def test_damaged_pictures_of_one_rank_hold_up_nobody(ranks: Ranks) -> None:
-    place = new_place("folder")
+def test_damaged_images_on_one_rank_block_no_rank(ranks: Ranks) -> None:
+    place = new_location("folder")
     ds = penstock.create(place.uri, {"n": Column(Tensor("int64"), page_bytes=128), "p": Image("png", (2, 2, 3))})
     share = [n for step in numbers(_numbered().pytorch(batch_size=5, distributed=(1, COUNT))) for n in step]
     bad = share[3:40:4]
-    pictures = [NO_PICTURE if k in bad else np.full((2, 2, 3), k % 256, np.uint8) for k in range(200)]
-    ds.append({"n": np.arange(200), "p": pictures})
+    images = [NO_IMAGE if k in bad else np.full((2, 2, 3), k % 256, np.uint8) for k in range(200)]
+    ds.append({"n": np.arange(200), "p": images})
     ds.commit()
     found = ranks.run(_train_on_bad_rows, place.uri, -1, {"batch_size": 5})
     assert {rank["steps"] for rank in found} == {10}
@@ -224,16 +225,16 @@ def _numbered() -> Dataset:
 
 
 def _resumed(uri: str, state: dict[str, Any]) -> list[list[int]]:
-    loader = opened(uri).pytorch(batch_size=6, lanes=8, **MIXED)
+    loader = opened(uri).pytorch(batch_size=6, **LANES)
     loader.load_state_dict(state)
     return numbers(loader)
 
 
-def test_four_ranks_go_on_where_three_have_stopped(ranks: Ranks, place: Place) -> None:
+def test_four_ranks_resume_a_run_of_three(ranks: Ranks, place: StoreLocation) -> None:
     before: list[int] = []
     states = []
     for rank in range(3):
-        loader = opened(place.uri).pytorch(batch_size=11, lanes=8, distributed=(rank, 3), **MIXED)
+        loader = opened(place.uri).pytorch(batch_size=11, distributed=(rank, 3), **LANES)
         for step, batch in enumerate(loader):
             before += batch["n"][~batch["_pad"]].tolist()
             if step == 6:
@@ -255,7 +256,7 @@ def _warned(uri: str) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_a_dataset_of_rows_says_once_that_every_rank_sees_all(ranks: Ranks, place: Place) -> None:
+def test_a_row_dataset_warns_once_that_every_rank_reads_all_rows(ranks: Ranks, place: StoreLocation) -> None:
     for said in ranks.run(_warned, place.uri):
         assert len(said) == 1
-        assert "give DataLoader a DistributedSampler" in said[0]
+        assert "pass a DistributedSampler to DataLoader" in said[0]

@@ -1,4 +1,4 @@
-"""Rows for the standard DataLoader: any of them, in any order, read together, in any kind of worker."""
+"""Rows for torch's own DataLoader: random access, batched reads, every kind of worker."""
 
 import pickle
 import threading
@@ -18,7 +18,7 @@ from penstock.errors import CorruptError, NotFoundError, PenstockWarning, Sample
 from penstock.storage import open_store
 from penstock.testing import CountingStore
 from tests.adapters.transforms import doubled
-from tests.servers import new_place
+from tests.servers import new_location
 
 ROWS = 120
 PAGE_ROWS = 10
@@ -48,7 +48,7 @@ def check(sample: dict[str, Any], number: int) -> None:
     assert torch.equal(sample["x"], torch.full((WIDTH,), float(number)))
 
 
-def test_length_and_indices_are_those_of_a_list(ds: Dataset) -> None:
+def test_length_and_indexing_work_as_for_a_list(ds: Dataset) -> None:
     rows = ds.pytorch()
     assert len(rows) == ROWS
     for index in (0, 7, ROWS - 1, -1, -ROWS):
@@ -63,7 +63,7 @@ def test_length_and_indices_are_those_of_a_list(ds: Dataset) -> None:
     assert [int(sample["n"]) for sample in rows] == list(range(ROWS))  # type: ignore[attr-defined]
 
 
-def test_samples_come_in_the_order_asked_with_repeats(ds: Dataset) -> None:
+def test_samples_come_in_the_requested_order_with_repeats(ds: Dataset) -> None:
     asked = [5, 3, 3, 119, 0, -1, 64, 5]
     samples = ds.pytorch().__getitems__(asked)
     for sample, index in zip(samples, asked, strict=True):
@@ -71,7 +71,7 @@ def test_samples_come_in_the_order_asked_with_repeats(ds: Dataset) -> None:
     assert ds.pytorch().__getitems__([]) == []
 
 
-def test_who_writes_to_a_sample_writes_to_no_other() -> None:
+def test_writing_to_a_sample_changes_no_other() -> None:
     table = penstock.create("memory://", {"n": int, "p": Image(), "b": Boxes(), "j": Json()})
     table.append([{"n": k, "p": np.full((2, 2, 3), k, np.uint8), "b": [[k] * 4], "j": {"k": k}} for k in range(3)])
     table.commit()
@@ -95,7 +95,7 @@ def test_views_are_datasets_too(ds: Dataset, key: Any) -> None:
     assert set(ds[key].pytorch(columns=["x"]).__getitems__([0])[0] if expected else {"x"}) == {"x"}
 
 
-def test_transforms_and_their_random_numbers(ds: Dataset) -> None:
+def test_transforms_get_reproducible_generators(ds: Dataset) -> None:
     def drawn(sample: dict[str, Any], generator: np.random.Generator) -> tuple[int, float]:
         return int(sample["n"]), float(generator.random())
 
@@ -138,14 +138,14 @@ def test_a_batch_costs_a_get_for_each_page_at_most() -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_of_every_kind_read_a_bucket_that_their_parent_has_read(method: str) -> None:
-    place = new_place("s3")
-    numbered(place.uri, options=place.options)
-    ds = penstock.load(place.uri, options=place.options)
+def test_workers_of_every_start_method_read_a_bucket_after_their_parent(method: str) -> None:
+    place = new_location("s3")
+    numbered(place.uri, storage_options=place.options)
+    ds = penstock.load(place.uri, storage_options=place.options)
     assert ds[1]["n"] == 1
     rows = ds.pytorch(transform=doubled)
     check(ds.pytorch()[5], 5)
-    loader = DataLoader(rows, batch_size=25, shuffle=True, num_workers=2, multiprocessing_context=method, timeout=60)
+    loader = DataLoader(rows, batch_size=25, shuffle=True, num_workers=2, multiprocessing_context=method, timeout=240)
     numbers = []
     for batch in loader:
         numbers += batch["n"].tolist()
@@ -154,8 +154,8 @@ def test_workers_of_every_kind_read_a_bucket_that_their_parent_has_read(method: 
     assert ds[1]["n"] == 1
 
 
-def test_a_worker_forked_while_others_read_is_not_held_up(tmp_path: Path) -> None:
-    """Locks that threads of the parent held at the fork stay held in the copy."""
+def test_a_worker_forked_while_threads_read_does_not_deadlock(tmp_path: Path) -> None:
+    """A lock that another thread holds at the fork stays locked in the child."""
     ds = numbered(tmp_path / "t")
     stopping = threading.Event()
 
@@ -168,7 +168,7 @@ def test_a_worker_forked_while_others_read_is_not_held_up(tmp_path: Path) -> Non
     reader.start()
     try:
         for _ in range(5):
-            loader = DataLoader(ds.pytorch(), batch_size=40, num_workers=2, timeout=30)
+            loader = DataLoader(ds.pytorch(), batch_size=40, num_workers=2, timeout=240)
             assert [n for batch in loader for n in batch["n"].tolist()] == list(range(ROWS))
     finally:
         stopping.set()
@@ -206,7 +206,7 @@ def test_a_damaged_page_is_corruption_and_other_rows_are_read(tmp_path: Path) ->
         penstock.load(tmp_path / "t").pytorch()[0]
 
 
-def test_a_damaged_page_of_a_light_column_spoils_no_other(tmp_path: Path) -> None:
+def test_a_damaged_page_of_a_light_column_affects_no_other_page(tmp_path: Path) -> None:
     ds = penstock.create(tmp_path / "t", {"n": Column(Tensor("int64"), page_bytes=128)})
     ds.append({"n": np.arange(64)})
     ds.commit()
@@ -234,7 +234,7 @@ def test_several_ranks_are_warned_once(ds: Dataset, monkeypatch: pytest.MonkeyPa
     assert caught[0].filename == __file__
 
 
-def test_values_that_a_standard_loader_can_stack_are_stacked() -> None:
+def test_default_collate_stacks_values() -> None:
     table = penstock.create("memory://", {"t": Text(), "m": Column(Tensor("int32"), nullable=True)})
     table.append({"t": ["a", "b"], "m": [1, None]})
     table.commit()

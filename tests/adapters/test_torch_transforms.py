@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import Boxes, Column, Dataset, Tensor, Text
+from penstock import Boxes, Column, Dataset, Shuffle, Tensor, Text
 from penstock.engine import Loader
 from tests.adapters.transforms import doubled, noisy, noisy_batch, reshaped
 
@@ -65,10 +65,10 @@ def test_a_transform_may_return_anything_that_torch_can_stack(ds: Dataset) -> No
         assert list(text) == ["s"] * len(x)
 
 
-def test_samples_that_cannot_be_stacked_become_what_a_batch_without_a_transform_has(ds: Dataset) -> None:
+def test_samples_that_cannot_be_stacked_are_collated_as_without_a_transform(ds: Dataset) -> None:
     plain = list(ds.pytorch(batch_size=16))
     for ragged in ("nested", "pad", "list"):
-        for batch, expected in zip(ds.pytorch(batch_size=16, transform=doubled, ragged=ragged), plain, strict=True):
+        for batch, expected in zip(ds.pytorch(batch_size=16, transform=doubled, collate_fn=ragged), plain, strict=True):
             assert torch.equal(batch["n"], 2 * expected["n"])
             assert batch["t"] == expected["t"]
             counts = [k % 3 for k in expected["n"].tolist()]
@@ -88,13 +88,13 @@ def test_a_batch_transform_gets_the_whole_batch(ds: Dataset) -> None:
     assert [count for _, count in totals] == [32] * 9 + [10]
 
 
-def test_a_transform_comes_before_a_batch_transform(ds: Dataset) -> None:
+def test_a_transform_runs_before_a_batch_transform(ds: Dataset) -> None:
     loader = ds.pytorch(batch_size=32, transform=doubled, collate_fn=lambda samples: [int(s["n"]) for s in samples],
                         batch_transform=lambda numbers: [number + 1 for number in numbers])  # fmt: skip
     assert sorted(n for numbers in loader for n in numbers) == [2 * k + 1 for k in range(1, ROWS) if k != 100]
 
 
-def test_a_collation_gets_the_samples_of_a_batch(ds: Dataset) -> None:
+def test_a_collate_fn_gets_the_samples_of_a_batch(ds: Dataset) -> None:
     def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
         assert all(set(sample) == {"n", "t", "b"} for sample in samples)
         return {"n": [int(sample["n"]) for sample in samples], "boxes": torch.cat([sample["b"] for sample in samples])}
@@ -103,7 +103,7 @@ def test_a_collation_gets_the_samples_of_a_batch(ds: Dataset) -> None:
         assert batch["boxes"][:, 0].tolist() == [n for n in batch["n"] for _ in range(n % 3)]
 
 
-def test_random_numbers_belong_to_seed_epoch_and_row(ds: Dataset) -> None:
+def test_random_values_depend_on_seed_epoch_and_row(ds: Dataset) -> None:
     def loader(**options: Any) -> Loader:
         made: Loader = ds.pytorch(**{"batch_size": 32, "transform": noisy, "columns": ["n"], **options})
         return made
@@ -115,8 +115,8 @@ def test_random_numbers_belong_to_seed_epoch_and_row(ds: Dataset) -> None:
         {"batch_size": 7},
         {"num_workers": 0},
         {"num_workers": 5, "shuffle": True},
-        {"shuffle": True, "lanes": 4, "shuffle_block": 512, "memory_budget": 1 << 20},
-        {"on_bad_sample": "replace"},
+        {"shuffle": Shuffle(lanes=4, block_bytes=512), "memory_budget": 1 << 20},
+        {"bad_samples": "replace"},
     ):
         assert noise(loader(**options)) == first
     ranks = [noise(loader(distributed=(rank, 3), drop_last=True)) for rank in range(3)]
@@ -126,13 +126,13 @@ def test_random_numbers_belong_to_seed_epoch_and_row(ds: Dataset) -> None:
     assert noise(again) == first
     second = noise(again)
     assert all(second[n] != first[n] for n in first)
-    assert all(found != first[n] for n, found in noise(loader(seed=1)).items())
+    assert all(found != first[n] for n, found in noise(loader(shuffle=Shuffle(seed=1))).items())
     part = noise(ds[50:90].pytorch(batch_size=8, transform=noisy, columns=["n"]))
     assert part.items() <= first.items()
 
 
-def test_a_resumed_run_repeats_its_random_numbers(ds: Dataset) -> None:
-    options: dict[str, Any] = {"transform": noisy, "shuffle": True, "columns": ["n"], "shuffle_block": 512, "lanes": 4}
+def test_a_resumed_run_repeats_its_random_values(ds: Dataset) -> None:
+    options: dict[str, Any] = {"transform": noisy, "shuffle": Shuffle(block_bytes=512, lanes=4), "columns": ["n"]}
     whole = ds.pytorch(batch_size=16, **options)
     epochs = [noise(whole), noise(whole)]
     broken = ds.pytorch(batch_size=16, **options)
@@ -145,7 +145,7 @@ def test_a_resumed_run_repeats_its_random_numbers(ds: Dataset) -> None:
     assert before | after == epochs[1]
 
 
-def test_random_numbers_of_a_batch_belong_to_its_first_row(ds: Dataset) -> None:
+def test_random_values_of_a_batch_depend_on_its_first_row(ds: Dataset) -> None:
     found = [batch["noise"].tolist() for batch in ds.pytorch(batch_size=32, batch_transform=noisy_batch)]
     assert found == [batch["noise"].tolist() for batch in ds.pytorch(batch_size=32, batch_transform=noisy_batch)]
     assert len({tuple(numbers) for numbers in found}) == len(found)

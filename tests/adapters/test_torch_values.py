@@ -20,6 +20,7 @@ from penstock import (
     Bytes,
     Column,
     Dataset,
+    DeviceOptions,
     Embedding,
     Image,
     Json,
@@ -29,6 +30,7 @@ from penstock import (
     List,
     Mask,
     Points,
+    Shuffle,
     Struct,
     Tensor,
     Text,
@@ -36,7 +38,7 @@ from penstock import (
 )
 from penstock.errors import SampleError
 from penstock.storage import open_store
-from tests.servers import new_place
+from tests.servers import new_location
 
 ROWS = 37
 DTYPES = (
@@ -45,7 +47,7 @@ DTYPES = (
 )  # fmt: skip
 WAYS = (
     {"shuffle": False},
-    {"shuffle": True, "shuffle_block": 1000, "lanes": 3},
+    {"shuffle": Shuffle(block_bytes=1000, lanes=3)},
     {"shuffle": True, "num_workers": 0, "memory_budget": 1 << 20},
 )
 
@@ -84,7 +86,7 @@ def encoded(image: npt.NDArray[Any], kind: str = "png") -> bytes:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("shape", [(), (3, 2)], ids=str)
-def test_numbers_of_every_type(shape: tuple[int, ...], way: dict[str, Any]) -> None:
+def test_tensors_of_every_dtype(shape: tuple[int, ...], way: dict[str, Any]) -> None:
     generator = np.random.default_rng(0)
     values = {}
     for dtype in DTYPES:
@@ -106,7 +108,7 @@ def test_numbers_of_every_type(shape: tuple[int, ...], way: dict[str, Any]) -> N
     assert sorted(seen) == list(range(ROWS))
 
 
-def test_times_are_counts_of_their_unit() -> None:
+def test_datetimes_become_int64() -> None:
     when = np.arange(ROWS).astype("datetime64[ms]")
     ds = made({"t": "datetime64[ms]"}, [{"t": moment} for moment in when])
     assert {number: int(value) for number, value in column(ds, "t").items()} == dict(enumerate(range(ROWS)))
@@ -114,7 +116,7 @@ def test_times_are_counts_of_their_unit() -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_missing_numbers_come_with_a_mask(codec: str, way: dict[str, Any]) -> None:
+def test_nulls_come_with_a_mask(codec: str, way: dict[str, Any]) -> None:
     schema = {
         "v": Column(Tensor("float32", (2,)), nullable=True, codec=codec, page_bytes=64),
         "l": Column(Label(("a", "b")), nullable=True, codec=codec),
@@ -132,7 +134,7 @@ def test_missing_numbers_come_with_a_mask(codec: str, way: dict[str, Any]) -> No
         assert torch.equal(batch["full"], n.short())
 
 
-def test_a_column_that_was_added_later_is_filled() -> None:
+def test_an_added_column_is_backfilled() -> None:
     ds = made({"x": int}, [{"x": k} for k in range(ROWS)])
     ds.add_column("y", Tensor("int64", (2,)), fill=[4, 5])
     ds.add_column("z", Column(Text(), nullable=True))
@@ -175,7 +177,7 @@ def ragged() -> tuple[Dataset, list[dict[str, Any]]]:
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("name", ["tokens", "boxes", "waves", "points"])
-def test_ragged_numbers_are_nested(
+def test_ragged_columns_are_nested(
     ragged: tuple[Dataset, list[dict[str, Any]]], name: str, batch_size: int, way: dict[str, Any]
 ) -> None:
     ds, rows = ragged
@@ -189,7 +191,7 @@ def test_ragged_numbers_are_nested(
             assert np.array_equal(value.numpy(), expected)
 
 
-def test_a_nested_batch_can_be_worked_with(ragged: tuple[Dataset, list[dict[str, Any]]]) -> None:
+def test_a_nested_batch_supports_torch_operations(ragged: tuple[Dataset, list[dict[str, Any]]]) -> None:
     ds, rows = ragged
     [batch] = ds[[1, 2, 3]].pytorch(batch_size=3, columns=["boxes"])
     padded = (batch["boxes"] * 2).to_padded_tensor(-1.0)
@@ -200,9 +202,9 @@ def test_a_nested_batch_can_be_worked_with(ragged: tuple[Dataset, list[dict[str,
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("name", RAGGED)
-def test_ragged_numbers_are_padded(ragged: tuple[Dataset, list[dict[str, Any]]], name: str, batch_size: int) -> None:
+def test_ragged_columns_are_padded(ragged: tuple[Dataset, list[dict[str, Any]]], name: str, batch_size: int) -> None:
     ds, rows = ragged
-    for batch in ds.pytorch(batch_size=batch_size, columns=["n", name], ragged="pad"):
+    for batch in ds.pytorch(batch_size=batch_size, columns=["n", name], collate_fn="pad"):
         padded, shapes = batch[name], batch[f"{name}_shape"]
         assert padded.ndim == 1 + shapes.shape[1]
         for number, value, shape in zip(batch["n"].tolist(), padded, shapes.tolist(), strict=True):
@@ -219,9 +221,9 @@ def test_ragged_numbers_are_padded(ragged: tuple[Dataset, list[dict[str, Any]]],
 
 
 @pytest.mark.parametrize(("name", "choice"), [*((name, "list") for name in RAGGED), ("maps", "nested")])
-def test_ragged_numbers_are_lists(ragged: tuple[Dataset, list[dict[str, Any]]], name: str, choice: str) -> None:
+def test_ragged_columns_are_lists(ragged: tuple[Dataset, list[dict[str, Any]]], name: str, choice: str) -> None:
     ds, rows = ragged
-    for number, value in column(ds, name, ragged=choice).items():
+    for number, value in column(ds, name, collate_fn=choice).items():
         expected = rows[number][name]
         assert (value is None) == (expected is None)
         assert value is None or np.array_equal(value.numpy(), expected)
@@ -260,15 +262,15 @@ def test_text_json_bytes_and_nested_kinds_are_lists_of_plain_values(way: dict[st
     assert column(ds, "e", **way)[5].tolist() == [5, 0, 0, 1]
 
 
-def pictures(shape: tuple[int, ...]) -> list[npt.NDArray[np.uint8]]:
+def make_images(shape: tuple[int, ...]) -> list[npt.NDArray[np.uint8]]:
     generator = np.random.default_rng(1)
     return [generator.integers(0, 256, shape).astype(np.uint8) for _ in range(ROWS)]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("shape", [(6, 5, 3), (6, 5, 4), (6, 5)], ids=str)
-def test_pictures_of_one_shape_are_one_tensor(shape: tuple[int, ...], way: dict[str, Any]) -> None:
-    images = pictures(shape)
+def test_images_of_one_shape_are_one_tensor(shape: tuple[int, ...], way: dict[str, Any]) -> None:
+    images = make_images(shape)
     schema = {"p": Image("png", shape), "q": Column(Image("png", shape), nullable=True)}
     rows = [{"p": image, "q": None if k % 3 == 0 else image} for k, image in enumerate(images)]
     ds = made(schema, rows)
@@ -281,13 +283,13 @@ def test_pictures_of_one_shape_are_one_tensor(shape: tuple[int, ...], way: dict[
         assert not batch["q"][~there].any()
 
 
-def test_pictures_of_many_shapes_are_lists_or_padded_or_scaled() -> None:
+def test_images_of_many_shapes_are_lists_or_padded_or_resized() -> None:
     images = [np.full((4 + k % 3, 6 - k % 2, 3), 5 * k, np.uint8) for k in range(ROWS)]
     ds = made({"p": Column(Image("png"), nullable=True)}, [{"p": None if k == 9 else p} for k, p in enumerate(images)])
     for number, value in column(ds, "p").items():
         assert (value is None) == (number == 9)
         assert value is None or np.array_equal(value.numpy(), images[number])
-    for batch in ds[:9].pytorch(batch_size=9, ragged="pad"):
+    for batch in ds[:9].pytorch(batch_size=9, collate_fn="pad"):
         assert batch["p"].shape == (9, 6, 6, 3)
         for image, padded, shape in zip(images, batch["p"], batch["p_shape"].tolist(), strict=False):
             assert tuple(shape) == image.shape
@@ -301,7 +303,7 @@ def test_pictures_of_many_shapes_are_lists_or_padded_or_scaled() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8)], ids=str)
-def test_pictures_of_one_shape_are_scaled_too(shape: tuple[int, ...]) -> None:
+def test_images_of_one_shape_are_resized_too(shape: tuple[int, ...]) -> None:
     images = [np.full(shape, 3 * k, np.uint8) for k in range(ROWS)]
     ds = made(
         {"p": Image("png", shape), "m": Mask("png", (8, 8))},
@@ -325,18 +327,18 @@ def test_jpegs_are_decoded_as_the_table_decodes_them() -> None:
 
 def test_a_jpeg_of_the_columns_shape_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Straight to its place, with nothing looked at or tried before; by batches and by rows."""
-    pictures = [np.full((16, 24, 3), 9 * k, np.uint8) for k in range(9)]
-    ds = made({"p": Image("jpeg:95", (16, 24, 3))}, [{"p": p} for p in pictures])
+    images = [np.full((16, 24, 3), 9 * k, np.uint8) for k in range(9)]
+    ds = made({"p": Image("jpeg:95", (16, 24, 3))}, [{"p": p} for p in images])
 
     def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("a picture was looked at by itself")
+        raise AssertionError("a image was looked at by itself")
 
     monkeypatch.setattr("penstock.codecs._image._decode_into", refused)
     assert sorted(number for batch in ds.pytorch(batch_size=4) for number in batch["n"].tolist()) == list(range(9))
     assert [int(row["n"]) for row in ds.pytorch().__getitems__([3, 1])] == [3, 1]
 
 
-def test_masks_keep_their_bits() -> None:
+def test_masks_are_decoded_exactly() -> None:
     masks = [np.full((3, 4), 300 * k if k % 2 else k, np.uint16 if k % 2 else np.uint8) for k in range(ROWS)]
     for shape in (None, (3, 4)):
         ds = made({"m": Column(Mask("png", shape), nullable=True)}, [{"m": mask} for mask in masks])
@@ -364,8 +366,8 @@ def film(k: int) -> bytes:
         video.height = video.width = 16
         video.pix_fmt = "bgr24"
         for frame in range(1 + k % 3):
-            picture = np.full((16, 16, 3), 10 * k + frame, np.uint8)
-            container.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="bgr24")))
+            image = np.full((16, 16, 3), 10 * k + frame, np.uint8)
+            container.mux(video.encode(av.VideoFrame.from_ndarray(image, format="bgr24")))
         container.mux(video.encode(None))
     return stream.getvalue()
 
@@ -376,19 +378,19 @@ def media() -> Dataset:
     return made({"a": Column(Audio("wav"), nullable=True), "v": Video(), "p": Image()}, rows)
 
 
-def test_sound_and_film_are_decoded(media: Dataset) -> None:
+def test_audio_and_video_are_decoded(media: Dataset) -> None:
     for number, value in column(media, "a", batch_size=4).items():
         assert (value is None) == (number == 4)
         assert value is None or np.array_equal(value.numpy(), wave(number))
     for number, value in column(media, "v", batch_size=4).items():
         assert value.shape == (1 + number % 3, 16, 16, 3)
         assert (value[-1] == 10 * number + number % 3).all()
-    [batch] = media[:4].pytorch(batch_size=4, ragged="pad", columns=["a", "v"])
+    [batch] = media[:4].pytorch(batch_size=4, collate_fn="pad", columns=["a", "v"])
     assert batch["a"].shape == (4, 53, 2)
     assert batch["v_shape"].tolist() == [[1, 16, 16, 3], [2, 16, 16, 3], [3, 16, 16, 3], [1, 16, 16, 3]]
 
 
-def test_media_stay_bytes_where_asked(media: Dataset) -> None:
+def test_media_stay_encoded_with_decode_false(media: Dataset) -> None:
     choices: list[Any] = [False, {"a": False, "v": False}]
     for choice in choices:
         [batch] = media.pytorch(batch_size=9, decode=choice)
@@ -399,7 +401,7 @@ def test_media_stay_bytes_where_asked(media: Dataset) -> None:
     assert all(value.startswith(b"\x89PNG") for value in raw["p"])
 
 
-def test_decoders_of_the_users_own(media: Dataset) -> None:
+def test_custom_decoders(media: Dataset) -> None:
     decoders: dict[str, Any] = {
         "a": len,
         "v": lambda data: torch.tensor([len(data)]),
@@ -440,7 +442,7 @@ def test_blobs_are_followed() -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_links_are_followed(kind: str) -> None:
-    place = new_place(kind)
+    place = new_location(kind)
     source = place.open()
     images = [np.full((3, 3, 3), 9 * k, np.uint8) for k in range(6)]
     masks = [np.full((3, 3), 500 * k, np.uint16) for k in range(6)]
@@ -492,7 +494,9 @@ def test_slices_selections_and_lists_of_rows(
     ds, rows = ragged
     expected = list(range(ROWS))[key] if isinstance(key, slice) else key
     view = ds[key].select(["boxes", "_row_id", "n"])
-    batches = list(view.pytorch(batch_size=4, shuffle=shuffle, ragged="list", shuffle_block=100 if shuffle else None))
+    batches = list(
+        view.pytorch(batch_size=4, shuffle=Shuffle(block_bytes=100) if shuffle else False, collate_fn="list")
+    )
     assert sum(len(batch["n"]) for batch in batches) == len(expected)
     found = [n for batch in batches for n in batch["n"].tolist()]
     assert (sorted(found) if shuffle else found) == (sorted(expected) if shuffle else expected)
@@ -522,7 +526,7 @@ def test_row_ids_are_those_of_the_table() -> None:
     assert batch["n"].tolist() == [51, 4]
 
 
-def test_changes_that_are_not_committed_stream_too() -> None:
+def test_uncommitted_changes_are_streamed() -> None:
     ds = made({"x": int}, [{"x": k} for k in range(5)])
     ds.append({"n": [5], "x": [5]})
     ds.update([0], {"x": 100})
@@ -530,7 +534,7 @@ def test_changes_that_are_not_committed_stream_too() -> None:
     assert batch["x"].tolist() == [100, 1, 2, 3, 4, 5]
 
 
-def test_a_batch_is_the_users_for_as_long_as_they_hold_it() -> None:
+def test_batches_that_are_held_stay_unchanged() -> None:
     ds = made({"x": Tensor("int64", (512,))}, [{"x": [k] * 512} for k in range(400)])
     with ds.pytorch(batch_size=32, shuffle=True, num_workers=2) as loader:
         kept = [batch for _ in range(3) for batch in loader]
@@ -550,9 +554,9 @@ def test_an_empty_table_has_no_batches() -> None:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_a_batch_may_be_written_while_another_waits_for_its_gradient(device: str | None) -> None:
+def test_a_batch_can_be_modified_in_place_while_another_awaits_its_gradient(device: str | None) -> None:
     ds = made({"x": Tensor("float32", (4,))}, [{"x": np.full(4, row, np.float32)} for row in range(ROWS)])
-    options: dict[str, Any] = {} if device is None else {"device": device, "device_memory": 1 << 20}
+    options: dict[str, Any] = {} if device is None else {"device": DeviceOptions(device=device, memory=1 << 20)}
     with ds.pytorch(batch_size=4, **options) as loader:
         batches = list(loader)
     weight = torch.ones(4, requires_grad=True)

@@ -16,11 +16,11 @@ class Pair(NamedTuple):
     name: str
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """An error of the user's own, which survives pickling."""
 
 
-class Fragile(Exception):
+class FragileError(Exception):
     """An error that does not."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -64,25 +64,25 @@ def rewritten(sample: Sample) -> Sample:
     """Writes to what it is given, and then fails for some rows."""
     sample["n"] += 1000
     if sample["n"] % 10 == 3:
-        raise Broken("three")
+        raise BrokenError("three")
     return sample
 
 
 def fails_at_threes(sample: Sample) -> Sample:
     if sample["n"] % 10 == 3:
-        raise Broken(f"row {int(sample['n'])} ends with a three")
+        raise BrokenError(f"row {int(sample['n'])} ends with a three")
     return sample
 
 
 def always_fails(sample: Sample) -> Sample:
-    raise Broken("always")
+    raise BrokenError("always")
 
 
 def fails_at_13_and_23(sample: Sample) -> Sample:
     if sample["n"] == 13:
-        raise Broken("thirteen")
+        raise BrokenError("thirteen")
     if sample["n"] == 23:
-        raise Fragile("one", "two")
+        raise FragileError("one", "two")
     return sample
 
 
@@ -106,7 +106,7 @@ def slow(sample: Sample) -> Sample:
 
 
 def very_slow(sample: Sample) -> Sample:
-    time.sleep(5)
+    time.sleep(600)
     return sample
 
 

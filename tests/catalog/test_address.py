@@ -1,4 +1,4 @@
-"""Names of tables: what is written is read back, and what some store would change is refused with a way out."""
+"""Table addresses round trip, and invalid ones are rejected with a suggestion."""
 
 import re
 import string
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from penstock.catalog import Address, is_address
+from penstock.catalog import TableAddress, is_table_address
 from penstock.errors import InvalidInputError
 
 INNER = string.ascii_lowercase + string.digits + "._-"
@@ -15,11 +15,11 @@ NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9_-])?", fullmatch=True)
 
 
 @given(workspace=NAMES, table=NAMES)
-def test_an_address_is_read_as_it_is_written(workspace: str, table: str) -> None:
-    address = Address(workspace, table)
-    assert is_address(str(address))
-    assert Address.parse(str(address)) == address
-    assert Address.parse(f"penstock://{workspace}/{table}") == address
+def test_an_address_round_trips(workspace: str, table: str) -> None:
+    address = TableAddress(workspace, table)
+    assert is_table_address(str(address))
+    assert TableAddress.parse(str(address)) == address
+    assert TableAddress.parse(f"penstock://{workspace}/{table}") == address
 
 
 @given(name=st.text(max_size=70) | st.text(INNER + "A/~ \n", max_size=70))
@@ -30,8 +30,8 @@ def test_an_address_is_read_as_it_is_written(workspace: str, table: str) -> None
 @example("a" * 64)
 @example("-a")
 @example("ａ")
-def test_a_name_is_safe_or_refused(name: str) -> None:
-    safe = (
+def test_a_name_is_portable_or_rejected(name: str) -> None:
+    portable = (
         0 < len(name) <= 63
         and set(name) <= set(INNER)
         and name[0] not in "._-"
@@ -39,20 +39,20 @@ def test_a_name_is_safe_or_refused(name: str) -> None:
         and ".." not in name
     )
     for parts in [(name, "table"), ("workspace", name)]:
-        if safe:
-            assert Address(*parts) == Address.parse("penstock://{}/{}".format(*parts))
+        if portable:
+            assert TableAddress(*parts) == TableAddress.parse("penstock://{}/{}".format(*parts))
             continue
         with pytest.raises(InvalidInputError, match="write penstock://"):
-            Address(*parts)
+            TableAddress(*parts)
         with pytest.raises(InvalidInputError, match="write penstock://"):
-            Address.parse("penstock://{}/{}".format(*parts))
+            TableAddress.parse("penstock://{}/{}".format(*parts))
 
 
 @given(workspace=NAMES, table=NAMES)
-def test_capitals_are_refused_with_the_name_to_write(workspace: str, table: str) -> None:
-    assume((workspace + table).upper() != workspace + table)  # digits have no capitals
+def test_upper_case_is_rejected_with_the_lower_case_address(workspace: str, table: str) -> None:
+    assume((workspace + table).upper() != workspace + table)  # names of digits have no upper case
     with pytest.raises(InvalidInputError, match=re.escape(f"write penstock://{workspace}/{table}") + "$"):
-        Address.parse(f"penstock://{workspace.upper()}/{table.upper()}")
+        TableAddress.parse(f"penstock://{workspace.upper()}/{table.upper()}")
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_capitals_are_refused_with_the_name_to_write(workspace: str, table: str)
         "penstock://user:key@org/imagenet", "s3://org/imagenet", "PENSTOCK://org/imagenet",
     ],
 )  # fmt: skip
-def test_what_is_not_one_table_is_refused(text: str) -> None:
+def test_text_that_does_not_name_one_table_is_rejected(text: str) -> None:
     with pytest.raises(InvalidInputError, match="write penstock://workspace/table"):
-        Address.parse(text)
+        TableAddress.parse(text)
 
 
-def test_only_our_scheme_is_meant_for_the_catalog() -> None:
-    assert is_address("penstock://org/imagenet")
-    assert is_address("penstock://Wrong But Ours")
+def test_only_the_penstock_scheme_is_an_address() -> None:
+    assert is_table_address("penstock://org/imagenet")
+    assert is_table_address("penstock://Wrong But Ours")
     for text in ["", "org/imagenet", "s3://penstock/x", "./penstock://", "penstock:org", "/penstock://org/imagenet"]:
-        assert not is_address(text)
+        assert not is_table_address(text)
 
 
 def test_addresses_sort_by_workspace_and_then_by_table() -> None:
     names = [("b", "a"), ("a", "b"), ("a-b", "a"), ("a", "a")]
-    assert sorted(Address(*name) for name in names) == [Address(*name) for name in sorted(names)]
+    assert sorted(TableAddress(*name) for name in names) == [TableAddress(*name) for name in sorted(names)]

@@ -1,4 +1,4 @@
-"""Names are kept, found, and forgotten as a dictionary would."""
+"""The catalog behaves like a dictionary of addresses."""
 
 import pickle
 import shutil
@@ -11,18 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.catalog import Address, Catalog
+from penstock.catalog import Catalog, TableAddress
 from penstock.errors import AlreadyExistsError, NotFoundError
 
-ADDRESS = Address("org", "imagenet")
-ADDRESSES = st.builds(Address, st.sampled_from(["org", "lab"]), st.sampled_from(["a", "b", "c"]))
+ADDRESS = TableAddress("org", "imagenet")
+ADDRESSES = st.builds(TableAddress, st.sampled_from(["org", "lab"]), st.sampled_from(["a", "b", "c"]))
 STORAGES = st.sampled_from(["/lake", "s3://bucket", "gs://bucket/lake"])
 IDS = st.none() | st.sampled_from(["id-1", "id-2"])
 
 
-def test_a_name_is_kept(tmp_path: Path) -> None:
+def test_reserve_creates_an_entry(tmp_path: Path) -> None:
     before_us = time.time_ns() // 1000
-    entry = Catalog(tmp_path).place(ADDRESS)
+    entry = Catalog(tmp_path).reserve(ADDRESS)
     assert entry.address == ADDRESS
     assert entry.uri == str(tmp_path / "tables" / "org" / "imagenet")
     assert before_us <= entry.created_us <= time.time_ns() // 1000
@@ -31,30 +31,30 @@ def test_a_name_is_kept(tmp_path: Path) -> None:
     assert Catalog(tmp_path / "other").tables() == []
 
 
-def test_a_place_stays_when_the_storage_changes(tmp_path: Path) -> None:
-    first = Catalog(tmp_path, storage="s3://one").place(ADDRESS)
-    assert Catalog(tmp_path, storage="s3://two").place(ADDRESS) == first
+def test_a_reserved_uri_survives_a_change_of_storage(tmp_path: Path) -> None:
+    first = Catalog(tmp_path, storage="s3://one").reserve(ADDRESS)
+    assert Catalog(tmp_path, storage="s3://two").reserve(ADDRESS) == first
     Catalog(tmp_path).remove(ADDRESS)
-    assert Catalog(tmp_path, storage="s3://two").place(ADDRESS).uri == "s3://two/org/imagenet"
+    assert Catalog(tmp_path, storage="s3://two").reserve(ADDRESS).uri == "s3://two/org/imagenet"
 
 
-def test_a_name_is_for_one_place(tmp_path: Path) -> None:
+def test_an_address_has_one_uri(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     entry = catalog.register(ADDRESS, "s3://bucket/a", table_id="id")
-    assert catalog.register(ADDRESS, "s3://bucket/a/") == entry, "the same place, and the id is not lost"
+    assert catalog.register(ADDRESS, "s3://bucket/a/") == entry, "the same URI, and the id is not lost"
     with pytest.raises(AlreadyExistsError, match="s3://bucket/a already; remove"):
         catalog.register(ADDRESS, "s3://bucket/b")
     assert catalog.find(ADDRESS) == entry
 
 
-def test_a_table_may_have_two_names(tmp_path: Path) -> None:
+def test_a_table_may_have_two_addresses(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
-    for address in (ADDRESS, Address("org", "other")):
+    for address in (ADDRESS, TableAddress("org", "other")):
         assert catalog.register(address, tmp_path / "table").uri == str(tmp_path / "table")
     assert len(catalog.tables()) == 2
 
 
-def test_removing_a_name_leaves_the_table(tmp_path: Path) -> None:
+def test_remove_does_not_delete_the_table(tmp_path: Path) -> None:
     table = tmp_path / "table"
     table.mkdir()
     (table / "penstock.json").write_text("{}")
@@ -66,52 +66,52 @@ def test_removing_a_name_leaves_the_table(tmp_path: Path) -> None:
         catalog.remove(ADDRESS)
 
 
-def test_an_unknown_name_is_answered_with_near_ones(tmp_path: Path) -> None:
+def test_an_unknown_address_suggests_similar_ones(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     for text in ["org/imagenet", "org/robots", "lab/imagnet-22k", "lab/clips"]:
-        catalog.place(Address(*text.split("/")))
+        catalog.reserve(TableAddress(*text.split("/")))
     with pytest.raises(NotFoundError) as caught:
-        catalog.find(Address("org", "imagnet"))
+        catalog.find(TableAddress("org", "imagnet"))
     assert "did you mean penstock://org/imagenet" in str(caught.value)
     assert "penstock://org/robots" not in str(caught.value)
     assert 'penstock.create("penstock://org/imagnet")' in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(NotFoundError, match="did you mean penstock://lab/clips"):
-        catalog.find(Address("organisation", "clips"))
+        catalog.find(TableAddress("organisation", "clips"))
     with pytest.raises(NotFoundError) as caught:
-        catalog.find(Address("x", "y"))
+        catalog.find(TableAddress("x", "y"))
     assert "did you mean" not in str(caught.value)
     assert "register" in str(caught.value)
 
 
-def test_a_catalog_travels_to_other_processes(tmp_path: Path) -> None:
+def test_a_catalog_can_be_pickled(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path, storage="s3://bucket")
-    entry = catalog.place(ADDRESS)
+    entry = catalog.reserve(ADDRESS)
     copy: Catalog = pickle.loads(pickle.dumps(catalog))
     assert copy.find(ADDRESS) == entry
-    assert copy.place(Address("org", "b")).uri == "s3://bucket/org/b"
+    assert copy.reserve(TableAddress("org", "b")).uri == "s3://bucket/org/b"
 
 
-class Names(RuleBasedStateMachine):
-    """Each call by a new `Catalog`, against a dictionary."""
+class CatalogModel(RuleBasedStateMachine):
+    """Each call on a new `Catalog`, compared with a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
         self.home = Path(tempfile.mkdtemp())
-        self.model: dict[Address, tuple[str, str | None]] = {}
+        self.model: dict[TableAddress, tuple[str, str | None]] = {}
 
     def teardown(self) -> None:
         shutil.rmtree(self.home)
 
     @rule(address=ADDRESSES, storage=STORAGES)
-    def place(self, address: Address, storage: str) -> None:
+    def reserve(self, address: TableAddress, storage: str) -> None:
         self.model.setdefault(address, (f"{storage}/{address.workspace}/{address.table}", None))
-        entry = Catalog(self.home, storage=storage).place(address)
+        entry = Catalog(self.home, storage=storage).reserve(address)
         assert (entry.uri, entry.table_id) == self.model[address]
 
     @rule(address=ADDRESSES, root=STORAGES, table_id=IDS)
-    def register(self, address: Address, root: str, table_id: str | None) -> None:
-        uri = f"{root}/{address.workspace}/{address.table}"  # so that it meets what was placed
+    def register(self, address: TableAddress, root: str, table_id: str | None) -> None:
+        uri = f"{root}/{address.workspace}/{address.table}"  # the same URI as `reserve` assigns
         known = self.model.get(address, (uri, None))
         if known[0] != uri:
             with pytest.raises(AlreadyExistsError):
@@ -122,7 +122,7 @@ class Names(RuleBasedStateMachine):
         assert (entry.uri, entry.table_id) == self.model[address]
 
     @rule(address=ADDRESSES)
-    def remove(self, address: Address) -> None:
+    def remove(self, address: TableAddress) -> None:
         if address not in self.model:
             with pytest.raises(NotFoundError):
                 Catalog(self.home).remove(address)
@@ -131,7 +131,7 @@ class Names(RuleBasedStateMachine):
         assert (entry.uri, entry.table_id) == self.model.pop(address)
 
     @rule(address=ADDRESSES)
-    def find(self, address: Address) -> None:
+    def find(self, address: TableAddress) -> None:
         if address not in self.model:
             with pytest.raises(NotFoundError):
                 Catalog(self.home).find(address)
@@ -150,5 +150,5 @@ class Names(RuleBasedStateMachine):
             assert [entry.address for entry in catalog.tables(workspace)] == wanted
 
 
-TestNames = Names.TestCase
-TestNames.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestCatalog = CatalogModel.TestCase
+TestCatalog.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

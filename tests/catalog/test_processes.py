@@ -1,4 +1,4 @@
-"""Many processes use one catalog at once: a name has one place, and nothing is lost."""
+"""Concurrent processes and threads agree on the URI of an address, and no entry is lost."""
 
 import json
 import multiprocessing
@@ -6,32 +6,32 @@ import threading
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from penstock.catalog import Address, Catalog, Entry
+from penstock.catalog import Catalog, CatalogEntry, TableAddress
 
 PROCESSES, ROUNDS = 8, 6
-SHARED = Address("org", "shared")
+SHARED = TableAddress("org", "shared")
 
 
 def race(folder: Path, start: Barrier, process: int) -> None:
-    """In each round the catalog is new, so that its making is raced for too."""
+    """Each round uses a new catalog, so that its creation is raced too."""
     seen = []
     for number in range(ROUNDS):
         catalog = Catalog(folder / f"home-{number}", storage=folder / f"storage-{process}")
-        own = Address(f"workspace-{process}", "table")
-        start.wait(60)
-        shared = catalog.place(SHARED)
+        own = TableAddress(f"workspace-{process}", "table")
+        start.wait(240)
+        shared = catalog.reserve(SHARED)
         assert catalog.find(SHARED) == shared
-        assert catalog.place(own).uri == str(folder / f"storage-{process}" / own.workspace / "table")
+        assert catalog.reserve(own).uri == str(folder / f"storage-{process}" / own.workspace / "table")
         assert catalog.register(own, catalog.find(own).uri, table_id=f"id-{process}").table_id == f"id-{process}"
-        brief = Address("brief", f"table-{process}")
-        catalog.place(brief)
+        brief = TableAddress("brief", f"table-{process}")
+        catalog.reserve(brief)
         catalog.remove(brief)
         assert own in [entry.address for entry in catalog.tables()]
         seen.append([shared.uri, shared.created_us])
     (folder / f"{process}.json").write_text(json.dumps(seen))
 
 
-def test_eight_processes_agree_on_places(tmp_path: Path) -> None:
+def test_eight_processes_agree_on_uris(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     start = spawn.Barrier(PROCESSES)
     processes = [spawn.Process(target=race, args=(tmp_path, start, number)) for number in range(PROCESSES)]
@@ -42,8 +42,8 @@ def test_eight_processes_agree_on_places(tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0] * PROCESSES
 
     answers = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(PROCESSES)]
-    assert all(answer == answers[0] for answer in answers), "every process was given the same place"
-    own = [Address(f"workspace-{number}", "table") for number in range(PROCESSES)]
+    assert all(answer == answers[0] for answer in answers), "every process got the same URI"
+    own = [TableAddress(f"workspace-{number}", "table") for number in range(PROCESSES)]
     for number in range(ROUNDS):
         catalog = Catalog(tmp_path / f"home-{number}")
         assert [entry.address for entry in catalog.tables()] == sorted([SHARED, *own])
@@ -55,14 +55,14 @@ def test_eight_processes_agree_on_places(tmp_path: Path) -> None:
 def test_threads_share_a_catalog(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     start = threading.Barrier(PROCESSES)
-    entries: list[Entry] = []
+    entries: list[CatalogEntry] = []
 
-    def place(number: int) -> None:
-        start.wait(60)
-        entries.append(catalog.place(SHARED))
-        catalog.place(Address("own", f"table-{number}"))
+    def reserve(number: int) -> None:
+        start.wait(240)
+        entries.append(catalog.reserve(SHARED))
+        catalog.reserve(TableAddress("own", f"table-{number}"))
 
-    threads = [threading.Thread(target=place, args=(number,)) for number in range(PROCESSES)]
+    threads = [threading.Thread(target=reserve, args=(number,)) for number in range(PROCESSES)]
     for thread in threads:
         thread.start()
     for thread in threads:

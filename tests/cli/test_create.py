@@ -1,4 +1,4 @@
-"""`penstock create` and the way it writes columns."""
+"""`penstock create` without a source, and the syntax of columns."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import penstock
 from penstock.cli._columns import parse_type
 from penstock.errors import InvalidInputError
 from penstock.format import Column
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCommand
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from tests.cli.conftest import Run
         ("linked(image:jpeg)", Column(penstock.Linked(penstock.Image("jpeg")))),
     ],
 )
-def test_types(text: str, column: Column) -> None:
+def test_types_are_parsed(text: str, column: Column) -> None:
     assert parse_type(text) == column
 
 
@@ -50,38 +50,38 @@ def test_types(text: str, column: Column) -> None:
      "label=a,a", "embedding", "embedding[?]", "boxes=abcd", "list(text?)", "linked(float32)", "text:gzip", "Text",
      "mask:jpeg", "float32[3"],
 )  # fmt: skip
-def test_what_is_no_type(text: str) -> None:
+def test_invalid_types_are_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         parse_type(text)
 
 
-def test_columns_by_name(run: Run, tmp_path: Path) -> None:
-    made = run(
+def test_columns_from_options(run: RunCommand, tmp_path: Path) -> None:
+    created = run(
         "create", tmp_path / "t", "--column", "photo:image:jpeg:90", "--column", "kind:label=cat,dog?", "-m", "hi"
     )
-    assert made.code == 0
-    assert "Created" in made.out
+    assert created.code == 0
+    assert "Created" in created.out
     dataset = penstock.load(tmp_path / "t")
-    assert dataset.columns == ["photo", "kind"]
+    assert dataset.schema.names == ["photo", "kind"]
     assert dataset.schema["kind"].nullable
     assert next(iter(dataset.log())).message == "hi"
 
 
-def test_without_columns_they_are_found_later(run: Run, tmp_path: Path) -> None:
+def test_without_columns_they_are_inferred_from_the_first_rows(run: RunCommand, tmp_path: Path) -> None:
     assert run("create", tmp_path / "t", "--json").document["columns"] == []
     dataset = penstock.load(tmp_path / "t")
     dataset.append({"x": [1, 2]})
-    assert dataset.columns == ["x"]
+    assert dataset.schema.names == ["x"]
 
 
-def test_a_schema_file(run: Run, tmp_path: Path) -> None:
+def test_columns_from_a_schema_file(run: RunCommand, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps({"x": "float32[3]", "y": {"type": {"kind": "text"}, "nullable": True}}))
     assert run("create", tmp_path / "t", "--schema", file).code == 0
     assert [str(field) for field in penstock.load(tmp_path / "t").schema] == ["x: float32[3]", "y: text?"]
 
 
-def test_the_schema_of_another_table(run: Run, table: Path, tmp_path: Path) -> None:
+def test_columns_from_the_schema_of_another_table(run: RunCommand, table: Path, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(run("info", table, "--json").out)
     assert run("create", tmp_path / "t", "--schema", file).code == 0
@@ -89,16 +89,16 @@ def test_the_schema_of_another_table(run: Run, table: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", '{"x": 3}', '{"columns": [{}]}', '{"x": {"type": {"kind": "?"}}}'])
-def test_what_is_no_schema(run: Run, tmp_path: Path, content: str) -> None:
+def test_invalid_schema_files_are_refused(run: RunCommand, tmp_path: Path, content: str) -> None:
     (tmp_path / "schema.json").write_text(content)
-    found = run("create", tmp_path / "t", "--schema", tmp_path / "schema.json")
-    assert (found.code, found.out) == (2, "")
-    assert len(found.err.splitlines()) == 1
-    assert "defect" not in found.err
+    result = run("create", tmp_path / "t", "--schema", tmp_path / "schema.json")
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert "defect" not in result.err
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "message"),
     [
         (["--column", "x"], "name:TYPE"),
         (["--column", "x:nothing"], "column 'x'"),
@@ -109,16 +109,16 @@ def test_what_is_no_schema(run: Run, tmp_path: Path, content: str) -> None:
         (["elsewhere"], "from-"),
     ],
 )
-def test_wrong_calls_make_nothing(run: Run, tmp_path: Path, words: list[str], part: str) -> None:
-    found = run("create", tmp_path / "t", *words)
-    assert (found.code, found.out) == (2, "")
-    assert part in found.err
-    assert len(found.err.splitlines()) == 1
+def test_wrong_usage_creates_nothing(run: RunCommand, tmp_path: Path, words: list[str], message: str) -> None:
+    result = run("create", tmp_path / "t", *words)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
     assert not (tmp_path / "t").exists()
 
 
-def test_a_table_that_is_there_stays(run: Run, table: Path) -> None:
-    found = run("create", table)
-    assert found.code == 1
-    assert "already" in found.err
+def test_an_existing_table_is_unchanged(run: RunCommand, table: Path) -> None:
+    result = run("create", table)
+    assert result.code == 1
+    assert "already" in result.err
     assert len(penstock.load(table)) == 3

@@ -1,4 +1,4 @@
-"""Sound: what was written comes back, and broken files are bad samples."""
+"""Audio round trips; invalid files raise SampleError."""
 
 import io
 import subprocess
@@ -46,7 +46,7 @@ def test_lossless(samples: NDArray[np.int16], rate: int, kind: tuple[str, str]) 
     assert np.array_equal(decoded, samples / np.float32(32768))
 
 
-def test_float_wave_is_kept_exactly_even_above_full_scale() -> None:
+def test_float_wav_is_exact_above_full_scale() -> None:
     samples = 3 * tones(50, 1)
     assert np.array_equal(decode_audio(encoded(samples, 16000, ("WAV", "FLOAT")))[0], samples)
 
@@ -59,7 +59,7 @@ def test_lossy(kind: tuple[str, str]) -> None:
     assert np.abs(decoded - samples)[2000:-2000].mean() < 0.02
 
 
-def test_no_sound_at_all() -> None:
+def test_no_frames() -> None:
     assert decode_audio(encoded(SHORT[:0], 8000, ("WAV", "PCM_16")))[0].shape == (0, 2)
 
 
@@ -73,45 +73,45 @@ def test_any_buffer() -> None:
 @pytest.mark.parametrize("kind", [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("RF64", "PCM_16"), ("FLAC", "PCM_16")])
 def test_truncated(kind: tuple[str, str]) -> None:
     data = encoded(SHORT, 8000, kind)
-    for cut in range(len(data)):
+    for end in range(len(data)):
         with pytest.raises(SampleError, match="cannot decode audio"):
-            decode_audio(data[:cut])
+            decode_audio(data[:end])
 
 
 @pytest.mark.parametrize("kind", LOSSY)
-def test_truncated_inside_a_page_or_behind_a_header_that_counts(kind: tuple[str, str]) -> None:
+def test_truncated_inside_a_page_or_after_a_header_with_a_frame_count(kind: tuple[str, str]) -> None:
     data = encoded(tones(4000, 1), 48000, kind)
     last_page = data.rfind(b"OggS") + 4 if kind[0] == "OGG" else len(data) // 2
-    for cut in range(last_page, len(data), 7):
+    for end in range(last_page, len(data), 7):
         with pytest.raises(SampleError):
-            decode_audio(data[:cut])
+            decode_audio(data[:end])
 
 
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF])
-def test_wave_of_a_length_left_open(size: int) -> None:
+def test_wav_with_an_unset_length(size: int) -> None:
     data = bytearray(encoded(SHORT, 8000, ("WAV", "PCM_16")))
     at = data.index(b"data") + 4
     data[at : at + 4] = size.to_bytes(4, "little")
     assert len(decode_audio(data)[0]) in (0, len(SHORT))
 
 
-def test_mp3_that_holds_more_than_its_header_tells() -> None:
+def test_mp3_with_more_frames_than_its_header_declares() -> None:
     data = encoded(tones(48000, 1), 48000, ("MP3", "MPEG_LAYER_III"))
     assert len(decode_audio(data + b"TAG" + bytes(125))[0]) == 48000
-    with pytest.raises(SampleError, match="more sound than its header"):
+    with pytest.raises(SampleError, match="more audio than its header"):
         decode_audio(data + data)
 
 
 @pytest.mark.parametrize("kind", [("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS")])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_flipped_bytes_are_bad_samples_at_worst(kind: tuple[str, str], data: st.DataObject) -> None:
-    broken = bytearray(encoded(SHORT, 8000, kind))
-    places = st.integers(0, 64) | st.integers(0, len(broken) - 1)
-    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=6)):
-        broken[place] = value
+def test_flipped_bytes_raise_nothing_but_sample_error(kind: tuple[str, str], data: st.DataObject) -> None:
+    corrupt = bytearray(encoded(SHORT, 8000, kind))
+    offsets = st.integers(0, 64) | st.integers(0, len(corrupt) - 1)
+    for offset, value in data.draw(st.lists(st.tuples(offsets, st.integers(0, 255)), min_size=1, max_size=6)):
+        corrupt[offset] = value
     try:
-        samples, rate = decode_audio(broken)
+        samples, rate = decode_audio(corrupt)
     except SampleError:
         return
     assert samples.ndim == 2
@@ -119,26 +119,26 @@ def test_flipped_bytes_are_bad_samples_at_worst(kind: tuple[str, str], data: st.
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"not a sound at all" * 9])
-def test_other_bytes(data: bytes) -> None:
+def test_invalid_bytes(data: bytes) -> None:
     with pytest.raises(SampleError, match=f"cannot decode audio, {len(data)} bytes: Format not recognised"):
         decode_audio(data)
 
 
-def test_bombs_are_refused() -> None:
+def test_decompression_bombs_are_rejected() -> None:
     data = bytearray(encoded(SHORT, 8000, ("FLAC", "PCM_16")))
-    data[21] |= 0x0F  # the count of samples: 36 bits, the last of them those of bytes 22 to 25
+    data[21] |= 0x0F  # the sample count: 36 bits, ending with bytes 22 to 25
     data[22:26] = b"\xff" * 4
     with pytest.raises(SampleError, match=f"{((1 << 36) - 1) * 8} bytes of memory; the limit is {MAX_DECODED_BYTES}"):
         decode_audio(data)
 
 
-def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InvalidInputError, match=r"soundfile: pip install 'penstock\[audio\]'"):
         decode_audio(b"")
 
 
-def test_extras_cost_nothing_until_they_are_used() -> None:
+def test_extras_are_imported_lazily() -> None:
     script = "import sys, penstock; print({'soundfile', 'av'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""Each image codec against the shipped exam, and what only one of them does."""
+"""Each image codec against the conformance suite, and format-specific behaviour."""
 
 import io
 import subprocess
@@ -71,29 +71,29 @@ def saved(image: Image.Image, file_format: str, **options: object) -> bytes:
     return stream.getvalue()
 
 
-def picture(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def image(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     shape = (12, 20) if name == "gif" else (12, 20, 3)
     return np.random.default_rng(1).integers(0, 256, shape, np.uint8)
 
 
-ENCODED = {name: ImageCodec(name).encode(picture(name)) for name in CODECS}
+ENCODED = {name: ImageCodec(name).encode(image(name)) for name in CODECS}
 
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_flipped_bytes_are_bad_samples_at_worst(name: str, data: st.DataObject) -> None:
-    broken = bytearray(ENCODED[name])
-    # Most bytes are pixels; headers break in more interesting ways.
-    places = st.integers(0, min(64, len(broken) - 1)) | st.integers(0, len(broken) - 1)
-    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=6)):
-        broken[place] = value
+def test_flipped_bytes_raise_nothing_but_sample_error(name: str, data: st.DataObject) -> None:
+    corrupt = bytearray(ENCODED[name])
+    # Most bytes are pixels; corrupt headers reach more code paths.
+    offsets = st.integers(0, min(64, len(corrupt) - 1)) | st.integers(0, len(corrupt) - 1)
+    for offset, value in data.draw(st.lists(st.tuples(offsets, st.integers(0, 255)), min_size=1, max_size=6)):
+        corrupt[offset] = value
     codec = ImageCodec(name)
     try:
-        pixels = codec.decode(broken)
+        pixels = codec.decode(corrupt)
     except SampleError:
         return
-    assert np.atleast_3d(pixels).shape == codec.image_size(broken)
+    assert np.atleast_3d(pixels).shape == codec.image_size(corrupt)
 
 
 @given(array=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40)))
@@ -103,7 +103,7 @@ def test_lossless(name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.uint
     assert np.array_equal(codec.decode(codec.encode(array)), array)
 
 
-def test_cmyk_jpeg_is_read_as_rgb() -> None:
+def test_cmyk_jpeg_decodes_as_rgb() -> None:
     colour = Image.fromarray(np.full((9, 7, 3), (200, 100, 50), np.uint8))
     data = saved(colour.convert("CMYK"), "JPEG", quality=95)
     codec = ImageCodec("jpeg")
@@ -119,23 +119,23 @@ def test_cmyk_jpeg_is_read_as_rgb() -> None:
 
 
 def test_progressive_jpeg() -> None:
-    data = saved(Image.fromarray(picture("jpeg")), "JPEG", progressive=True)
+    data = saved(Image.fromarray(image("jpeg")), "JPEG", progressive=True)
     assert ImageCodec("jpeg").decode(data).shape == (12, 20, 3)
-    for cut in range(len(data)):
+    for end in range(len(data)):
         with pytest.raises(SampleError):
-            ImageCodec("jpeg").decode(data[:cut])
+            ImageCodec("jpeg").decode(data[:end])
 
 
-def test_jpeg_of_unusual_sampling_goes_to_pillow() -> None:
+def test_jpeg_with_unusual_subsampling_falls_back_to_pillow() -> None:
     data = bytearray(saved(Image.new("RGB", (16, 16), (128, 128, 128)), "JPEG", keep_rgb=True, subsampling=0))
     frame = data.index(b"\xff\xc0")
     data[frame + 14] = 0x21
     codec = ImageCodec("jpeg")
     assert codec.image_size(data) == (16, 16, 3)
     assert (codec.decode(data) == 128).all()
-    for cut in range(len(data)):
+    for end in range(len(data)):
         with pytest.raises(SampleError):
-            codec.decode(data[:cut])
+            codec.decode(data[:end])
 
 
 def test_jpeg_orientation_is_not_applied() -> None:
@@ -144,7 +144,7 @@ def test_jpeg_orientation_is_not_applied() -> None:
     assert ImageCodec("jpeg").decode(saved(Image.new("L", (20, 10)), "JPEG", exif=exif)).shape == (10, 20)
 
 
-def test_palettes_become_colours() -> None:
+def test_palettes_decode_as_color() -> None:
     palette = Image.new("P", (3, 2))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     plain, clear = saved(palette, "PNG"), saved(palette, "PNG", transparency=b"\x80\xff")
@@ -156,21 +156,21 @@ def test_palettes_become_colours() -> None:
     assert codec.image_size(clear) == (2, 3, 4)
 
 
-def test_wide_gray_is_scaled_to_eight_bits() -> None:
+def test_16_bit_gray_converts_to_8_bits() -> None:
     codec = ImageCodec("png")
     data = codec.encode(np.array([[0, 256, 65535]], ">u2"))
     assert codec.decode(data).tolist() == [[0, 256, 65535]]
     assert codec.decode(data, mode="L").tolist() == [[0, 1, 255]]
 
 
-def test_float_pixels_are_a_bad_sample() -> None:
+def test_float_pixels_raise_sample_error() -> None:
     data = saved(Image.new("F", (2, 2)), "TIFF")
     with pytest.raises(SampleError, match="mode F"):
         ImageCodec("tiff").decode(data)
 
 
 @pytest.mark.parametrize(
-    ("name", "places", "order"),
+    ("name", "offsets", "order"),
     [
         ("jpeg", [(ENCODED["jpeg"].index(b"\xff\xc0") + 5, 2), (ENCODED["jpeg"].index(b"\xff\xc0") + 7, 2)], "big"),
         ("png", [(16, 4), (20, 4)], "big"),
@@ -180,9 +180,11 @@ def test_float_pixels_are_a_bad_sample() -> None:
         ("gif", [(6, 2), (8, 2)], "little"),
     ],
 )
-def test_bombs_are_refused(name: str, places: list[tuple[int, int]], order: Literal["big", "little"]) -> None:
+def test_decompression_bombs_are_rejected(
+    name: str, offsets: list[tuple[int, int]], order: Literal["big", "little"]
+) -> None:
     data = bytearray(ENCODED[name])
-    for start, length in places:
+    for start, length in offsets:
         data[start : start + length] = (10_000).to_bytes(length, order)
     if name == "png":
         data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
@@ -190,22 +192,22 @@ def test_bombs_are_refused(name: str, places: list[tuple[int, int]], order: Lite
         ImageCodec(name).decode(data)
 
 
-def test_the_wrong_codec_names_the_right_one() -> None:
+def test_a_format_mismatch_names_the_detected_format() -> None:
     with pytest.raises(SampleError, match="expected jpeg, found png"):
         ImageCodec("jpeg").decode(ENCODED["png"])
 
 
-def test_too_large_for_the_format() -> None:
+def test_an_image_above_the_size_limit_of_the_format() -> None:
     with pytest.raises(InvalidInputError, match="cannot encode"):
         ImageCodec("webp").encode(np.zeros((1, 20000, 3), np.uint8))
 
 
-def test_pillow_does_not_warn_by_default() -> None:
-    cut = ImageCodec("tiff").encode(np.zeros((2, 2), np.uint8))[:60]
+def test_pillow_warnings_are_silenced() -> None:
+    truncated = ImageCodec("tiff").encode(np.zeros((2, 2), np.uint8))[:60]
     script = f"""
 from penstock.codecs import ImageCodec
 try:
-    ImageCodec("tiff").decode({cut!r})
+    ImageCodec("tiff").decode({truncated!r})
 except Exception as error:
     print(type(error).__name__)
 """

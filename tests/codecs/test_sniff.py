@@ -1,4 +1,4 @@
-"""Formats told apart by their first bytes."""
+"""Format detection from the first bytes."""
 
 import io
 import wave
@@ -18,7 +18,7 @@ def test_encoded_images(name: str) -> None:
     assert sniff(data) == sniff(bytearray(data)) == sniff(memoryview(data)) == name
 
 
-def test_wave() -> None:
+def test_wav() -> None:
     stream = io.BytesIO()
     with wave.open(stream, "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -49,7 +49,7 @@ def test_wave() -> None:
         (b"", None),
     ],
 )
-def test_heads(head: bytes, kind: str | None) -> None:
+def test_signatures(head: bytes, kind: str | None) -> None:
     assert sniff(head) == kind
 
 

@@ -1,4 +1,4 @@
-"""Codec choices to text and back."""
+"""Codec specs parse and round trip."""
 
 import pickle
 
@@ -35,19 +35,19 @@ def test_image_round_trip(choice: tuple[str, int | None]) -> None:
 
 @pytest.mark.parametrize("text", ["", "zstd:", "zstd:0", "zstd:23", "zstd:-1", "zstd:3:3", "Zstd", " zstd", "zstd:٣",
                                   "lz4:13", "none:1", "gzip", "jpeg"])  # fmt: skip
-def test_compression_refuses(text: str) -> None:
+def test_invalid_compression_specs_are_rejected(text: str) -> None:
     with pytest.raises(InvalidInputError):
         Compression.parse(text)
 
 
 @pytest.mark.parametrize("text", ["jpeg:0", "jpeg:101", "png:10", "gif:1", "heic", "zstd", "jpeg:9.5"])
-def test_image_refuses(text: str) -> None:
+def test_invalid_image_specs_are_rejected(text: str) -> None:
     with pytest.raises(InvalidInputError):
         ImageCodec.parse(text)
 
 
 @given(st.text() | st.from_regex(r"[a-z0-9]+(:[0-9]+)?", fullmatch=True), st.sampled_from([Compression, ImageCodec]))
-def test_any_text_parses_or_is_refused(text: str, choice: Choice) -> None:
+def test_any_text_parses_or_is_rejected(text: str, choice: Choice) -> None:
     try:
         parsed = choice.parse(text)
     except InvalidInputError:

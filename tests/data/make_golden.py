@@ -256,7 +256,7 @@ def make(place: Path) -> dict[str, Any]:
 def small_limits() -> Iterator[None]:
     """Blobs from 1 KiB, and a tree of two by two: what takes gigabytes otherwise fits a small table."""
     with ExitStack() as stack:
-        stack.enter_context(patch("penstock.table._encode.INLINE_BYTES", 1024))
+        stack.enter_context(patch("penstock.table._encode.MAX_INLINE_BYTES", 1024))
         stack.enter_context(patch("penstock.history._tree.LEAF_FRAGMENTS", 2))
         stack.enter_context(patch("penstock.history._tree.FANOUT", 2))
         yield

@@ -7,27 +7,27 @@ import pytest
 import penstock
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.storage import open_store
-from tests.servers import Place
+from tests.servers import StoreLocation
 
 
-def test_a_table_is_made_found_and_removed_on_every_store(store_uri: Place) -> None:
+def test_a_table_is_made_found_and_removed_on_every_store(store_uri: StoreLocation) -> None:
     uri, options = store_uri.uri, store_uri.options
-    assert not penstock.exists(uri, options=options)
+    assert not penstock.exists(uri, storage_options=options)
     with pytest.raises(NotFoundError, match="not a table"):
-        penstock.load(uri, options=options)
-    ds = penstock.create(uri, {"x": int}, options=options, message="begin")
-    assert penstock.exists(uri, options=options)
+        penstock.load(uri, storage_options=options)
+    ds = penstock.create(uri, {"x": int}, storage_options=options, message="begin")
+    assert penstock.exists(uri, storage_options=options)
     assert [commit.message for commit in ds.log()] == ["begin"]
     with pytest.raises(AlreadyExistsError, match="already"):
-        penstock.create(uri, {"x": int}, options=options)
+        penstock.create(uri, {"x": int}, storage_options=options)
     ds.append({"x": [1]})
     ds.commit()
-    ds.branch("b")
-    ds.tag("t")
-    penstock.delete(uri, options=options)
-    assert not penstock.exists(uri, options=options)
+    ds.branches.create("b")
+    ds.tags.create("t")
+    penstock.delete(uri, storage_options=options)
+    assert not penstock.exists(uri, storage_options=options)
     assert list(store_uri.open().list("")) == []
-    assert len(penstock.create(uri, {"x": int}, options=options)) == 0
+    assert len(penstock.create(uri, {"x": int}, storage_options=options)) == 0
 
 
 def test_what_is_not_a_table_is_not_removed(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_two_creators_make_one_table() -> None:
     one = penstock.create(store, {"x": int})
     with pytest.raises(AlreadyExistsError):
         penstock.create(store, {"y": str})
-    assert penstock.load(store).columns == one.columns
+    assert penstock.load(store).schema.names == one.schema.names
 
 
 def test_files_are_read_where_there_is_no_preadv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

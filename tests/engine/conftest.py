@@ -1,4 +1,4 @@
-"""What the engine's tests share."""
+"""Fixtures of the engine's tests."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="package")
 def small_parts() -> Iterator[None]:
-    """Tables here are small: cut their first blocks as those of large ones are cut."""
+    """Tables here are small: split first blocks as in large tables."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine._selection._FIRST_BYTES", 2 << 10)
+        patch.setattr("penstock.engine._selection._FIRST_READ_BYTES", 2 << 10)
         yield

@@ -1,4 +1,4 @@
-"""Small tables of every shape, and ways to read them through `ds.pytorch` on many ranks."""
+"""Small tables of every shape, and helpers that read them through `ds.pytorch` on many ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +11,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Column, Dataset, Tensor, Text, View
-from penstock.format import new_number
+from penstock import Column, Dataset, Shuffle, Tensor, Text, View
+from penstock.format import new_int_id
 from penstock.storage import Store
-from tests.servers import new_place
+from tests.servers import new_location
 
-Rows = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 Key = slice | list[int] | None
 
 few = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 1500, "lanes": 4, "num_workers": 0}
+SHUFFLE = Shuffle(block_bytes=1500, lanes=4)
+MANY_LANES = replace(SHUFFLE, lanes=24)
+MIXED: dict[str, Any] = {"shuffle": SHUFFLE, "num_workers": 0}
 WORLDS = (3, 6, 7, 24, 65)
 X_BYTES = 300
 """Enough for the column to have files of its own."""
@@ -37,36 +39,36 @@ class Table:
     """A table, and what its column n holds."""
 
     ds: Dataset
-    numbers: Rows
+    numbers: Int64Array
 
-    def view(self, key: Key) -> tuple[View, Rows]:
+    def view(self, key: Key) -> tuple[View, Int64Array]:
         """Some rows, and what they should be; None is the table itself."""
         return (self.ds, self.numbers) if key is None else (self.ds[key], self.numbers[key])
 
 
-def rows_of(numbers: Rows) -> dict[str, Any]:
+def rows_of(numbers: Int64Array) -> dict[str, Any]:
     x = np.repeat((numbers % 251).astype(np.uint8)[:, None], X_BYTES, axis=1)
     return {"n": numbers, "t": [f"row {n}" for n in numbers], "x": x}
 
 
 @cache
 def table(name: str) -> Table:
-    """One of `TABLES`, made when first asked for; in memory, or in a folder."""
+    """One of `TABLES`, created on first use, in memory or in a folder."""
     ds, numbers = _MAKERS[name]()
     ds.commit()
     return Table(ds, numbers)
 
 
-def _of(*sizes: int, kind: str = "memory") -> tuple[Dataset, Rows]:
+def _of(*sizes: int, kind: str = "memory") -> tuple[Dataset, Int64Array]:
     """A fragment for each size."""
-    ds = penstock.create(new_place(kind).uri, SCHEMA)
+    ds = penstock.create(new_location(kind).uri, SCHEMA)
     numbers = np.arange(sum(sizes))
     for part in np.split(numbers, np.cumsum(sizes)[:-1]):
         ds.append(rows_of(part))
     return ds, numbers
 
 
-def _broken() -> tuple[Dataset, Rows]:
+def _broken() -> tuple[Dataset, Int64Array]:
     """Two leaves of fragments of all sizes, with deleted rows everywhere; three fragments have none left."""
     sizes = [17, *(1 + 7 * k % 40 for k in range(36)), 23, 5]
     ds, numbers = _of(*sizes)
@@ -79,9 +81,9 @@ def _broken() -> tuple[Dataset, Rows]:
     return ds, numbers[~gone]
 
 
-def _late() -> tuple[Dataset, Rows]:
+def _late() -> tuple[Dataset, Int64Array]:
     """The heaviest column is not in the first fragment."""
-    ds = penstock.create(new_place("memory").uri, {name: SCHEMA[name] for name in ("n", "t")})
+    ds = penstock.create(new_location("memory").uri, {name: SCHEMA[name] for name in ("n", "t")})
     numbers = np.arange(210)
     ds.append({name: values for name, values in rows_of(numbers[:101]).items() if name != "x"})
     ds.add_column("x", SCHEMA["x"], fill=np.zeros(X_BYTES, np.uint8))
@@ -89,17 +91,17 @@ def _late() -> tuple[Dataset, Rows]:
     return ds, numbers
 
 
-def _long() -> tuple[Dataset, Rows]:
+def _long() -> tuple[Dataset, Int64Array]:
     """Enough rows for a lane to be planned in several chunks, in pages that blocks can be cut from."""
-    ds = penstock.create(new_place("memory").uri, {"n": Column(Tensor("int64"), page_bytes=1024)})
+    ds = penstock.create(new_location("memory").uri, {"n": Column(Tensor("int64"), page_bytes=1024)})
     numbers = np.arange(9001)
     for part in np.split(numbers, [4000, 4001]):
         ds.append({"n": part})
     return ds, numbers
 
 
-def large(place: str | Store, *sizes: int) -> tuple[Dataset, Rows]:
-    """Rows that are large enough to be read straight to their places in a batch."""
+def large(place: str | Store, *sizes: int) -> tuple[Dataset, Int64Array]:
+    """Rows that are large enough to be read directly into a batch."""
     x = Column(Tensor("uint8", (LARGE_BYTES,)), page_bytes=4 * LARGE_BYTES, file_bytes=30 * LARGE_BYTES)
     ds = penstock.create(place, SCHEMA | {"x": x})
     numbers = np.arange(sum(sizes))
@@ -109,14 +111,14 @@ def large(place: str | Store, *sizes: int) -> tuple[Dataset, Rows]:
     return ds, numbers
 
 
-def _large() -> tuple[Dataset, Rows]:
-    ds, numbers = large(new_place("folder").uri, 90, 1, 62)
+def _large() -> tuple[Dataset, Int64Array]:
+    ds, numbers = large(new_location("folder").uri, 90, 1, 62)
     gone = [5, 40, 41, 42, 43, 44, 140]
     ds.delete(gone)
     return ds, np.delete(numbers, gone)
 
 
-_MAKERS: dict[str, Callable[[], tuple[Dataset, Rows]]] = {
+_MAKERS: dict[str, Callable[[], tuple[Dataset, Int64Array]]] = {
     "odd": lambda: _of(397),
     "folder": lambda: _of(113, 1, 90, kind="folder"),
     "large": _large,
@@ -124,13 +126,13 @@ _MAKERS: dict[str, Callable[[], tuple[Dataset, Rows]]] = {
     "late": _late,
     "long": _long,
     "one row": lambda: _of(1),
-    "no rows": lambda: (penstock.create(new_place("memory").uri, SCHEMA), np.zeros(0, np.int64)),
+    "no rows": lambda: (penstock.create(new_location("memory").uri, SCHEMA), np.zeros(0, np.int64)),
 }
 TABLES = tuple(_MAKERS)
 
 
 def of_fragments(store: Store, fragments: int, rows: int) -> Dataset:
-    """A table of so many fragments of so many rows, which share their file; of every seventh one row is left."""
+    """A table of `fragments` fragments of `rows` rows that share one file; every seventh has one live row."""
     ds = penstock.create(store, {"n": Column(Tensor("int64"), page_bytes=16)})
     ds.append({"n": np.arange(rows)})
     ds.commit()
@@ -140,27 +142,27 @@ def of_fragments(store: Store, fragments: int, rows: int) -> Dataset:
     made = [
         replace(
             model,
-            id=new_number(),
-            row_ids=session.row_ids.take(rows),
+            id=new_int_id(),
+            row_ids=session.row_ids.allocate(rows),
             deleted=None if number % 7 else deleted,
             live=rows if number % 7 else 1,
         )
         for number in range(fragments)
     ]
     session.changes.appended += made
-    session.put(session.tree.append(session.snapshot.nodes, made), session.snapshot.schema, {})
+    session.update_snapshot(session.tree.append(session.snapshot.nodes, made), session.snapshot.schema, {})
     ds.commit()
     return penstock.load(store)
 
 
 class Batch(NamedTuple):
-    """The numbers of a batch, and which of them only fill it up; None where nothing says so."""
+    """The numbers of a batch and its padding mask; None without a `_pad` column."""
 
-    numbers: Rows
+    numbers: Int64Array
     padding: npt.NDArray[np.bool_] | None
 
     @property
-    def real(self) -> Rows:
+    def real(self) -> Int64Array:
         return self.numbers if self.padding is None else self.numbers[~self.padding]
 
 
@@ -189,28 +191,26 @@ def read_all(view: View, *, ranks: int, **options: Any) -> list[list[Batch]]:
     return [read(view, rank=rank, ranks=ranks, **options) for rank in range(ranks)]
 
 
-def by_step(all_ranks: Sequence[Sequence[Batch]]) -> Iterator[Rows]:
-    """The rows of each step over all ranks, sorted, without what only fills it up."""
+def by_step(all_ranks: Sequence[Sequence[Batch]]) -> Iterator[Int64Array]:
+    """The sorted rows of each step over all ranks, without padding."""
     for batches in zip(*all_ranks, strict=True):
         yield np.sort(np.concatenate([batch.real for batch in batches]))
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def joined(parts: Sequence[Int64Array]) -> Int64Array:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 # What the order depends on, …
 columns = st.sampled_from([None, ["n"], ["n", "t"], ["x", "n"], ["_row_id", "n"]])
 shuffles = st.one_of(
-    st.just({"shuffle": False}),
-    st.fixed_dictionaries(
-        {
-            "shuffle": st.just(True),
-            "shuffle_block": st.sampled_from([1, 700, 1500, 5000, 1 << 20]),
-            "shuffle_spread": st.sampled_from([0, 0.3, 1, 4.5, 100]),
-            "lanes": st.one_of(st.sampled_from([1, 2, 4, 24]), st.integers(1, 40)),
-            "seed": st.integers(0, 3),
-        }
+    st.none(),
+    st.builds(
+        Shuffle,
+        seed=st.integers(0, 3),
+        block_bytes=st.sampled_from([1, 700, 1500, 5000, 1 << 20]),
+        spread=st.sampled_from([0, 0.3, 1, 4.5, 100]),
+        lanes=st.one_of(st.sampled_from([1, 2, 4, 24]), st.integers(1, 40)),
     ),
 )
 # … and what it does not.

@@ -1,27 +1,27 @@
-"""What an epoch costs: each byte once over all ranks, few manifests for a step, and how well rows are shuffled."""
+"""The cost of an epoch: bytes read over all ranks, manifests per step, and shuffle quality."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
-from penstock import Column, Dataset, Tensor
+from penstock import Column, Dataset, Shuffle, Tensor
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore
 from penstock.types import ByteRange
-from tests.engine.reading import Rows, joined, of_fragments
+from tests.engine.reading import Int64Array, joined, of_fragments
 
 ROWS = 6401
 X_BYTES = 1024
 
 
 class RecordingStore(CountingStore):
-    """Notes what was read, in order."""
+    """Records reads in order."""
 
-    fan_out = 1
+    is_local = True
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -55,7 +55,7 @@ class Sorted:
         self.ds.append({"n": np.arange(ROWS), "x": x})
         self.ds.commit()
 
-    def pages(self, rows: Rows, columns: Sequence[str] = ("n", "x")) -> dict[tuple[str, int], int]:
+    def pages(self, rows: Int64Array, columns: Sequence[str] = ("n", "x")) -> dict[tuple[str, int], int]:
         """The pages that hold some rows, by where they start, and where they end."""
         [fragment] = self.ds._session.tree.fragments(self.ds._session.snapshot.nodes)
         found: dict[tuple[str, int], int] = {}
@@ -89,13 +89,8 @@ def sorted_table() -> Sorted:
     return Sorted()
 
 
-SHUFFLED: dict[str, Any] = {
-    "shuffle": True,
-    "shuffle_block": 32 << 10,
-    "lanes": 4,
-    "shuffle_spread": 1,
-    "num_workers": 1,
-}
+SHUFFLE = Shuffle(block_bytes=32 << 10, lanes=4, spread=1)
+SHUFFLED: dict[str, Any] = {"shuffle": SHUFFLE, "num_workers": 1}
 
 
 def read_bytes(table: Sorted, ranks: int, **options: Any) -> tuple[float, float]:
@@ -121,7 +116,7 @@ def test_each_byte_is_read_once_where_ranks_divide_the_lanes(sorted_table: Sorte
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(3, 16), (7, 16), (6, 2), (3, 1)])
-def test_elsewhere_the_factor_is_told(sorted_table: Sorted, ranks: int, batch_size: int) -> None:
+def test_otherwise_stats_report_the_read_factor(sorted_table: Sorted, ranks: int, batch_size: int) -> None:
     factor, said = read_bytes(sorted_table, ranks, batch_size=batch_size, **SHUFFLED)
     assert 1.05 < factor <= 1.05 * said
     assert said <= 1.3 * factor
@@ -135,7 +130,7 @@ def test_each_byte_is_read_once_in_order(sorted_table: Sorted) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_resumed_run_reads_nothing_that_was_consumed(sorted_table: Sorted, share: float, ranks: int) -> None:
+def test_a_resumed_run_does_not_read_consumed_rows(sorted_table: Sorted, share: float, ranks: int) -> None:
     options: dict[str, Any] = {**SHUFFLED, "batch_size": 32}
     with sorted_table.ds.pytorch(**options) as loader:
         batches = iter(loader)
@@ -146,16 +141,16 @@ def test_a_resumed_run_reads_nothing_that_was_consumed(sorted_table: Sorted, sha
     with sorted_table.ds.pytorch(**options, distributed=(0, ranks)) as loader:
         loader.load_state_dict(state)
         rest = joined([batch["n"].numpy() for batch in loader])
-    pages = sorted_table.pages(rest, ["x"])  # of light columns, what is near is read with it
+    pages = sorted_table.pages(rest, ["x"])  # small columns are cached in groups of pages
     assert read_for(sorted_table.store.reads, pages) <= 1.05 * size_of(pages)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_first_batch_waits_for_parts_of_blocks(
+def test_the_first_batch_reads_parts_of_blocks(
     sorted_table: Sorted, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine._selection._FIRST_BYTES", 16 << 10)
-    options: dict[str, Any] = {**SHUFFLED, "shuffle_block": 256 << 10, "batch_size": 8}
+    monkeypatch.setattr("penstock.engine._selection._FIRST_READ_BYTES", 16 << 10)
+    options: dict[str, Any] = {"shuffle": replace(SHUFFLE, block_bytes=256 << 10), "num_workers": 1, "batch_size": 8}
     with sorted_table.ds.pytorch(**options) as loader:
         state = loader.state_dict() | {"consumed": round(share * ROWS / 8) * 8}
     sorted_table.store.reads.clear()
@@ -166,12 +161,13 @@ def test_a_first_batch_waits_for_parts_of_blocks(
     assert read_for(sorted_table.store.reads, pages) <= 0.5 * 4 * (256 << 10)
 
 
-def test_the_window_keeps_to_its_budget_and_still_reads_each_byte_once() -> None:
+def test_the_window_stays_within_budget_and_reads_each_byte_once() -> None:
     store = RecordingStore(open_store("memory://"))
     ds = penstock.create(store, {"x": Column(Tensor("uint8", (X_BYTES,)), page_bytes=32 * X_BYTES)})
     ds.append({"x": np.zeros((40_000, X_BYTES), np.uint8)})
     ds.commit()
-    options: dict[str, Any] = {**SHUFFLED, "shuffle_block": 128 << 10, "batch_size": 50, "memory_budget": 12 << 20}
+    shuffle = replace(SHUFFLE, block_bytes=128 << 10)
+    options: dict[str, Any] = {**SHUFFLED, "shuffle": shuffle, "batch_size": 50, "memory_budget": 12 << 20}
     with ds.pytorch(**options) as loader:
         for _ in range(3):
             assert sum(len(batch["x"]) for batch in loader) == 40_000
@@ -181,7 +177,7 @@ def test_the_window_keeps_to_its_budget_and_still_reads_each_byte_once() -> None
     assert stats.bytes <= 3 * 1.05 * 40_000 * X_BYTES + stats.budget_bytes  # the next epoch has been begun
 
 
-def entropy(labels: Rows, batch_size: int) -> float:
+def entropy(labels: Int64Array, batch_size: int) -> float:
     """Mean entropy of the labels of a batch, in bits."""
     found = []
     for batch in labels[: len(labels) // batch_size * batch_size].reshape(-1, batch_size):
@@ -191,10 +187,10 @@ def entropy(labels: Rows, batch_size: int) -> float:
 
 
 @pytest.mark.parametrize(("lanes", "spread"), [(4, 25), (24, 4)])
-def test_batches_of_a_table_sorted_by_class_have_the_labels_of_a_true_shuffle(
+def test_label_entropy_of_a_sorted_table_is_close_to_a_true_shuffle(
     sorted_table: Sorted, lanes: int, spread: float
 ) -> None:
-    options = {**SHUFFLED, "lanes": lanes, "shuffle_spread": spread, "columns": ["n", "x"]}
+    options = {**SHUFFLED, "shuffle": replace(SHUFFLE, lanes=lanes, spread=spread), "columns": ["n", "x"]}
     with sorted_table.ds.pytorch(batch_size=64, **options) as loader:
         rows = joined([batch["n"].numpy() for batch in loader])
         quality = loader.stats().quality
@@ -204,31 +200,31 @@ def test_batches_of_a_table_sorted_by_class_have_the_labels_of_a_true_shuffle(
     drawn = [len(np.unique(batch // 32)) for batch in rows[: ROWS // 64 * 64].reshape(-1, 64)]
     assert quality is not None
     assert quality.blocks_per_batch == pytest.approx(np.mean(drawn), rel=0.15)
-    assert quality.perfect == pytest.approx(200 * (1 - (1 - 1 / 200) ** 64), rel=0.02)
-    assert quality.share > 0.7
+    assert quality.expected == pytest.approx(200 * (1 - (1 - 1 / 200) ** 64), rel=0.02)
+    assert quality.ratio > 0.7
 
 
 def test_a_poor_shuffle_is_reported(sorted_table: Sorted) -> None:
-    options = {**SHUFFLED, "lanes": 1, "shuffle_spread": 1}
+    options = {**SHUFFLED, "shuffle": replace(SHUFFLE, lanes=1, spread=1)}
     with sorted_table.ds.pytorch(batch_size=64, **options) as loader:
         for _ in loader:
             pass
         stats = loader.stats()
     assert stats.quality is not None
-    assert stats.quality.share < 0.2
+    assert stats.quality.ratio < 0.2
     assert str(stats.quality) in str(stats)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_step_needs_the_manifests_of_the_rows_it_reads_and_no_others(shuffle: bool) -> None:
+@pytest.mark.parametrize("shuffle", [Shuffle(block_bytes=1000, lanes=4, spread=2), False], ids=["shuffled", "in order"])
+def test_a_step_reads_only_the_manifests_of_its_rows(shuffle: bool | Shuffle) -> None:
     """Of 32 fragments each; five times the fragments cost only the nodes above them."""
     counts = []
     for fragments in (80 * 32, 400 * 32):
         store = RecordingStore(open_store("memory://"))
         ds = of_fragments(store, fragments, 1000)
         store.reads.clear()
-        options: dict[str, Any] = {"lanes": 4, "shuffle_block": 1000, "shuffle_spread": 2} if shuffle else {}
-        with ds.pytorch(batch_size=10, shuffle=shuffle, columns=["_row_id"], **options) as loader:
+        options: dict[str, Any] = {"batch_size": 10, "shuffle": shuffle, "columns": ["_row_id"]}
+        with ds.pytorch(**options) as loader:
             batches = iter(loader)
             for _ in range(20):
                 assert len(next(batches)["_row_id"]) == 10
@@ -239,7 +235,7 @@ def test_a_step_needs_the_manifests_of_the_rows_it_reads_and_no_others(shuffle: 
         assert counts[-1] <= (12 if shuffle else 4) < leaves
         store.reads.clear()
         again = penstock.load(store)
-        with again.pytorch(batch_size=10, shuffle=shuffle, columns=["_row_id"], **options) as loader:
+        with again.pytorch(**options) as loader:
             loader.load_state_dict({**state, "consumed": 3 * len(ds) // 4})
             next(iter(loader))
         assert store.count("manifests/") - above <= (12 if shuffle else 4)

@@ -1,4 +1,4 @@
-"""Ctrl-C: a program that reads ends at once, whatever it waits for, and leaves nothing behind."""
+"""Ctrl-C: a program that reads ends promptly, whatever it waits for, and leaves no processes and no shared memory."""
 
 import json
 import os
@@ -17,18 +17,23 @@ import pytest
 import penstock
 from penstock import Column, Tensor
 from tests.engine.watch import processes_of_session, soon
-from tests.servers import Place, moto_port, new_place
+from tests.servers import StoreLocation, moto_port, new_location
 from tests.storage.proxy import FaultProxy
 
 ENDS_WITHIN_S = 2.0
+CONTROL_FACTOR = 5.0
+"""A program may take this many times longer to end than an idle one that is interrupted in the same minute."""
+HANGS_S = 60.0
 TRIES = 4
 ROOT = Path(__file__).parents[2]
 
 
-def table(kind: str) -> Place:
-    place = new_place(kind)
+def table(kind: str) -> StoreLocation:
+    place = new_location(kind)
     ds = penstock.create(
-        place.uri, {"n": Column(Tensor("int64"), page_bytes=64), "x": Tensor("float32", (8,))}, options=place.options
+        place.uri,
+        {"n": Column(Tensor("int64"), page_bytes=64), "x": Tensor("float32", (8,))},
+        storage_options=place.options,
     )
     ds.append({"n": np.arange(200), "x": np.zeros((200, 8), np.float32)})
     ds.commit()
@@ -36,8 +41,8 @@ def table(kind: str) -> Place:
 
 
 @contextmanager
-def reading(scenario: str, place: Place, endpoint: str = "") -> Iterator[subprocess.Popen[str]]:
-    """The program in a session of its own, so that it can be told apart, and its processes with it."""
+def reading(scenario: str, place: StoreLocation, endpoint: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Start the program in a session of its own, by which its processes are found."""
     program = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "tests.engine.interrupted", scenario, place.uri,
          json.dumps(place.options), endpoint],
@@ -54,62 +59,76 @@ def reading(scenario: str, place: Place, endpoint: str = "") -> Iterator[subproc
 
 
 def check_end(begin: Callable[[], AbstractContextManager[subprocess.Popen[str]]], *, to_all: bool = False) -> str:
-    """See a program end in time; a machine that has other work may be late with it, but not again and again."""
+    """Interrupt a program and check that it ends promptly; returns its standard error.
+
+    A program that misses the bound is compared with an idle one, which a busy machine delays as well.
+    """
+    missed = []
     for _ in range(TRIES):
         with begin() as program:
-            printed, took = end(program, to_all=to_all)
-        if took < ENDS_WITHIN_S:
+            printed, took_s = end(program, to_all=to_all)
+        if took_s < ENDS_WITHIN_S:
             return printed
-    pytest.fail(f"it took {took:.1f} s to end, and no less before, {TRIES} times")
+        with reading("idle", StoreLocation("")) as control:
+            allowed_s = ENDS_WITHIN_S + CONTROL_FACTOR * end(control, to_all=to_all)[1]
+        if took_s < allowed_s:
+            return printed
+        missed.append(f"{took_s:.1f} s where {allowed_s:.1f} s are allowed")
+    pytest.fail(f"the program did not end promptly: {', '.join(missed)}")
 
 
 def end(program: subprocess.Popen[str], *, to_all: bool) -> tuple[str, float]:
-    """Interrupt the program, as a terminal does or as a supervisor; returns what it printed, and how long it took."""
-    mine = processes_of_session(program.pid)
-    assert program.pid in mine
-    started = time.monotonic()
+    """Interrupt the program, or its process group as a terminal does; returns its standard error, and the seconds."""
+    pids = processes_of_session(program.pid)
+    assert program.pid in pids
+    started_s = time.monotonic()
     if to_all:
         os.killpg(program.pid, signal.SIGINT)
     else:
         os.kill(program.pid, signal.SIGINT)
-    _, printed = program.communicate(timeout=60)
-    took = time.monotonic() - started
+    _, printed = program.communicate(timeout=HANGS_S)
+    took_s = time.monotonic() - started_s
     assert program.returncode == -signal.SIGINT, printed
     assert soon(lambda: not processes_of_session(program.pid)), processes_of_session(program.pid)
-    named = [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in mine)]
+    named = [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in pids)]
     assert not named
     assert printed.count("Traceback") == 1, printed
     assert "KeyboardInterrupt" in printed
-    return printed, took
+    return printed, took_s
 
 
-def slowly(*values: Any) -> Any:
+def marked_slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    "scenario", ["plain", "slow store", "slow transform", slowly("inline"), slowly("slow transform inline")]
+    "scenario", ["plain", "slow store", "slow transform", marked_slow("inline"), marked_slow("slow transform inline")]
 )
-def test_a_program_that_reads_a_folder_ends(scenario: str) -> None:
+def test_ctrl_c_ends_a_program_that_reads_a_folder(scenario: str) -> None:
     check_end(lambda: reading(scenario, table("folder")))
 
 
-def test_a_program_whose_bucket_does_not_answer_ends() -> None:
+def test_ctrl_c_ends_a_program_whose_bucket_does_not_answer() -> None:
     with FaultProxy(moto_port(), ["hang"]) as proxy:
         check_end(lambda: reading("hanging bucket", table("s3"), proxy.endpoint))
 
 
 @pytest.mark.parametrize(
     ("scenario", "to_all"),
-    [("process", True), slowly("process", False), slowly("slow process", True), slowly("slow process", False)],
+    [
+        ("process", True),
+        marked_slow("process", False),
+        marked_slow("slow process", True),
+        marked_slow("slow process", False),
+    ],
 )
-def test_a_program_with_worker_processes_ends_with_them(scenario: str, to_all: bool) -> None:
+def test_ctrl_c_ends_worker_processes(scenario: str, to_all: bool) -> None:
     printed = check_end(lambda: reading(scenario, table("folder")), to_all=to_all)
     assert "penstock-worker" not in printed
 
 
 @pytest.mark.slow
-def test_worker_processes_end_with_a_program_that_is_killed() -> None:
+def test_worker_processes_end_when_their_parent_is_killed() -> None:
     with reading("process", table("folder")) as program:
         assert len(processes_of_session(program.pid)) > 1
         program.kill()

@@ -1,4 +1,4 @@
-"""One budget of bytes: it bounds what is held, never changes what is read, and never stops the stream."""
+"""The memory budget bounds memory, never changes the order, and never deadlocks."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Column, Dataset, Tensor, Text
+from penstock import Column, Dataset, Shuffle, Tensor, Text
 
 ROWS = 3000
 WIDTH = 512
@@ -44,17 +44,17 @@ def read(ds: Dataset, **options: Any) -> tuple[list[int], Any]:
         return numbers, loader.stats()
 
 
-@pytest.mark.parametrize("columns", [None, ["n", "x"]], ids=["with text", "numbers alone"])
+@pytest.mark.parametrize("columns", [None, ["n", "x"]], ids=["with text", "fixed-width only"])
 @pytest.mark.parametrize("batch_size", [1, 16, 100])
-def test_a_small_budget_changes_nothing_but_the_reading(ds: Dataset, batch_size: int, columns: Any) -> None:
-    shuffle: dict[str, Any] = {"shuffle": True, "shuffle_block": 64 << 10, "lanes": 24, "columns": columns}
+def test_a_small_budget_does_not_change_the_order(ds: Dataset, batch_size: int, columns: Any) -> None:
+    shuffle: dict[str, Any] = {"shuffle": Shuffle(block_bytes=64 << 10, lanes=24), "columns": columns}
     expected, plenty = read(ds, batch_size=batch_size, **shuffle)
     assert sorted(expected) == list(range(ROWS))
     assert plenty.notes == ()
     found, tight = read(ds, batch_size=batch_size, memory_budget=MIB, num_workers=2, **shuffle)
     assert found == expected
     span = max(batch_size, 4 * MIB // (batch_size * ROW_BYTES) * batch_size) * (ROW_BYTES + 500)
-    # All pages of a span may be there, whole, before the first of them has been put in its place.
+    # All raw pages of a span may be in memory before the first is parsed.
     assert tight.window_peak_bytes <= MIB + 4 * span
     assert tight.budget_bytes == MIB
     assert any("memory_budget" in note and "raise it" in note for note in tight.notes)
@@ -64,22 +64,22 @@ def test_a_small_budget_changes_nothing_but_the_reading(ds: Dataset, batch_size:
 @pytest.mark.parametrize(
     "shuffle",
     [
-        {"shuffle": True, "shuffle_block": 32 << 10, "lanes": 96, "shuffle_spread": 3},
-        {"shuffle": True, "shuffle_block": 2 * MIB, "lanes": 2},
-        {"shuffle": True, "shuffle_block": 100, "lanes": 384},
-        {"shuffle": False},
+        Shuffle(block_bytes=32 << 10, lanes=96, spread=3),
+        Shuffle(block_bytes=2 * MIB, lanes=2),
+        Shuffle(block_bytes=100, lanes=384),
+        False,
     ],
     ids=str,
 )
-def test_the_least_budget_and_many_lanes_and_workers_come_to_an_end(
-    ds: Dataset, shuffle: dict[str, Any], num_workers: int
-) -> None:
-    found, stats = read(ds, batch_size=32, memory_budget=MIB, num_workers=num_workers, prefetch_factor=8, **shuffle)
+def test_the_smallest_budget_does_not_deadlock(ds: Dataset, shuffle: bool | Shuffle, num_workers: int) -> None:
+    found, stats = read(
+        ds, batch_size=32, memory_budget=MIB, num_workers=num_workers, prefetch_factor=8, shuffle=shuffle
+    )
     assert sorted(found) == list(range(ROWS))
     assert stats.batches == 94
 
 
-def test_rows_larger_than_the_budget_come_through_one_by_one(tmp_path: Any) -> None:
+def test_rows_larger_than_the_budget(tmp_path: Any) -> None:
     made = penstock.create(tmp_path / "t", {"n": int, "x": Tensor("float32", (MIB,))})
     made.append({"n": range(5), "x": np.repeat(np.arange(5, dtype=np.float32), MIB).reshape(5, MIB)})
     made.commit()
@@ -89,9 +89,9 @@ def test_rows_larger_than_the_budget_come_through_one_by_one(tmp_path: Any) -> N
         assert stats.window_peak_bytes < 5 * 4 * MIB
 
 
-def test_what_a_left_loop_held_is_not_held_against_the_next(ds: Dataset) -> None:
+def test_memory_of_an_interrupted_epoch_is_released(ds: Dataset) -> None:
     with ds.pytorch(
-        batch_size=32, memory_budget=40 * MIB, num_workers=2, shuffle=True, shuffle_block=64 << 10
+        batch_size=32, memory_budget=40 * MIB, num_workers=2, shuffle=Shuffle(block_bytes=64 << 10)
     ) as loader:
         for _ in range(8):
             next(iter(loader))
@@ -100,7 +100,7 @@ def test_what_a_left_loop_held_is_not_held_against_the_next(ds: Dataset) -> None
         assert loader.stats().window_peak_bytes <= 40 * MIB
 
 
-def test_narrow_rows_and_large_tables_take_no_more_room_than_the_budget(ds: Dataset) -> None:
+def test_narrow_rows_do_not_allocate_more_than_the_budget(ds: Dataset) -> None:
     """A column of a byte, or none but the ids: rows are few bytes, and must not be counted by the billion."""
     for columns in (["_row_id"], ["n"], ["_row_id", "n"]):
         with ds.pytorch(batch_size=100, columns=columns, shuffle=True) as loader:

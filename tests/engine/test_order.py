@@ -1,9 +1,10 @@
-"""What the loader promises about order: every row once, the same on any machines, and from any point on."""
+"""The order: every row once, independent of machines, from any position."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,15 +14,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Column, Dataset, Tensor, View
+from penstock import Column, Dataset, Shuffle, Tensor, View
 from penstock.storage import open_store
 from tests.engine.reading import (
+    MANY_LANES,
     MIXED,
+    SHUFFLE,
     TABLES,
     WORLDS,
     Batch,
+    Int64Array,
     Key,
-    Rows,
     Table,
     batch_of,
     by_step,
@@ -37,13 +40,13 @@ from tests.engine.reading import (
     views,
     worlds,
 )
-from tests.servers import new_place
+from tests.servers import new_location
 
 fewest = settings(few, max_examples=20)
 
 
 def check_an_epoch(
-    all_ranks: Sequence[Sequence[Batch]], wanted: Rows, batch_size: int, *, drop_last: bool = False
+    all_ranks: Sequence[Sequence[Batch]], wanted: Int64Array, batch_size: int, *, drop_last: bool = False
 ) -> None:
     """Each row once, the same number of steps on every rank, and only the last step is not full."""
     ranks = len(all_ranks)
@@ -75,12 +78,12 @@ def check_an_epoch(
 
 @given(views(), shuffles, machines, worlds, st.integers(1, 33), columns, st.booleans())
 @few
-@example((table("one row"), None), {"shuffle": True}, {}, 4, 3, None, False)
-@example((table("no rows"), None), {"shuffle": True}, {}, 2, 3, None, False)
-@example((table("broken"), []), {"shuffle": False}, {}, 1, 3, None, False)
+@example((table("one row"), None), Shuffle(), {}, 4, 3, None, False)
+@example((table("no rows"), None), Shuffle(), {}, 2, 3, None, False)
+@example((table("broken"), []), None, {}, 1, 3, None, False)
 def test_each_row_once(
     chosen: tuple[Table, Key],
-    shuffle: dict[str, Any],
+    shuffle: Shuffle | None,
     machine: dict[str, Any],
     ranks: int,
     batch_size: int,
@@ -90,10 +93,10 @@ def test_each_row_once(
     view, wanted = chosen[0].view(chosen[1])
     if chosen[0] is table("long"):
         names = None
-    options = {**shuffle, **machine, "columns": names, "drop_last": drop_last, "batch_size": batch_size}
+    options = {"shuffle": shuffle, **machine, "columns": names, "drop_last": drop_last, "batch_size": batch_size}
     all_ranks = read_all(view, ranks=ranks, **options)
     check_an_epoch(all_ranks, wanted, batch_size, drop_last=drop_last)
-    if not shuffle["shuffle"] and ranks == 1:
+    if shuffle is None and ranks == 1:
         got = joined([batch.numbers for batch in all_ranks[0]])
         assert np.array_equal(got, wanted[: len(got)])
 
@@ -103,23 +106,23 @@ def test_each_row_once(
 def test_each_row_once_on_many_ranks(ranks: int, drop_last: bool) -> None:
     few_rows, broken = table("odd"), table("broken")
     for chosen, batch_size in ((few_rows, 5), (broken, 2)):
-        options = {**MIXED, "lanes": 24, "batch_size": batch_size, "drop_last": drop_last, "columns": ["n"]}
+        options = {**MIXED, "shuffle": MANY_LANES, "batch_size": batch_size, "drop_last": drop_last, "columns": ["n"]}
         all_ranks = read_all(chosen.ds, ranks=ranks, **options)
         check_an_epoch(all_ranks, chosen.numbers, batch_size, drop_last=drop_last)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_that_are_asked_for_twice_come_twice(shuffle: bool) -> None:
+@pytest.mark.parametrize("shuffle", [False, Shuffle(block_bytes=700)], ids=["in order", "shuffled"])
+def test_repeated_rows_are_read_repeatedly(shuffle: bool | Shuffle) -> None:
     chosen = table("broken")
     for rows in ([5, 5, 7, 9, 9, 9, 12], [30, 30, 31, 33, 3, 3, 0], [0] * 20, [*range(60), *range(30, 90)]):
         for each in (rows, sorted(rows)):
             view, wanted = chosen.view(each)
             for ranks in (1, 3):
-                options = {"batch_size": 4, "shuffle": shuffle, "shuffle_block": 700, "num_workers": 0}
+                options = {"batch_size": 4, "shuffle": shuffle, "num_workers": 0}
                 check_an_epoch(read_all(view, ranks=ranks, **options), wanted, 4)
 
 
-def positions(view: View, **options: Any) -> Rows:
+def positions(view: View, **options: Any) -> Int64Array:
     """The rows in the order of their positions: what one rank reads."""
     return joined([batch.numbers for batch in read(view, batch_size=64, num_workers=0, **options)])
 
@@ -127,15 +130,15 @@ def positions(view: View, **options: Any) -> Rows:
 @given(views(), shuffles, machines, worlds, st.integers(1, 20))
 @fewest
 def test_a_step_reads_the_same_rows_on_any_number_of_ranks(
-    chosen: tuple[Table, Key], shuffle: dict[str, Any], machine: dict[str, Any], ranks: int, batch_size: int
+    chosen: tuple[Table, Key], shuffle: Shuffle | None, machine: dict[str, Any], ranks: int, batch_size: int
 ) -> None:
     view, _ = chosen[0].view(chosen[1])
-    order = positions(view, **shuffle, columns=["n"])
-    all_ranks = read_all(view, ranks=ranks, **shuffle, **machine, columns=["n"], batch_size=batch_size)
+    order = positions(view, shuffle=shuffle, columns=["n"])
+    all_ranks = read_all(view, ranks=ranks, shuffle=shuffle, **machine, columns=["n"], batch_size=batch_size)
     step_rows = ranks * batch_size
     for step, rows in enumerate(by_step(all_ranks)):
         assert np.array_equal(rows, np.sort(order[step * step_rows : (step + 1) * step_rows]))
-    lanes = min(shuffle.get("lanes", 1), max(1, len(order)))
+    lanes = min(1 if shuffle is None else shuffle.lanes or 1, max(1, len(order)))
     if lanes % ranks == 0:  # a rank owns lanes, and reads their positions in order
         for rank, batches in enumerate(all_ranks):
             assert np.array_equal(joined([batch.real for batch in batches]), order[rank::ranks])
@@ -144,7 +147,7 @@ def test_a_step_reads_the_same_rows_on_any_number_of_ranks(
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_a_step_reads_the_same_rows_on_many_ranks(ranks: int) -> None:
     chosen = table("broken")
-    options: dict[str, Any] = {**MIXED, "lanes": 24, "columns": ["n"]}
+    options: dict[str, Any] = {**MIXED, "shuffle": MANY_LANES, "columns": ["n"]}
     alone = read(chosen.ds, batch_size=3 * ranks, **options)
     all_ranks = read_all(chosen.ds, ranks=ranks, batch_size=3, **options)
     for batch, rows in zip(alone, by_step(all_ranks), strict=True):
@@ -154,22 +157,24 @@ def test_a_step_reads_the_same_rows_on_many_ranks(ranks: int) -> None:
 @given(views(), shuffles, machines, columns, st.integers(1, 70))
 @few
 def test_the_order_does_not_depend_on_workers_prefetch_memory_or_batches(
-    chosen: tuple[Table, Key], shuffle: dict[str, Any], machine: dict[str, Any], names: list[str] | None, size: int
+    chosen: tuple[Table, Key], shuffle: Shuffle | None, machine: dict[str, Any], names: list[str] | None, size: int
 ) -> None:
     view, _ = chosen[0].view(chosen[1])
     if chosen[0] is table("long"):
         names = None
-    order = positions(view, **shuffle, columns=names)
-    batches = read(view, batch_size=size, **shuffle, **machine, columns=names)
+    order = positions(view, shuffle=shuffle, columns=names)
+    batches = read(view, batch_size=size, shuffle=shuffle, **machine, columns=names)
     assert np.array_equal(joined([batch.numbers for batch in batches]), order)
 
 
-def test_too_little_memory_is_noted_and_changes_nothing() -> None:
-    ds = penstock.create(new_place("memory").uri, {"n": int, "x": Column(Tensor("uint8", (1024,)), page_bytes=8 << 10)})
+def test_too_little_memory_is_noted_and_does_not_change_the_order() -> None:
+    ds = penstock.create(
+        new_location("memory").uri, {"n": int, "x": Column(Tensor("uint8", (1024,)), page_bytes=8 << 10)}
+    )
     ds.append({"n": np.arange(5000), "x": np.zeros((5000, 1024), np.uint8)})
     ds.commit()
     options: dict[str, Any] = {
-        "batch_size": 50, "shuffle": True, "shuffle_block": 64 << 10, "lanes": 4, "shuffle_spread": 8,
+        "batch_size": 50, "shuffle": Shuffle(block_bytes=64 << 10, lanes=4, spread=8),
     }  # fmt: skip
     orders = []
     for budget in (None, 64 << 20, 1 << 20):
@@ -181,9 +186,9 @@ def test_too_little_memory_is_noted_and_changes_nothing() -> None:
     assert orders[0] == orders[1] == orders[2]
 
 
-def test_rows_that_are_compressed_or_in_no_file_fit_in_memory() -> None:
-    """A window is sized by what rows take in it, and not by what they take in files."""
-    ds = penstock.create(new_place("memory").uri, {"x": Column(Tensor("uint8", (3000,)), codec="zstd")})
+def test_the_window_is_sized_by_decoded_rows() -> None:
+    """Compressed rows take more memory than file bytes; row ids are in no file."""
+    ds = penstock.create(new_location("memory").uri, {"x": Column(Tensor("uint8", (3000,)), codec="zstd")})
     ds.append({"x": np.zeros((6000, 3000), np.uint8)})
     ds.commit()
     for names in (["_row_id"], ["x", "_row_id"]):
@@ -193,12 +198,12 @@ def test_rows_that_are_compressed_or_in_no_file_fit_in_memory() -> None:
     with ds.pytorch(batch_size=50, shuffle=True, memory_budget=1 << 20) as loader:
         assert sum(len(batch["x"]) for batch in loader) == 6000
         stats = loader.stats()
-    assert stats.window_peak_bytes < 9 << 20  # what is put together at once, and not the whole table
+    assert stats.window_peak_bytes < 9 << 20  # a span, not the whole table
 
 
-def test_seeds_and_epochs_differ_and_come_back() -> None:
+def test_seeds_and_epochs_differ_and_are_reproducible() -> None:
     chosen = table("odd")
-    loaders = [chosen.ds.pytorch(batch_size=50, **MIXED, seed=seed) for seed in (0, 1)]
+    loaders = [chosen.ds.pytorch(batch_size=50, **MIXED | {"shuffle": replace(SHUFFLE, seed=seed)}) for seed in (0, 1)]
     orders = {}
     for seed, loader in enumerate(loaders):
         with loader:
@@ -213,9 +218,10 @@ def test_seeds_and_epochs_differ_and_come_back() -> None:
             assert joined([batch_of(found).numbers for found in loader]).tolist() == orders[0, epoch]
 
 
-_ELSEWHERE = """
+_PROGRAM = """
 import sys, penstock
-with penstock.load(sys.argv[1]).pytorch(batch_size=9, shuffle=True, shuffle_block=700, lanes=4, seed=5) as loader:
+shuffle = penstock.Shuffle(block_bytes=700, lanes=4, seed=5)
+with penstock.load(sys.argv[1]).pytorch(batch_size=9, shuffle=shuffle) as loader:
     loader.set_epoch(3)
     print([n for batch in loader for n in batch["n"].tolist()])
 """
@@ -223,16 +229,16 @@ with penstock.load(sys.argv[1]).pytorch(batch_size=9, shuffle=True, shuffle_bloc
 
 def test_an_epoch_is_the_same_in_another_process() -> None:
     ds = table("folder").ds
-    command = [sys.executable, "-c", _ELSEWHERE, ds.uri]
+    command = [sys.executable, "-c", _PROGRAM, ds.uri]
     there = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
-    with ds.pytorch(batch_size=30, shuffle=True, shuffle_block=700, lanes=4, seed=5) as loader:
+    with ds.pytorch(batch_size=30, shuffle=Shuffle(block_bytes=700, lanes=4, seed=5)) as loader:
         loader.set_epoch(3)
         here = [n for batch in loader for n in batch["n"].tolist()]
     assert json.loads(there) == here
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLES) - {"no rows", "one row"}))
-def test_no_shuffle_is_the_order_of_the_table(name: str) -> None:
+def test_without_shuffle_rows_are_in_table_order(name: str) -> None:
     chosen = table(name)
     assert np.array_equal(positions(chosen.ds), chosen.numbers)
     assert np.array_equal(positions(chosen.ds[::-1]), chosen.numbers[::-1])
@@ -244,9 +250,10 @@ def test_no_shuffle_is_the_order_of_the_table(name: str) -> None:
 
 
 def test_a_bad_row_is_replaced_by_the_same_row_everywhere() -> None:
-    """On any ranks, in batches of any size, with little memory, and after a break."""
+    """On any ranks, with any batch size, with little memory, and after a resume."""
     chosen = table("long")
     bad = set(range(100, 9000, 701))
+    shuffle = Shuffle(block_bytes=4096, lanes=2)
 
     def fail(sample: dict[str, Any]) -> dict[str, Any]:
         if int(sample["n"]) in bad:
@@ -254,13 +261,13 @@ def test_a_bad_row_is_replaced_by_the_same_row_everywhere() -> None:
         return sample
 
     def read_some(ranks: int, batch_size: int, state: dict[str, Any] | None = None, **machine: Any) -> list[int]:
-        """What came in the place of rows that were bad."""
+        """The replacements of bad rows."""
         found: list[int] = []
         real: list[int] = []
         for rank in range(ranks):
             with chosen.ds.pytorch(
-                batch_size=batch_size, shuffle=True, shuffle_block=4096, lanes=2, transform=fail,
-                on_bad_sample="replace", distributed=(rank, ranks), num_workers=0, **machine,
+                batch_size=batch_size, shuffle=shuffle, transform=fail, bad_samples="replace",
+                distributed=(rank, ranks), num_workers=0, **machine,
             ) as loader:  # fmt: skip
                 if state is not None:
                     loader.load_state_dict(state)
@@ -276,7 +283,7 @@ def test_a_bad_row_is_replaced_by_the_same_row_everywhere() -> None:
     assert len(whole) == len(bad)
     assert read_some(1, 77, memory_budget=1 << 20) == whole
     assert read_some(3, 1000) == whole  # 9001 rows: only the last one is in the last step
-    with chosen.ds.pytorch(batch_size=1, shuffle=True, shuffle_block=4096, lanes=2) as loader:
+    with chosen.ds.pytorch(batch_size=1, shuffle=shuffle) as loader:
         state = {**loader.state_dict(), "consumed": 5003}
     late = read_some(1, 500, state)
     assert late == read_some(1, 61, state)
@@ -285,7 +292,7 @@ def test_a_bad_row_is_replaced_by_the_same_row_everywhere() -> None:
 
 @pytest.fixture(scope="module")
 def many_leaves() -> Dataset:
-    """More than the loader reads ahead: a lane holds one fragment at a time."""
+    """More leaves than are prefetched: a lane holds one fragment at a time."""
     return of_fragments(open_store("memory://"), 70 * 32, 5)
 
 
@@ -305,8 +312,8 @@ def test_a_table_of_many_manifests(many_leaves: Dataset, ranks: int, lanes: int,
     numbers = dict(zip(wanted["_row_id"], wanted["n"], strict=True))
     options: dict[str, Any] = {"columns": ["_row_id", "n"], "num_workers": 0, "batch_size": 70}
     if shuffle:
-        options |= {"shuffle": True, "lanes": lanes, "shuffle_block": 64, "shuffle_spread": 20}
-    found: list[Rows] = []
+        options |= {"shuffle": Shuffle(lanes=lanes, block_bytes=64, spread=20)}
+    found: list[Int64Array] = []
     state: dict[str, Any] | None = None
     for count, steps in ((ranks, 2), (1, 10**6)):
         for rank in range(count):

@@ -1,4 +1,4 @@
-"""Worker processes: the same batches as from threads, whatever happens to the processes."""
+"""Worker processes: the same batches as from threads, also if processes die."""
 
 import multiprocessing
 import os
@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import penstock
-from penstock import Boxes, Bytes, Column, Dataset, Tensor, Text
+from penstock import Boxes, Bytes, Column, Dataset, Shuffle, Tensor, Text, Workers
 from penstock.engine import RowKeys
 from penstock.errors import InvalidInputError, PenstockError, SampleError
 from tests.adapters import transforms
-from tests.adapters.transforms import Broken, Carrier, Pair
+from tests.adapters.transforms import BrokenError, Carrier, Pair
 from tests.engine.watch import open_files, our_threads, soon, threads_end
 
 ROWS = 60
-MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 256, "lanes": 2}
+MIXED: dict[str, Any] = {"shuffle": Shuffle(block_bytes=256, lanes=2)}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def ds() -> Dataset:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _no_threads_or_processes_left() -> Iterator[None]:
     yield
     assert threads_end(), our_threads()
     assert soon(lambda: not multiprocessing.active_children()), multiprocessing.active_children()
@@ -46,17 +46,15 @@ def numbers(batches: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_processes_make_the_batches_that_threads_make(ds: Dataset, num_workers: int) -> None:
+def test_processes_build_the_same_batches_as_threads(ds: Dataset, num_workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 8, "columns": ["n"], **MIXED}
-    apart = ds.pytorch(
-        num_workers=num_workers, worker_type="process", transform=transforms.drawn_in_every_way, **options
-    )
+    remote = ds.pytorch(num_workers=Workers(num_workers, "process"), transform=transforms.drawn_in_every_way, **options)
     here = ds.pytorch(transform=transforms.noisy, **options)
     drawn: dict[int, tuple[Any, Any]] = {}
     pids: set[int] = set()
-    with apart, here:
+    with remote, here:
         for epoch in range(2):
-            for one, other in zip(apart, here, strict=True):
+            for one, other in zip(remote, here, strict=True):
                 assert torch.equal(one["n"], other["n"])
                 assert torch.equal(one["noise"], other["noise"])
                 pids |= set(one["pid"].tolist())
@@ -70,9 +68,9 @@ def test_processes_make_the_batches_that_threads_make(ds: Dataset, num_workers: 
         assert found == expected, "global generators are seeded by the row"
 
 
-def test_batches_of_all_types_cross(ds: Dataset) -> None:
+def test_batches_of_all_types_are_transported(ds: Dataset) -> None:
     options: dict[str, Any] = {"batch_size": 8, "batch_transform": transforms.in_types_of_all_kinds}
-    with ds.pytorch(num_workers=1, worker_type="process", **options) as loader:
+    with ds.pytorch(num_workers=Workers(1, "process"), **options) as loader:
         for batch, other in zip(loader, ds.pytorch(**options), strict=True):
             n = batch["pair"].n
             assert torch.equal(n, other["pair"].n)
@@ -91,18 +89,18 @@ def test_batches_of_all_types_cross(ds: Dataset) -> None:
             n += 1  # a batch is the user's to write to
 
 
-def test_what_cannot_be_sent_to_a_process_is_refused_in_words(ds: Dataset) -> None:
-    sentence = 'worker_type="process" needs transforms and decoders that another process can import.*lambda'
+def test_functions_that_cannot_be_pickled_are_rejected(ds: Dataset) -> None:
+    sentence = r'Workers\(…, "process"\) needs transforms and decoders that another process can import.*lambda'
     with pytest.raises(InvalidInputError, match=sentence):
-        ds.pytorch(batch_size=8, worker_type="process", transform=lambda sample: sample)
+        ds.pytorch(batch_size=8, num_workers=Workers(2, "process"), transform=lambda sample: sample)
     media = penstock.create("memory://", {"p": Bytes()})
     with pytest.raises(InvalidInputError, match=sentence):
-        media.pytorch(batch_size=8, worker_type="process", decode={"p": lambda data: data})
+        media.pytorch(batch_size=8, num_workers=Workers(2, "process"), decode={"p": lambda data: data})
 
 
-def test_errors_come_back_as_themselves_in_their_place_and_the_process_goes_on(ds: Dataset) -> None:
+def test_errors_keep_their_type_and_position_and_the_process_survives(ds: Dataset) -> None:
     loader = ds.pytorch(
-        batch_size=10, num_workers=1, worker_type="process", columns=["n"],
+        batch_size=10, num_workers=Workers(1, "process"), columns=["n"],
         transform=transforms.fails_at_13_and_23, batch_transform=transforms.fails_at_33_and_43,
     )  # fmt: skip
 
@@ -114,11 +112,11 @@ def test_errors_come_back_as_themselves_in_their_place_and_the_process_goes_on(d
         return caught.value
 
     with loader:
-        broken = failure(0, Broken)
+        broken = failure(0, BrokenError)
         assert str(broken) == "thirteen"
         assert "in row 13 of the table (row id 13)" in broken.__notes__
         assert any("transforms.py" in note for note in broken.__notes__), "where it happened in the process"
-        assert str(failure(20, SampleError)) == "Fragile: one"
+        assert str(failure(20, SampleError)) == "FragileError: one"
         assert str(failure(30, FileNotFoundError)) == "the file that this transform needs"
         assert "what transforms return is sent from one process to another" in str(failure(40, InvalidInputError))
         loader.load_state_dict({**loader.state_dict(), "consumed": 50})
@@ -126,15 +124,15 @@ def test_errors_come_back_as_themselves_in_their_place_and_the_process_goes_on(d
         assert loader.stats().notes == (), "no process has died of it"
 
 
-def test_bad_samples_are_replaced_by_the_same_as_in_threads(ds: Dataset) -> None:
-    options: dict[str, Any] = {"transform": transforms.rewritten, "on_bad_sample": "replace", "columns": ["n"], **MIXED}
-    with ds.pytorch(batch_size=8, num_workers=1, worker_type="process", **options) as loader:
-        apart = [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in loader]
-    assert apart == [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in ds.pytorch(batch_size=8, **options)]
+def test_replacements_are_the_same_as_in_threads(ds: Dataset) -> None:
+    options: dict[str, Any] = {"transform": transforms.rewritten, "bad_samples": "replace", "columns": ["n"], **MIXED}
+    with ds.pytorch(batch_size=8, num_workers=Workers(1, "process"), **options) as loader:
+        remote = [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in loader]
+    assert remote == [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in ds.pytorch(batch_size=8, **options)]
 
 
-def test_a_killed_process_is_replaced_and_nothing_is_lost(ds: Dataset) -> None:
-    with ds.pytorch(batch_size=4, num_workers=1, worker_type="process", transform=transforms.slow) as loader:
+def test_a_killed_process_is_restarted_and_no_row_is_lost(ds: Dataset) -> None:
+    with ds.pytorch(batch_size=4, num_workers=Workers(1, "process"), transform=transforms.slow) as loader:
         seen: list[int] = []
         for step, batch in enumerate(loader):
             seen += batch["n"].tolist()
@@ -146,19 +144,19 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(ds: Dataset) -> None:
         assert any("exit code -9" in note for note in loader.stats().notes)
 
 
-def test_a_process_that_keeps_dying_is_an_error_that_says_how(ds: Dataset) -> None:
-    loader = ds.pytorch(batch_size=4, num_workers=1, worker_type="process", transform=transforms.dies)
+def test_a_process_that_keeps_dying_raises_with_its_exit_code(ds: Dataset) -> None:
+    loader = ds.pytorch(batch_size=4, num_workers=Workers(1, "process"), transform=transforms.dies)
     with pytest.raises(PenstockError, match="3 times while it made the same batch, the last time exit code 3"):
         list(loader)
 
 
-def test_closing_does_not_wait_for_a_transform_nor_start_it_again(ds: Dataset) -> None:
-    loader = ds.pytorch(batch_size=1, num_workers=1, worker_type="process", transform=transforms.very_slow)
-    reader = at_work(iter(loader))
+def test_closing_neither_waits_for_a_transform_nor_restarts_it(ds: Dataset) -> None:
+    loader = ds.pytorch(batch_size=1, num_workers=Workers(1, "process"), transform=transforms.very_slow)
+    reader = start_reading(iter(loader))
     started = time.monotonic()
     loader.close()
-    assert time.monotonic() - started < 10
-    reader.join(20)
+    assert time.monotonic() - started < 60
+    reader.join(60)
     assert not reader.is_alive()
     assert soon(lambda: not multiprocessing.active_children())
     time.sleep(0.5)
@@ -166,7 +164,7 @@ def test_closing_does_not_wait_for_a_transform_nor_start_it_again(ds: Dataset) -
     assert loader.stats().notes == ()
 
 
-def at_work(batches: Iterator[Any]) -> threading.Thread:
+def start_reading(batches: Iterator[Any]) -> threading.Thread:
     """Read in a thread, and wait until the process is busy."""
 
     def read() -> None:
@@ -180,11 +178,11 @@ def at_work(batches: Iterator[Any]) -> threading.Thread:
     return reader
 
 
-def test_a_loop_that_is_left_keeps_its_process_for_the_next(tmp_path: Path) -> None:
+def test_an_early_exit_keeps_the_process_for_the_next_epoch(tmp_path: Path) -> None:
     made = penstock.create(tmp_path / "t", {"n": int, "x": Tensor("float32", (300_000,))})
     made.append({"n": range(12), "x": np.repeat(np.arange(12, dtype=np.float32), 300_000).reshape(12, -1)})
     made.commit()
-    loader = made.pytorch(batch_size=5, num_workers=1, worker_type="process", transform=transforms.says_where)
+    loader = made.pytorch(batch_size=5, num_workers=Workers(1, "process"), transform=transforms.says_where)
     pids: list[int] = []
     files = []
     for steps in (1, 2, 3, 3, 3, 3):  # the last of three is shorter

@@ -1,7 +1,7 @@
-"""A run goes on from any point: on other ranks, with other batches, and never on other rows."""
+"""Resume from any position, with other ranks and batch sizes, and never with other rows."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -11,12 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
-from penstock import View
+from penstock import Shuffle, View
 from penstock.errors import InvalidInputError
 from tests.engine.reading import (
+    MANY_LANES,
     MIXED,
+    SHUFFLE,
+    Int64Array,
     Key,
-    Rows,
     Table,
     batch_of,
     columns,
@@ -28,12 +30,12 @@ from tests.engine.reading import (
     views,
     worlds,
 )
-from tests.servers import new_place
+from tests.servers import new_location
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: so many steps on so many ranks."""
+    """A part of a run: a number of steps on a number of ranks."""
 
     ranks: int
     batch_size: int
@@ -46,8 +48,8 @@ stages = st.builds(Stage, worlds, st.integers(1, 20), st.integers(0, 6), machine
 
 def read_stage(
     view: View, stage: Stage, state: dict[str, Any] | None, **options: Any
-) -> tuple[list[Rows], dict[str, Any], bool]:
-    """Go on from a state for some steps: what was read, the state then, and whether the epoch has ended."""
+) -> tuple[list[Int64Array], dict[str, Any], bool]:
+    """Read some steps from a state: returns the rows, the new state, and whether the epoch ended."""
     found, states, ended = [], [], []
     for rank in range(stage.ranks):
         with view.pytorch(
@@ -72,16 +74,16 @@ def read_stage(
 @few
 @example(
     (table("long"), None),
-    {"shuffle": True, "shuffle_block": 8192, "shuffle_spread": 1.5, "lanes": 2, "seed": 0},
+    Shuffle(block_bytes=8192, spread=1.5, lanes=2),
     [Stage(1, 5000, 1, {}), Stage(2, 700, 1, {}), Stage(3, 333, 1, {})],
     None,
 )
-def test_what_was_seen_and_what_is_resumed_is_the_whole_epoch(
-    chosen: tuple[Table, Key], shuffle: dict[str, Any], run: list[Stage], names: list[str] | None
+def test_seen_and_resumed_rows_are_the_whole_epoch(
+    chosen: tuple[Table, Key], shuffle: Shuffle | None, run: list[Stage], names: list[str] | None
 ) -> None:
     view, wanted = chosen[0].view(chosen[1])
-    options = {**shuffle, "columns": None if chosen[0] is table("long") else names}
-    seen: list[Rows] = []
+    options = {"shuffle": shuffle, "columns": None if chosen[0] is table("long") else names}
+    seen: list[Int64Array] = []
     state: dict[str, Any] | None = None
     for stage in [*run, Stage(1, 64, 10**6, {"num_workers": 0})]:
         found, state, ended = read_stage(view, stage, state, **options)
@@ -96,10 +98,9 @@ def test_what_was_seen_and_what_is_resumed_is_the_whole_epoch(
 @pytest.mark.parametrize(
     ("before", "after"), [((3, 5), (7, 4)), ((7, 2), (24, 1)), ((24, 3), (1, 50)), ((65, 2), (6, 9))]
 )
-def test_a_run_goes_on_with_other_ranks(before: tuple[int, int], after: tuple[int, int]) -> None:
+def test_a_run_resumes_on_other_ranks(before: tuple[int, int], after: tuple[int, int]) -> None:
     chosen = table("broken")
-    options = {**MIXED, "lanes": 24, "columns": ["n"]}
-    del options["num_workers"]
+    options = {"shuffle": MANY_LANES, "columns": ["n"]}
     seen, state, _ = read_stage(chosen.ds, Stage(*before, 2, {"num_workers": 0}), None, **options)
     assert state["consumed"] == 2 * before[0] * before[1]
     rest, _, ended = read_stage(chosen.ds, Stage(*after, 10**6, {"num_workers": 0}), state, **options)
@@ -107,11 +108,11 @@ def test_a_run_goes_on_with_other_ranks(before: tuple[int, int], after: tuple[in
     assert np.array_equal(np.sort(joined([*seen, *rest])), chosen.numbers)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [None, SHUFFLE], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: bool, drop_last: bool, ranks: int) -> None:
-    """From the state of every step, and of the end, come the same batches as without a break; then the next epoch's."""
+def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: Shuffle | None, drop_last: bool, ranks: int) -> None:
+    """Every state gives the same batches as an uninterrupted run, then the next epoch's."""
     chosen = table("folder")
     options: dict[str, Any] = {**MIXED, "shuffle": shuffle, "drop_last": drop_last, "batch_size": 9, "columns": ["n"]}
     options["distributed"] = (ranks - 1, ranks)
@@ -123,7 +124,7 @@ def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: bool, drop_last: bool
             for found in loader:
                 epochs[-1].append(found["n"].tolist())
                 states.append(loader.state_dict())
-    assert epochs[0] != epochs[1] or not shuffle
+    assert epochs[0] != epochs[1] or shuffle is None
     for done, state in enumerate(states[: len(epochs[0]) + 1]):
         with chosen.ds.pytorch(**options) as loader:
             loader.load_state_dict(state)
@@ -150,10 +151,10 @@ def test_the_epoch_is_the_one_being_read_or_the_next() -> None:
         loader.load_state_dict(middle)
         assert loader.epoch == 2
         next(iter(loader))
-        assert loader.epoch == 3  # one that is broken off is not read again
+        assert loader.epoch == 3  # an interrupted epoch is not read again
 
 
-def test_a_loader_can_be_sent_back() -> None:
+def test_a_loader_can_load_an_earlier_state() -> None:
     chosen = table("odd")
     with chosen.ds.pytorch(batch_size=20, **MIXED) as loader:
         start = loader.state_dict()
@@ -163,18 +164,19 @@ def test_a_loader_can_be_sent_back() -> None:
         assert [next(batches)["n"].tolist() for _ in range(3)] == first[:3]
         middle = loader.state_dict()
         loader.load_state_dict(middle)
-        loader.set_epoch(0)  # as a training loop does at the head of every epoch: the point is kept
+        loader.set_epoch(0)  # as a training loop does at the head of every epoch: the position is kept
         assert [found["n"].tolist() for found in loader] == first[3:]
         loader.set_epoch(0)
         assert [found["n"].tolist() for found in loader] == first
 
 
-def test_a_state_of_another_run_is_refused_and_says_what_to_load() -> None:
-    place = new_place("memory")
+def test_a_state_of_another_run_is_rejected_with_the_version_to_load() -> None:
+    place = new_location("memory")
     ds = penstock.create(place.uri, {"n": int, "m": int})
     ds.append({"n": range(100), "m": range(100)})
     ds.commit()
-    options: dict[str, Any] = {"batch_size": 10, "shuffle": True, "shuffle_block": 256, "lanes": 2, "shuffle_spread": 2}
+    shuffle = Shuffle(block_bytes=256, lanes=2, spread=2)
+    options: dict[str, Any] = {"batch_size": 10, "shuffle": shuffle}
 
     def attempt(view: View, words: str, state: dict[str, Any], **changes: Any) -> None:
         with view.pytorch(**{**options, **changes}) as loader:
@@ -182,16 +184,16 @@ def test_a_state_of_another_run_is_refused_and_says_what_to_load() -> None:
                 loader.load_state_dict(state)
             assert "main@1" in str(refused.value)
             assert place.uri in str(refused.value)
-            assert len(list(loader)) == len(loader)  # nothing of it was taken over
+            assert len(list(loader)) == len(loader)  # the loader is unchanged
 
     with ds.pytorch(**options) as loader:
         next(iter(loader))
         state = json.loads(json.dumps(loader.state_dict()))
-    attempt(ds, "the seed: 0 there, 3 here", state, seed=3)
+    attempt(ds, "the seed: 0 there, 3 here", state, shuffle=replace(shuffle, seed=3))
     attempt(ds, "whether rows are shuffled", state, shuffle=False)
-    attempt(ds, "shuffle options", state, lanes=4)
-    attempt(ds, "shuffle options", state, shuffle_block=512)
-    attempt(ds, "shuffle options", state, shuffle_spread=1)
+    attempt(ds, "shuffle options", state, shuffle=replace(shuffle, lanes=4))
+    attempt(ds, "shuffle options", state, shuffle=replace(shuffle, block_bytes=512))
+    attempt(ds, "shuffle options", state, shuffle=replace(shuffle, spread=1))
     attempt(ds[:90], "selection", state)
     attempt(ds.select(["n"]), "selection", state)
     attempt(ds, "selection", state, columns=["m", "n"])
@@ -207,13 +209,13 @@ def test_a_state_of_another_run_is_refused_and_says_what_to_load() -> None:
         assert sum(len(batch["n"]) for batch in loader) == 90
 
 
-def test_a_tag_or_a_branch_of_the_same_version_goes_on() -> None:
-    place = new_place("memory")
+def test_a_tag_or_branch_of_the_same_version_resumes() -> None:
+    place = new_location("memory")
     ds = penstock.create(place.uri, {"n": int})
     ds.append({"n": range(50)})
     ds.commit()
-    ds.branch("side")
-    ds.tag("v1")
+    ds.branches.create("side")
+    ds.tags.create("v1")
     with ds.pytorch(batch_size=10, shuffle=True) as loader:
         seen = next(iter(loader))["n"].tolist()
         state = loader.state_dict()

@@ -1,4 +1,4 @@
-"""A table of one block is shuffled as a whole: neither rows nor batches follow from the order of the table."""
+"""A table of one block is shuffled as a whole."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def epochs(ds: Dataset, count: int, **options: Any) -> list[list[dict[str, list[
         return [[{name: batch[name].tolist() for name in batch} for batch in loader] for _ in range(count)]
 
 
-def test_a_handful_of_rows_comes_in_another_order_in_each_epoch() -> None:
+def test_a_few_rows_have_another_order_in_each_epoch() -> None:
     orders = {
         tuple(n for batch in epoch for n in batch["n"]) for epoch in epochs(sorted_by_class(10, 2), 8, batch_size=5)
     }
@@ -46,7 +46,7 @@ def test_batches_of_a_table_sorted_by_class_are_mixed(batch_size: int) -> None:
     assert np.mean(found) >= 0.9 * np.mean(true)
 
 
-def test_no_row_comes_early_for_its_place_in_the_table() -> None:
+def test_the_order_does_not_favour_any_position_of_the_table() -> None:
     """Over many epochs, the rows of the first tenth of an epoch are from the middle of the table on average."""
     first = [n for epoch in epochs(sorted_by_class(200, 2), 30, batch_size=20) for n in epoch[0]["n"]]
     assert abs(np.mean(first) - 99.5) < 12  # four standard errors of a true shuffle

@@ -1,4 +1,4 @@
-"""What a loader says of itself: numbers that fit what it did, and one sentence that names what holds it up."""
+"""Statistics of a loader, and the sentence that names the bottleneck."""
 
 import time
 from pathlib import Path
@@ -8,23 +8,22 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Column, Dataset, Tensor
-from penstock.engine import Loader
+from penstock import Column, Dataset, Loader, Shuffle, Tensor
 from penstock.storage import RetryPolicy, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
 from tests.adapters.transforms import slow
-from tests.servers import moto_port, new_place, s3_options
+from tests.servers import moto_port, new_location, s3_options
 from tests.storage.proxy import FaultProxy
 
 ROWS = 2000
 WIDTH = 256
 PAGE_ROWS = 10
 ROW_BYTES = WIDTH * 4
-MIXED: dict[str, Any] = {"shuffle": True, "shuffle_block": 4 * PAGE_ROWS * ROW_BYTES, "lanes": 4}
+MIXED: dict[str, Any] = {"shuffle": Shuffle(block_bytes=4 * PAGE_ROWS * ROW_BYTES, lanes=4)}
 
 
 def fill(place: Any, rows: int = ROWS, **options: Any) -> Dataset:
-    """Pages of ten rows, so that there is much to ask for."""
+    """Pages of ten rows, for many requests."""
     column = Column(Tensor("float32", (WIDTH,)), page_bytes=PAGE_ROWS * ROW_BYTES)
     ds = penstock.create(place, {"x": column}, **options)
     ds.append({"x": np.repeat(np.arange(rows, dtype=np.float32), WIDTH).reshape(rows, WIDTH)})
@@ -43,7 +42,7 @@ def read(loader: Loader, pause_s: float = 0.0) -> None:
             time.sleep(pause_s)
 
 
-def test_before_anything_is_read(ds: Dataset) -> None:
+def test_stats_before_reading(ds: Dataset) -> None:
     stats = ds.pytorch(batch_size=10).stats()
     assert (stats.rows, stats.batches, stats.bytes, stats.gets, stats.rows_per_s, stats.gets_per_gb) == (0,) * 6
     assert stats.bottleneck == "bottleneck: nothing has been read yet"
@@ -51,8 +50,8 @@ def test_before_anything_is_read(ds: Dataset) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_numbers_fit_what_was_done(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine._fetch._HEDGE_MIN_S", 60.0)  # however busy the machine is
+def test_stats_match_the_requests_of_the_store(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine._fetch._HEDGE_MIN_S", 60.0)  # independent of machine load
     store = CountingStore(open_store("memory://"))
     table = fill(store)
     with table.pytorch(batch_size=64, num_workers=num_workers, **MIXED) as loader:
@@ -72,20 +71,20 @@ def test_the_numbers_fit_what_was_done(num_workers: int, monkeypatch: pytest.Mon
     assert (stats.retries, stats.hedges, stats.bad_count, stats.bad_samples) == (0, 0, 0, ())
     assert stats.read_factor == 1
     assert 0 < stats.window_peak_bytes <= stats.budget_bytes
-    assert set(stats.stages) == {"fetch", "work", "transform", "loop"}
+    assert set(stats.stages) == {"fetch", "worker", "transform", "loop"}
     for stage in stats.stages.values():
         assert min(stage.busy_s, stage.starved_s, stage.blocked_s) >= 0
     assert stats.stages["loop"].starved_s <= took
-    assert stats.stages["work"].busy_s >= stats.stages["transform"].busy_s > 0
+    assert stats.stages["worker"].busy_s >= stats.stages["transform"].busy_s > 0
     assert stats.quality is not None
     assert stats.quality.blocks_per_batch > 1
-    assert 0 < stats.quality.share <= 1
+    assert 0 < stats.quality.ratio <= 1
     text = str(stats)
     for part in (f"{ROWS:,} rows in", "GETs", "window", "busy", "shuffle: a batch draws from", stats.bottleneck):
         assert part in text
 
 
-def test_rows_that_are_not_shuffled_have_no_quality(ds: Dataset) -> None:
+def test_quality_is_none_without_shuffle(ds: Dataset) -> None:
     loader = ds.pytorch(batch_size=64)
     read(loader)
     assert loader.stats().quality is None
@@ -97,13 +96,13 @@ def test_ranks_that_do_not_divide_the_lanes_read_bytes_more_than_once(ds: Datase
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_slow_store_is_named(num_workers: int) -> None:
-    place = new_place("memory")
+def test_a_slow_store_is_the_bottleneck(num_workers: int) -> None:
+    place = new_location("memory")
     fill(place.uri, 400)
     store = FaultyStore(place.open(), Fault("delay", "get", key="data/*", times=10**6, delay_s=0.05))
     loader = penstock.load(store).pytorch(
-        batch_size=10, num_workers=num_workers, memory_budget=1 << 20, shuffle=True, lanes=1,
-        shuffle_block=PAGE_ROWS * ROW_BYTES,
+        batch_size=10, num_workers=num_workers, memory_budget=1 << 20,
+        shuffle=Shuffle(block_bytes=PAGE_ROWS * ROW_BYTES, lanes=1),
     )  # fmt: skip
     read(loader)
     assert loader.stats().bottleneck.startswith("bottleneck: storage; the loop waited")
@@ -111,26 +110,26 @@ def test_a_slow_store_is_named(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_slow_transform_is_named(ds: Dataset, num_workers: int) -> None:
+def test_a_slow_transform_is_the_bottleneck(ds: Dataset, num_workers: int) -> None:
     loader = ds[:200].pytorch(batch_size=10, num_workers=num_workers, transform=slow)
     read(loader)
     assert "bottleneck: your transform;" in loader.stats().bottleneck
 
 
-def test_a_slow_loop_is_named(ds: Dataset) -> None:
+def test_a_slow_loop_is_the_bottleneck(ds: Dataset) -> None:
     loader = ds[:400].pytorch(batch_size=10, num_workers=2)
     read(loader, pause_s=0.02)
     assert loader.stats().bottleneck.startswith("bottleneck: the training loop; it waited for data")
 
 
-def test_a_get_in_fifty_that_is_late_is_asked_again() -> None:
-    place = new_place("memory")
+def test_late_gets_are_hedged() -> None:
+    place = new_location("memory")
     fill(place.uri, 6000)
-    late = [Fault("delay", "get", key="data/*", skip=59 + 50 * k, times=1, delay_s=4.0) for k in range(9)]
+    late = [Fault("delay", "get", key="data/*", skip=59 + 50 * k, times=1, delay_s=15.0) for k in range(9)]
     store = FaultyStore(place.open(), *late)
     loader = penstock.load(store).pytorch(
-        batch_size=PAGE_ROWS, num_workers=2, memory_budget=1 << 20, shuffle=True,
-        shuffle_block=PAGE_ROWS * ROW_BYTES, shuffle_spread=0, lanes=1,
+        batch_size=PAGE_ROWS, num_workers=2, memory_budget=1 << 20,
+        shuffle=Shuffle(block_bytes=PAGE_ROWS * ROW_BYTES, spread=0, lanes=1),
     )  # fmt: skip
     waits, numbers = [], []
     mark = time.perf_counter()
@@ -143,13 +142,13 @@ def test_a_get_in_fifty_that_is_late_is_asked_again() -> None:
     stats = loader.stats()
     assert fired >= 5, "the store was late often enough"
     assert fired - 1 <= stats.hedges <= 0.05 * stats.gets + 1
-    assert max(waits) < 3, "and nobody waited for that"
+    assert max(waits) < 12, "and no batch waited for it"
 
 
 def test_retries_are_counted() -> None:
-    place = new_place("s3")
-    fill(place.uri, 400, options=place.options)
-    policy = RetryPolicy(deadline_s=30, attempt_timeout_s=10, initial_backoff_s=0.01, max_backoff_s=0.05)
+    place = new_location("s3")
+    fill(place.uri, 400, storage_options=place.options)
+    policy = RetryPolicy(deadline_s=240, attempt_timeout_s=60, initial_backoff_s=0.01, max_backoff_s=0.05)
     with FaultProxy(moto_port(), ["503", "pass"] * 100) as proxy:
         table = penstock.load(open_store(place.uri, options=s3_options(proxy.endpoint), retry=policy))
         before = table._reader.store.retries
@@ -161,23 +160,23 @@ def test_retries_are_counted() -> None:
     assert found == list(range(400))
 
 
-@pytest.mark.parametrize("show", ["line", "table"])
-def test_a_live_picture_goes_to_standard_error(ds: Dataset, show: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    with ds[:400].pytorch(batch_size=100, show=show) as loader:
+@pytest.mark.parametrize("progress", ["line", "table"])
+def test_progress_goes_to_standard_error(ds: Dataset, progress: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with ds[:400].pytorch(batch_size=100, progress=progress) as loader:
         read(loader)
     out, err = capfd.readouterr()
     assert out == ""
     assert "step 4/4" in err
     assert "bottleneck" in err
-    assert ("starved" in err) == (show == "table")
+    assert ("starved" in err) == (progress == "table")
 
 
-def test_no_picture_without_asking(ds: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_by_default(ds: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
     read(ds[:400].pytorch(batch_size=100))
     assert capfd.readouterr() == ("", "")
 
 
-def test_statistics_of_two_loaders_are_apart(ds: Dataset, tmp_path: Path) -> None:
+def test_loaders_have_separate_statistics(ds: Dataset, tmp_path: Path) -> None:
     one, other = ds.pytorch(batch_size=100), ds[:500].pytorch(batch_size=100)
     read(one)
     read(other)

@@ -1,4 +1,4 @@
-"""What is left of a loader: threads, processes, open files, memory, names in /dev/shm."""
+"""Resources of a loader: threads, processes, open files, memory."""
 
 import gc
 import os
@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 def our_threads() -> list[str]:
-    """Names of the threads that loaders have started and that are alive."""
+    """Names of the live threads that loaders started."""
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-"))
 
 
 def soon(happens: Callable[[], bool]) -> bool:
-    """Whether something happens before long."""
+    """Whether a condition becomes true before a timeout."""
     deadline = time.monotonic() + SOON_S
     while not happens():
         if time.monotonic() > deadline:
@@ -45,7 +45,7 @@ def processes_of_session(session: int) -> set[int]:
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended while we looked
+            except OSError:  # it ended meanwhile
                 continue
             if int(fields[3]) == session and fields[0] != "Z":
                 found.add(int(entry.name))

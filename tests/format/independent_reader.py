@@ -1,4 +1,4 @@
-"""A second reader of the format: it follows FORMAT.md, imports nothing of Penstock and checks all that can be checked.
+"""A second reader of the format: it follows FORMAT.md, imports nothing from Penstock, and verifies everything.
 
 If it and Penstock disagree about a table, one of them or the specification is wrong.
 """
@@ -20,22 +20,22 @@ _BLOCK = 1 << 20
 _NODE = ("id", "level", "length", "crc", "fragments", "rows", "live", "bytes", "first_id", "end_id")
 _TEXT, _INT, _SUM = pa.string(), pa.int64(), pa.uint32()
 _REFERENCE = pa.struct({"id": _TEXT, "length": _INT, "crc": _SUM})
-_PLACE = pa.struct({"container": _TEXT, "path": _TEXT, "offset": _INT, "length": _INT, "etag": _TEXT, "crc32c": _SUM})
+_LINK = pa.struct({"container": _TEXT, "path": _TEXT, "offset": _INT, "length": _INT, "etag": _TEXT, "crc32c": _SUM})
 _SIMPLE = dict.fromkeys(("bytes", "image", "mask", "audio", "video"), pa.binary())
-_SIMPLE |= {"text": _TEXT, "json": _TEXT, "label": _INT, "linked": _PLACE}
+_SIMPLE |= {"text": _TEXT, "json": _TEXT, "label": _INT, "linked": _LINK}
 _STORED = {"bool": "uint8", "bfloat16": "uint16", "float8": "uint8", "complex64": "float32", "complex128": "float64"}
 _STORED |= {"datetime64": "int64", "timedelta64": "int64"}
 _TENSORS = ("tensor", "boxes", "points", "embedding")
 _MANTISSA_BITS_AND_BIAS = {"e4m3fn": (3, 7), "e4m3fnuz": (3, 8), "e5m2": (2, 15), "e5m2fnuz": (2, 16)}
 
 
-class Damaged(Exception):
-    """Bytes that are not what the specification says."""
+class DamagedError(Exception):
+    """The table violates the specification."""
 
 
 def check(condition: object, what: str) -> None:
     if not condition:
-        raise Damaged(what)
+        raise DamagedError(what)
 
 
 _CRC = list(range(256))
@@ -52,7 +52,7 @@ def crc32c(data: bytes) -> int:
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """Read a JSON object that carries its own checksum."""
+    """Verify and parse sealed JSON."""
     body, tail = data[:-22], data[-22:]
     check(tail == b',"crc32c":"%08x"}\n' % crc32c(body), "the seal of a JSON object")
     return dict(json.loads(data))
@@ -60,7 +60,7 @@ def unseal(data: bytes) -> dict[str, Any]:
 
 @dataclass
 class Version:
-    """One version of a table, read whole."""
+    """One version of a table."""
 
     commit: dict[str, Any]
     snapshot: dict[str, Any]
@@ -73,18 +73,18 @@ class Version:
 
 
 class IndependentReader:
-    """Reads a table in a folder; `containers` maps the URIs that links may lead into to folders."""
+    """Reads a table in a folder; `containers` maps the URIs of linked containers to folders."""
 
     def __init__(self, root: Path, containers: Mapping[str, Path]) -> None:
         self._root, self._containers = root, containers
         self.info = unseal(self._get("penstock.json"))
-        check(self.info["penstock"] == 1 and not self.info["features"]["read"], "a format we do not know")
+        check(self.info["penstock"] == 1 and not self.info["features"]["read"], "an unknown format")
 
     def newest(self) -> int:
-        """Gallop forward from the hint, then halve the gap."""
+        """Exponential search from the hint, then binary search."""
         try:
             known = unseal(self._get(f"log/{self.info['main']}/HINT"))["version"]
-        except (OSError, Damaged):
+        except (OSError, DamagedError):
             known = 0
         known, step = (known if self._commit(known).exists() else 0), 1
         while self._commit(known + step).exists():
@@ -98,10 +98,10 @@ class IndependentReader:
     def read(self, version: int) -> Version:
         """All rows of a version."""
         commit = unseal(self._commit(version).read_bytes())
-        check((commit["branch"], commit["version"]) == (self.info["main"], version), "a commit under another's key")
+        check((commit["branch"], commit["version"]) == (self.info["main"], version), "a commit under the wrong key")
         ref = commit["snapshot"]
         snapshot = json.loads(self._checked(f"snapshots/{ref['id']}", ref["length"], ref["crc"]))
-        check(not snapshot["features"]["read"], "features that we do not know")
+        check(not snapshot["features"]["read"], "unknown features")
         found = Version(commit, snapshot)
         for node in zip(*(snapshot["manifests"][name] for name in _NODE), strict=True):
             self._walk(dict(zip(_NODE, node, strict=True)), found)
@@ -115,25 +115,25 @@ class IndependentReader:
     def _walk(self, node: Mapping[str, Any], found: Version) -> None:
         found.levels.add(node["level"])
         data = self._checked(f"manifests/{node['id']}.arrow", node["length"], node["crc"])
-        below = pa.ipc.open_file(pa.py_buffer(data)).read_all().to_pylist()
+        children = pa.ipc.open_file(pa.py_buffer(data)).read_all().to_pylist()
         before = len(found.fragments)
         if node["level"]:
-            for child in below:
+            for child in children:
                 check(child["level"] < node["level"], "a node that is not below its parent")
                 self._walk(child, found)
         else:
-            found.fragments += below
+            found.fragments += children
         mine = found.fragments[before:]
         ids = [run for f in mine for run in f["row_ids"]]
         sizes = [part["length"] for f in mine for file in f["files"] for part in (file, *file["blobs"])]
         sums = [len(mine), sum(f["rows"] for f in mine), sum(f["live"] for f in mine), sum(sizes)]
         sums += [min(run["start"] for run in ids), max(run["end"] for run in ids)]
-        check(sums == [node[name] for name in _NODE[4:]], f"what is said about manifest {node['id']}")
+        check(sums == [node[name] for name in _NODE[4:]], f"the totals of manifest {node['id']}")
 
     def _rows(self, fragment: Mapping[str, Any], found: Version) -> list[list[Any]]:
-        count, gone = fragment["rows"], fragment["deleted"]
+        count, deleted = fragment["rows"], fragment["deleted"]
         ids = [id for run in fragment["row_ids"] for id in range(run["start"], run["end"])]
-        live = [row for row in range(count) if gone is None or not gone[row >> 3] >> (row & 7) & 1]
+        live = [row for row in range(count) if deleted is None or not deleted[row >> 3] >> (row & 7) & 1]
         check(len(ids) == count and len(live) == fragment["live"] and count > 0, "the rows of a fragment")
         columns: dict[int, list[Any]] = {}
         for file in sorted(fragment["files"], key=lambda file: file["row_start"]):
@@ -146,11 +146,11 @@ class IndependentReader:
                 columns[id] = [self._fill(described, found)] * count
             check(len(columns[id]) == count, "the files of a field do not cover the fragment")
             if not described.get("nullable") and not described.get("dropped"):
-                check(all(columns[id][row] is not None for row in live), "null in a field that has none")
+                check(all(columns[id][row] is not None for row in live), "null in a field that is not nullable")
         for bound in fragment["statistics"]:
             self._check_bounds(bound, [columns[bound["field"]][row] for row in live])
-        wanted = [id for id, described in found.fields.items() if not described.get("dropped")]
-        return [[ids[row], *(columns[id][row] for id in wanted)] for row in live]
+        selected = [id for id, described in found.fields.items() if not described.get("dropped")]
+        return [[ids[row], *(columns[id][row] for id in selected)] for row in live]
 
     def _file(self, file: Mapping[str, Any], found: Version) -> dict[int, list[Any]]:
         data, at = self._get(f"data/{file['id']}.arrow"), file["page_offsets"]
@@ -213,14 +213,14 @@ class IndependentReader:
         elif name == "json":
             values = [json.loads(text or "null") for text in values]
         elif name == "linked":
-            values = [place and self._linked(place, found) for place in values]
-        return [value if there else None for value, there in zip(values, valid, strict=True)]
+            values = [link and self._linked(link, found) for link in values]
+        return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
 
-    def _linked(self, place: Mapping[str, Any], found: Version) -> bytes:
-        folder = self._containers[found.snapshot["containers"][place["container"]]]
-        value: bytes = (folder / place["path"]).read_bytes()[place["offset"] :][: place["length"]]
-        check(len(value) == place["length"], "a linked object is shorter than it was")
-        check(place["crc32c"] in (None, crc32c(value)), "a linked object has changed")
+    def _linked(self, link: Mapping[str, Any], found: Version) -> bytes:
+        folder = self._containers[found.snapshot["containers"][link["container"]]]
+        value: bytes = (folder / link["path"]).read_bytes()[link["offset"] :][: link["length"]]
+        check(len(value) == link["length"], "a linked object is too short")
+        check(link["crc32c"] in (None, crc32c(value)), "a linked object has changed")
         return value
 
     def _check_bounds(self, bound: Mapping[str, Any], values: list[Any]) -> None:
@@ -250,7 +250,7 @@ def arrow_type(kind: Mapping[str, Any]) -> pa.DataType:
     if name == "struct":
         return pa.struct([(inner, arrow_type(of)) for inner, of in kind["fields"]])
     if name not in _TENSORS:
-        check(name in _SIMPLE, f"a kind that we do not know: {name}")
+        check(name in _SIMPLE, f"an unknown kind: {name}")
         return _SIMPLE[name]
     family = re.split(r"[_\[]", kind["dtype"])[0]
     number, shape = getattr(pa, _STORED.get(family, family))(), kind.get("shape", [kind.get("length")])
@@ -280,7 +280,7 @@ def _nested(flat: list[Any], shape: list[int | None]) -> Any:
 
 
 def _elements(dtype: str, stored: list[Any]) -> Iterator[Any]:
-    """Stored numbers as what they stand for; times stay whole numbers of their unit."""
+    """Logical values of stored values; times remain integers of their unit."""
     if dtype == "bool":
         return map(bool, stored)
     if dtype.startswith("complex"):
@@ -293,7 +293,7 @@ def _elements(dtype: str, stored: list[Any]) -> Iterator[Any]:
 
 
 def _float8(bits: int, mantissa_bits: int, bias: int) -> float:
-    """One value; infinities and NaN, which the formats write in four ways, are left out."""
+    """One value; infinities and NaN, which the formats encode in four ways, are not supported."""
     mantissa, exponent = bits & (1 << mantissa_bits) - 1, (bits & 0x7F) >> mantissa_bits
     fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
     return (-1.0 if bits & 0x80 else 1.0) * fraction * 2.0 ** (max(exponent, 1) - bias)

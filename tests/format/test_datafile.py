@@ -1,4 +1,4 @@
-"""Data files: plain Arrow to others, pages with checksums to us."""
+"""Data files: plain Arrow IPC files whose pages have checksums."""
 
 import itertools
 from typing import Any
@@ -15,16 +15,16 @@ from penstock.format import (
     DataFile,
     FileColumn,
     arrow_schema,
-    cut,
     decode_page,
     encode_file,
     make_field,
     row_sizes,
+    split_rows,
     verify_frame,
     verify_pages,
 )
 from penstock.format.kinds import Kind
-from tests.format.test_kinds import kinds_of_anything, rows, same
+from tests.format.test_kinds import any_kind, rows, same
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 codecs = st.sampled_from(["none", "lz4", "zstd"])
@@ -32,12 +32,12 @@ codecs = st.sampled_from(["none", "lz4", "zstd"])
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[list[Field], list[list[Any]], list[int]]:
-    """Columns, their values, and how many rows each page has."""
+    """Columns, their values, and the rows of each page."""
     pages = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     codec = draw(codecs)
     fields, values = [], []
     for name in "ab"[: draw(st.integers(1, 2))]:
-        kind, strategy = draw(kinds_of_anything())
+        kind, strategy = draw(any_kind())
         nullable = draw(st.booleans())
         fields.append(make_field(name, Column(kind, nullable=nullable, codec=codec)))
         one = st.none() | strategy if nullable else strategy
@@ -52,7 +52,7 @@ def encode(fields: list[Field], values: list[list[Any]], pages: list[int]) -> tu
 
 @steady
 @given(files())
-def test_every_page_can_be_read_alone(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
+def test_every_page_decodes_independently(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
     fields, values, pages = drawn
     file, data = encode(fields, values, pages)
     assert (file.length, file.rows, file.row_start, file.row_end) == (len(data), sum(pages), 7, 7 + sum(pages))
@@ -70,7 +70,7 @@ def test_every_page_can_be_read_alone(drawn: tuple[list[Field], list[list[Any]],
 
 @steady
 @given(files())
-def test_a_file_opens_in_plain_arrow(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
+def test_a_file_opens_in_pyarrow(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
     fields, values, pages = drawn
     _, data = encode(fields, values, pages)
     reader = pa.ipc.open_file(pa.py_buffer(data))
@@ -82,7 +82,7 @@ def test_a_file_opens_in_plain_arrow(drawn: tuple[list[Field], list[list[Any]], 
 
 @steady
 @given(files())
-def test_where_the_values_start_no_page_needs_parsing(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
+def test_value_starts_locate_the_values_without_parsing(drawn: tuple[list[Field], list[list[Any]], list[int]]) -> None:
     fields, values, pages = drawn
     file, data = encode(fields, values, pages)
     first = 0
@@ -90,34 +90,34 @@ def test_where_the_values_start_no_page_needs_parsing(drawn: tuple[list[Field], 
         for n, field in enumerate(fields):
             start = int(file.value_starts[number, n])
             part = values[n][first : first + count]
-            plain = bool(field.stored_bytes) and not any(value is None for value in part)
-            assert (start >= 0) == plain
-            if plain:
+            dense = bool(field.fixed_row_bytes) and not any(value is None for value in part)
+            assert (start >= 0) == dense
+            if dense:
                 page = data[file.page_offsets[number] : file.page_offsets[number + 1]]
                 stored = field.kind.to_array(part)
                 stored = stored.storage.flatten() if isinstance(stored, pa.ExtensionArray) else stored
-                raw = np.frombuffer(page, np.uint8, count * (field.stored_bytes or 0), start)
+                raw = np.frombuffer(page, np.uint8, count * (field.fixed_row_bytes or 0), start)
                 assert raw.tobytes() == np.asarray(stored).tobytes()
         first += count
 
 
 @steady
 @given(st.data(), files())
-def test_a_flipped_bit_is_found_wherever_it_is(
+def test_any_flipped_bit_is_detected(
     data: st.DataObject, drawn: tuple[list[Field], list[list[Any]], list[int]]
 ) -> None:
     file, good = encode(*drawn)
     bad = bytearray(good)
     at = data.draw(st.integers(0, len(bad) - 1))
     bad[at] ^= 1 << data.draw(st.integers(0, 7))
-    inside, behind = file.page_offsets[0], file.page_offsets[-1]
+    pages_start, pages_end = file.page_offsets[0], file.page_offsets[-1]
     page = int(np.searchsorted(file.page_offsets, at, side="right")) - 1
-    what = f"page {page} " if inside <= at < behind else "its header and footer"
+    what = f"page {page} " if pages_start <= at < pages_end else "its header and footer"
     where = "s3://b/t/data/x"
 
     def verify() -> None:
-        verify_frame(file, bad[:inside], bad[behind:], where)
-        verify_pages(file, 0, len(file.page_rows), memoryview(bad)[inside:behind], where)
+        verify_frame(file, bad[:pages_start], bad[pages_end:], where)
+        verify_pages(file, 0, len(file.page_rows), memoryview(bad)[pages_start:pages_end], where)
 
     with pytest.raises(CorruptError, match=f"{where} is damaged: the checksum of {what}.*does not match. Restore"):
         verify()
@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(
 
 @steady
 @given(st.data(), files())
-def test_pages_in_a_row_are_verified_together(
+def test_consecutive_pages_are_verified_together(
     data: st.DataObject, drawn: tuple[list[Field], list[list[Any]], list[int]]
 ) -> None:
     file, good = encode(*drawn)
@@ -135,22 +135,22 @@ def test_pages_in_a_row_are_verified_together(
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 2000))
-def test_a_cut_is_of_about_the_size_that_was_asked_for(sizes: list[int], target: int) -> None:
-    runs = cut(np.array(sizes, np.int64), target)
+def test_split_rows_gives_runs_of_about_the_target_size(sizes: list[int], target: int) -> None:
+    runs = split_rows(np.array(sizes, np.int64), target)
     assert sum(runs) == len(sizes)
     assert all(count > 0 for count in runs)
     ends = list(itertools.accumulate(runs))
     for start, end in itertools.pairwise([0, *ends]):
         run = sizes[start:end]
-        assert len(run) == 1 or sum(run[:-1]) <= target  # never a row more than needed
+        assert len(run) == 1 or sum(run[:-1]) <= target  # at most one row above the target
         assert sum(run) <= target + target / 2 or len(run) == 1 or sum(run) - target <= target - sum(run[:-1])
         if end < len(sizes):
-            assert sum(run) + sizes[end] > target  # nor many rows less
+            assert sum(run) + sizes[end] > target  # and the next row would exceed it
 
 
 @steady
-@given(st.data(), kinds_of_anything(), st.integers(0, 4), st.integers(0, 4))
-def test_sizes_of_rows_do_not_depend_on_the_rows_around_them(
+@given(st.data(), any_kind(), st.integers(0, 4), st.integers(0, 4))
+def test_row_sizes_do_not_depend_on_the_slice(
     data: st.DataObject, drawn: tuple[Kind, st.SearchStrategy[Any]], start: int, count: int
 ) -> None:
     kind, strategy = drawn
@@ -175,11 +175,11 @@ def test_sizes_of_rows_do_not_depend_on_the_rows_around_them(
     ],
     ids=str,
 )
-def test_the_size_of_a_row_is_what_it_takes_in_a_page(kind: Kind, value: Any, size: int) -> None:
+def test_row_sizes(kind: Kind, value: Any, size: int) -> None:
     assert row_sizes(kind.to_array([value, value])).tolist() == [size, size]
 
 
-def test_an_empty_file_of_no_pages_is_a_file() -> None:
+def test_a_file_without_pages() -> None:
     field = make_field("a", Text())
     file, data = encode_file([FileColumn(field)], [Text().to_array([])], row_start=0, page_rows=[])
     assert file.rows == 0
@@ -187,11 +187,13 @@ def test_an_empty_file_of_no_pages_is_a_file() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
-@pytest.mark.parametrize(("columns", "rows_a_page", "pages"), [(600, 1, 3), (2, 1, 500), (1, 3000, 2)])
-def test_there_is_room_for_what_does_not_compress(codec: str, columns: int, rows_a_page: int, pages: int) -> None:
-    dice, count = np.random.default_rng(0), rows_a_page * pages
+@pytest.mark.parametrize(("columns", "rows_per_page", "pages"), [(600, 1, 3), (2, 1, 500), (1, 3000, 2)])
+def test_incompressible_data_fits_the_allocated_buffer(
+    codec: str, columns: int, rows_per_page: int, pages: int
+) -> None:
+    rng, count = np.random.default_rng(0), rows_per_page * pages
     fields = [make_field(f"c{n}", Column(List(Text()), nullable=True, codec=codec)) for n in range(columns)]
-    values = [[[dice.bytes(8).hex()] for _ in range(count)] for _ in fields]
-    file, data = encode(fields, values, [rows_a_page] * pages)
+    values = [[[rng.bytes(8).hex()] for _ in range(count)] for _ in fields]
+    file, data = encode(fields, values, [rows_per_page] * pages)
     assert len(data) == file.length
     assert pa.ipc.open_file(pa.py_buffer(data)).read_all().column(0).to_pylist() == values[0]

@@ -1,4 +1,4 @@
-"""Tables that earlier versions wrote stay readable, and a reader written from FORMAT.md alone agrees with ours."""
+"""Golden tables of released formats remain readable, and a reader written from FORMAT.md agrees with ours."""
 
 import json
 import re
@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import UnsupportedFormat
+from penstock.errors import UnsupportedFormatError
 from penstock.format.kinds import KINDS, Image
 from tests.data.make_golden import EXPECTED, GOLDEN, LINKED, LINKS_URI, linked_objects, make, plain
-from tests.format.independent_reader import Damaged, IndependentReader, Version, crc32c, unseal
+from tests.format.independent_reader import DamagedError, IndependentReader, Version, crc32c, unseal
 
 CONTAINERS = {LINKS_URI: LINKED.parent}
 VERSIONS: dict[str, Any] = json.loads(EXPECTED.read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def version(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def untouched() -> Iterator[None]:
-    """Nothing that is done to read a table changes a byte of it."""
+    """Reading does not modify a table."""
     before = _content(GOLDEN)
     yield
     assert _content(GOLDEN) == before
@@ -36,16 +36,16 @@ def untouched() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A table that this version makes, and what is in it."""
-    place = tmp_path_factory.mktemp("fresh") / "table"
-    return place, make(place)
+    """A table written by this version, and its expected content."""
+    folder = tmp_path_factory.mktemp("fresh") / "table"
+    return folder, make(folder)
 
 
 def test_crc32c_is_castagnoli() -> None:
     assert crc32c(b"123456789") == 0xE3069283
 
 
-def test_example_of_the_specification_is_real() -> None:
+def test_the_example_in_the_specification_verifies() -> None:
     text = (Path(__file__).parents[2] / "FORMAT.md").read_text(encoding="utf-8")
     objects = [
         block.replace("\n", "") for block in re.findall(r"^```\n(\{.*?\})\n```$", text, re.DOTALL | re.MULTILINE)
@@ -57,26 +57,26 @@ def test_example_of_the_specification_is_real() -> None:
     assert (len(snapshot), crc32c(snapshot)) == (ref["length"], ref["crc"])
 
 
-def test_independent_reader_reads_golden(version: int) -> None:
+def test_the_independent_reader_reads_the_golden_table(version: int) -> None:
     assert _independent(GOLDEN, version) == VERSIONS[str(version)]
 
 
-def test_penstock_reads_golden(version: int) -> None:
+def test_penstock_reads_the_golden_table(version: int) -> None:
     assert _penstock(GOLDEN, version) == VERSIONS[str(version)]
 
 
-def test_fresh_table_is_as_expected(fresh: tuple[Path, dict[str, Any]], version: int) -> None:
-    place, expected = fresh
+def test_a_new_table_has_the_expected_content(fresh: tuple[Path, dict[str, Any]], version: int) -> None:
+    folder, expected = fresh
     assert expected == VERSIONS
-    assert _independent(place, version) == expected[str(version)]
-    assert _penstock(place, version) == expected[str(version)]
+    assert _independent(folder, version) == expected[str(version)]
+    assert _penstock(folder, version) == expected[str(version)]
 
 
 @pytest.mark.parametrize("hint", ["right", "missing", "old", "too high", "damaged"])
-def test_newest_is_found_whatever_the_hint(fresh: tuple[Path, dict[str, Any]], hint: str) -> None:
-    place, _ = fresh
-    reader = IndependentReader(place, CONTAINERS)
-    file = place / "log" / reader.info["main"] / "HINT"
+def test_the_newest_version_is_found_with_any_hint(fresh: tuple[Path, dict[str, Any]], hint: str) -> None:
+    folder, _ = fresh
+    reader = IndependentReader(folder, CONTAINERS)
+    file = folder / "log" / reader.info["main"] / "HINT"
     right = file.read_bytes()
     other = {"old": 2, "too high": 99}.get(hint)
     try:
@@ -88,12 +88,12 @@ def test_newest_is_found_whatever_the_hint(fresh: tuple[Path, dict[str, Any]], h
             body = f'{{"version":{other}'.encode()
             file.write_bytes(body + b',"crc32c":"%08x"}\n' % crc32c(body))
         assert reader.newest() == max(map(int, VERSIONS))
-        assert penstock.load(place).version == f"main@{max(map(int, VERSIONS))}"
+        assert penstock.load(folder).version == f"main@{max(map(int, VERSIONS))}"
     finally:
         file.write_bytes(right)
 
 
-def test_golden_has_what_it_is_meant_to_have() -> None:
+def test_the_golden_table_covers_the_format() -> None:
     """Otherwise the tests above would prove less than they seem to."""
     read = IndependentReader(GOLDEN, CONTAINERS).read(max(map(int, VERSIONS)))
     files = [file for fragment in read.fragments for file in fragment["files"]]
@@ -116,7 +116,7 @@ def test_golden_has_what_it_is_meant_to_have() -> None:
     assert {field["type"]["kind"] for field in read.snapshot["schema"]} == set(KINDS)
 
 
-def test_every_data_file_is_plain_arrow() -> None:
+def test_every_data_file_opens_in_pyarrow() -> None:
     files = sorted(GOLDEN.glob("*/*.arrow"))
     assert files
     for file in files:
@@ -124,25 +124,27 @@ def test_every_data_file_is_plain_arrow() -> None:
             assert pa.ipc.open_file(source).read_all().num_rows > 0
 
 
-def test_what_readers_do_not_know_is_passed_over_or_refused(fresh: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_unknown_members_are_ignored_and_unknown_features_rejected(
+    fresh: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     newest = max(map(int, VERSIONS))
     later = _later_table(fresh[0], tmp_path / "later", {"read": [], "write": ["unheard-of"]})
     assert _independent(later, newest) == VERSIONS[str(newest)]
     assert _penstock(later, newest) == VERSIONS[str(newest)]
-    with pytest.raises(UnsupportedFormat, match="unheard-of"):
+    with pytest.raises(UnsupportedFormatError, match="unheard-of"):
         penstock.load(later).delete([0])
 
     unreadable = _later_table(fresh[0], tmp_path / "unreadable", {"read": ["unheard-of"], "write": []})
-    with pytest.raises(Damaged, match="features"):
+    with pytest.raises(DamagedError, match="features"):
         _independent(unreadable, newest)
-    with pytest.raises(UnsupportedFormat, match="unheard-of"):
+    with pytest.raises(UnsupportedFormatError, match="unheard-of"):
         _penstock(unreadable, newest)
 
 
-@pytest.mark.parametrize("folder", ["log", "snapshots", "manifests", "data", "blobs"])
-def test_independent_reader_notices_a_changed_bit(fresh: tuple[Path, dict[str, Any]], folder: str) -> None:
-    place, _ = fresh
-    newest = IndependentReader(place, CONTAINERS).read(max(map(int, VERSIONS)))
+@pytest.mark.parametrize("prefix", ["log", "snapshots", "manifests", "data", "blobs"])
+def test_the_independent_reader_detects_a_flipped_bit(fresh: tuple[Path, dict[str, Any]], prefix: str) -> None:
+    folder, _ = fresh
+    newest = IndependentReader(folder, CONTAINERS).read(max(map(int, VERSIONS)))
     keys = {
         "log": f"log/{newest.commit['branch']}/{newest.commit['version']:020}.json",
         "snapshots": f"snapshots/{newest.commit['snapshot']['id']}",
@@ -150,21 +152,21 @@ def test_independent_reader_notices_a_changed_bit(fresh: tuple[Path, dict[str, A
         "data": min(key for key in newest.files if key.startswith("data/")),
         "blobs": min(key for key in newest.files if key.startswith("blobs/")),
     }
-    file = place / keys[folder]
+    file = folder / keys[prefix]
     right = file.read_bytes()
     wrong = bytearray(right)
     wrong[len(wrong) // 2] ^= 1
     try:
         file.write_bytes(wrong)
-        with pytest.raises(Damaged):
-            IndependentReader(place, CONTAINERS).read(newest.commit["version"])
+        with pytest.raises(DamagedError):
+            IndependentReader(folder, CONTAINERS).read(newest.commit["version"])
     finally:
         file.write_bytes(right)
 
 
-def _later_table(place: Path, copy: Path, features: dict[str, list[str]]) -> Path:
-    """A copy of a table whose last version says more than today's writers do: new members, and features."""
-    shutil.copytree(place, copy)
+def _later_table(folder: Path, copy: Path, features: dict[str, list[str]]) -> Path:
+    """A copy of a table whose last version has unknown members and features."""
+    shutil.copytree(folder, copy)
     (log,) = (copy / "log").iterdir()
     last = max(log.glob("*.json"))
     commit = unseal(last.read_bytes())
@@ -185,26 +187,26 @@ def _later_table(place: Path, copy: Path, features: dict[str, list[str]]) -> Pat
     return copy
 
 
-def _independent(place: Path, version: int) -> dict[str, Any]:
-    read: Version = IndependentReader(place, CONTAINERS).read(version)
+def _independent(folder: Path, version: int) -> dict[str, Any]:
+    read: Version = IndependentReader(folder, CONTAINERS).read(version)
     return {"columns": read.columns, "rows": [[plain(value) for value in row] for row in read.rows]}
 
 
-def _penstock(place: Path, version: int) -> dict[str, Any]:
+def _penstock(folder: Path, version: int) -> dict[str, Any]:
     linked_objects()
-    table = penstock.load(place, version=version, links=[LINKS_URI])
-    names = ["_row_id", *table.columns]
-    pictures = [field.name for field in table.schema if isinstance(field.kind, Image)]
-    encoded = {name: table.select(name).to_arrow()[name].to_pylist() for name in pictures}
+    table = penstock.load(folder, version=version, links=[LINKS_URI])
+    names = ["_row_id", *table.schema.names]
+    images = [field.name for field in table.schema if isinstance(field.kind, Image)]
+    encoded = {name: table.select(name).to_arrow()[name].to_pylist() for name in images}
     rows = []
     for at, row in enumerate(table.select(names)):
-        row |= {name: encoded[name][at] for name in pictures}
+        row |= {name: encoded[name][at] for name in images}
         rows.append([plain(_python(row[name])) for name in names])
     return {"columns": names, "rows": rows}
 
 
 def _python(value: Any) -> Any:
-    """What numpy holds, as the plain Python values that the model is made of."""
+    """Convert numpy values to the Python values of the model."""
     if isinstance(value, dict):
         return {name: _python(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The commit protocol: what is said to be saved is saved, once, whatever the store does."""
+"""The commit protocol: a reported commit exists exactly once, whatever the store does."""
 
 import warnings
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import CommitStateUnknown, ConflictError, PenstockWarning, StorageError
+from penstock.errors import CommitStateUnknownError, ConflictError, PenstockWarning, StorageError
 from penstock.format import commit_key, encode_hint, hint_key
 from penstock.history import discard, newest_commit, read_commit
 from penstock.storage import Store, open_store
@@ -29,10 +29,7 @@ def values(store: Store) -> list[int]:
     return [int(x) for x in penstock.load(store)["x"][:]]
 
 
-# The lost answer.
-
-
-def test_a_commit_whose_answer_is_lost_is_recognised_and_not_doubled() -> None:
+def test_a_commit_whose_response_is_lost_is_recognised_and_not_repeated() -> None:
     inner = open_store("memory://")
     table(inner)
     store = FaultyStore(inner, Fault("fail_after", "create", "log/*"))
@@ -42,7 +39,7 @@ def test_a_commit_whose_answer_is_lost_is_recognised_and_not_doubled() -> None:
     assert values(inner) == [0, 1]
 
 
-def test_a_create_that_never_arrived_is_sent_again() -> None:
+def test_a_create_that_never_arrived_is_retried() -> None:
     inner = open_store("memory://")
     table(inner)
     ds = penstock.load(FaultyStore(inner, Fault("fail_before", "create", "log/*", times=2)))
@@ -51,7 +48,7 @@ def test_a_create_that_never_arrived_is_sent_again() -> None:
     assert values(inner) == [0, 1]
 
 
-def test_a_lost_answer_under_another_writers_commit_is_a_rebase() -> None:
+def test_a_lost_response_under_another_writers_commit_is_a_rebase() -> None:
     inner = open_store("memory://")
     table(inner)
     ds = penstock.load(FaultyStore(inner, Fault("fail_before", "create", "log/*")))
@@ -64,7 +61,7 @@ def test_a_lost_answer_under_another_writers_commit_is_a_rebase() -> None:
 
 
 @pytest.mark.parametrize("landed", [True, False])
-def test_what_cannot_be_proved_is_said_and_settled_by_committing_again(
+def test_an_unknown_commit_state_raises_and_is_resolved_by_the_next_commit(
     landed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.history._log._BACKOFF_S", 0.0)
@@ -79,30 +76,30 @@ def test_what_cannot_be_proved_is_said_and_settled_by_committing_again(
     ds = penstock.load(store)
     ds.append({"x": [1]})
     store.faults = faults
-    with pytest.raises(CommitStateUnknown, match=r"Commit again"):
+    with pytest.raises(CommitStateUnknownError, match=r"Commit again"):
         ds.commit()
-    kept = {item.key for item in inner.list("")}
+    objects = {item.key for item in inner.list("")}
     store.faults = ()
     assert ds.commit() == "main@2"
     assert values(inner) == [0, 1]
-    assert kept <= {item.key for item in inner.list("")}, "nothing may be cleaned up while the outcome is unknown"
-    assert not ds.has_changes
+    assert objects <= {item.key for item in inner.list("")}, "nothing may be deleted while the outcome is unknown"
+    assert not ds.summary().has_changes
 
 
-def test_a_refused_commit_is_an_error_and_nothing_more() -> None:
+def test_a_denied_commit_raises_and_can_be_retried() -> None:
     inner = open_store("memory://")
     table(inner)
-    store = FaultyStore(inner, Fault("fail_before", "create", "log/*", error=penstock.errors.AccessDenied))
+    store = FaultyStore(inner, Fault("fail_before", "create", "log/*", error=penstock.errors.AccessDeniedError))
     ds = penstock.load(store)
     ds.append({"x": [1]})
-    with pytest.raises(penstock.errors.AccessDenied):
+    with pytest.raises(penstock.errors.AccessDeniedError):
         ds.commit()
     assert values(inner) == [0]
     assert ds.commit() == "main@2"
     assert values(inner) == [0, 1]
 
 
-def test_a_lost_answer_to_a_claim_of_row_ids_gives_no_id_twice() -> None:
+def test_a_lost_response_to_a_row_id_claim_assigns_no_id_twice() -> None:
     inner = open_store("memory://")
     table(inner)
     ds = penstock.load(FaultyStore(inner, Fault("fail_after", "create", "ids/*")))
@@ -112,18 +109,15 @@ def test_a_lost_answer_to_a_claim_of_row_ids_gives_no_id_twice() -> None:
     assert len(set(ids)) == 3
 
 
-# The reused name.
-
-
 def test_commits_are_never_deleted() -> None:
     deleted: list[str] = []
 
-    class Watched(CountingStore):
+    class RecordsDeletes(CountingStore):
         def delete(self, keys: list[str]) -> None:  # type: ignore[override]
             deleted.extend(keys)
             super().delete(keys)
 
-    store = Watched(open_store("memory://"))
+    store = RecordsDeletes(open_store("memory://"))
     ds = table(store)
     stalled = penstock.load(store)
     stalled.append({"x": [100]})
@@ -141,7 +135,7 @@ def test_commits_are_never_deleted() -> None:
     assert 100 in values(store)
 
 
-def test_cleaning_refuses_to_remove_a_commit() -> None:
+def test_discard_refuses_to_delete_a_commit() -> None:
     store = open_store("memory://")
     ds = table(store)
     key = commit_key(ds._session.info.main, 0)
@@ -150,37 +144,31 @@ def test_cleaning_refuses_to_remove_a_commit() -> None:
     assert store.get(key)
 
 
-# The store that lies.
-
-
-def test_a_store_that_lies_about_create_only_is_found_out_and_takes_one_writer() -> None:
+def test_a_store_without_create_only_is_detected_and_takes_one_writer() -> None:
     inner = open_store("memory://")
-    liar = FaultyStore(inner, Fault("lie", "create", times=10**9))
+    store = FaultyStore(inner, Fault("overwrite", "create", times=10**9))
     with pytest.warns(PenstockWarning, match="one process at a time"):
-        ds = penstock.create(liar, {"x": "int64"})
+        ds = penstock.create(store, {"x": "int64"})
     ds.append({"x": [1]})
     ds.commit()
-    assert penstock.load(liar)._session.info.single_writer
-    late = penstock.load(liar, version=None)
+    assert penstock.load(store)._session.info.single_writer
+    late = penstock.load(store, version=None)
     ds.append({"x": [2]})
     ds.commit()
     late.append({"x": [3]})
     late.commit()
-    assert values(inner) == [1, 2, 3], "one writer after the other loses nothing, even there"
+    assert values(inner) == [1, 2, 3], "sequential writers lose nothing, even on such a store"
 
 
-def test_an_honest_store_gets_no_warning() -> None:
+def test_a_store_with_create_only_gets_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert penstock.create(open_store("memory://"), {"x": "int64"})._session.info.features.write == ()
 
 
-# Finding the newest version.
-
-
 @settings(deadline=None, max_examples=40)
-@given(count=st.integers(0, 40), hint=st.integers(0, 45), kind=st.sampled_from(["as it is", "missing", "damaged"]))
-def test_the_newest_version_is_found_whatever_the_hint_says(count: int, hint: int, kind: str) -> None:
+@given(count=st.integers(0, 40), hint=st.integers(0, 45), kind=st.sampled_from(["intact", "missing", "damaged"]))
+def test_the_newest_version_is_found_with_any_hint(count: int, hint: int, kind: str) -> None:
     store = open_store("memory://")
     ds = table(store)
     branch = ds._session.info.main
@@ -197,15 +185,13 @@ def test_the_newest_version_is_found_whatever_the_hint_says(count: int, hint: in
     assert newest_commit(store, branch).version == 1 + count
 
 
-def test_opening_takes_five_requests() -> None:
+def test_opening_takes_at_most_five_requests() -> None:
     store = CountingStore(open_store("memory://"))
     table(store)
     store.reset()
     penstock.load(store)
     assert sum(store.requests.values()) <= 5
 
-
-# Rebase and conflict.
 
 Act = Callable[[penstock.Dataset], object]
 ACTS: dict[str, Act] = {
@@ -243,9 +229,9 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("first", ACTS)
 @pytest.mark.parametrize("second", ACTS)
-def test_two_writers(first: str, second: str) -> None:
+def test_two_writers_rebase_or_conflict(first: str, second: str) -> None:
     store = open_store("memory://")
-    # eight rows to a file: rows 0 and 60 are in different ones
+    # eight rows per file: rows 0 and 60 are in different files
     x = penstock.Column(penstock.Tensor("int64"), file_bytes=64, page_bytes=64)
     ds = penstock.create(store, {"x": x, "y": replace(x, codec="lz4")})
     ds.append({"x": list(range(64)), "y": list(range(64))})
@@ -258,9 +244,9 @@ def test_two_writers(first: str, second: str) -> None:
     if stale or frozenset((first, second)) in CONFLICTS:
         with pytest.raises(ConflictError):
             two.commit()
-        assert two.has_changes
+        assert two.summary().has_changes
         two.rollback()
-        assert not two.has_changes
+        assert not two.summary().has_changes
         return
     two.commit()
     both = penstock.load(store)
@@ -272,14 +258,14 @@ def test_two_writers(first: str, second: str) -> None:
         if name.startswith("update"):
             column, row = name.split()[1], int(name.split()[-1])
             shown = "v" if column == "y" and "rename y" in (first, second) else column
-            if shown in both.columns:
+            if shown in both.schema.names:
                 ids = alone.select(["_row_id"]).to_numpy()["_row_id"]
                 assert both.rows([int(ids[row])])[0][shown] == 7
-    assert ("v" in both.columns) == ("rename y" in (first, second))
+    assert ("v" in both.schema.names) == ("rename y" in (first, second))
     assert not penstock.verify(store).damaged
 
 
-def test_versions_count_up_and_times_never_run_backwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_versions_and_commit_times_increase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter(range(10**18, 0, -(10**15)))
     monkeypatch.setattr("penstock.history._table.time.time_ns", lambda: next(clock))
     ds = penstock.create(tmp_path, {"x": "int64"})
@@ -291,7 +277,7 @@ def test_versions_count_up_and_times_never_run_backwards(monkeypatch: pytest.Mon
     assert all(new.time_us > old.time_us for new, old in pairwise(log))
 
 
-def test_a_table_that_cannot_be_reached_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_error_is_not_reported_as_a_missing_table(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore(
         open_store("memory://"), Fault("fail_before", "get", times=99), Fault("fail_before", "head", times=99)
     )

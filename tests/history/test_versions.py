@@ -1,4 +1,4 @@
-"""Branches, tags, time travel, diff, merge, compaction, vacuum and leases: one promise each."""
+"""Branches, tags, time travel, diff, merge, compaction, vacuum and leases."""
 
 import warnings
 from datetime import UTC, datetime, timedelta
@@ -11,20 +11,21 @@ import pytest
 import penstock
 from penstock import Column, Conflict, Tensor
 from penstock.errors import (
-    AccessDenied,
+    AccessDeniedError,
     AlreadyExistsError,
     ConflictError,
     InvalidInputError,
-    MergeConflict,
+    MergeConflictError,
     NotFoundError,
     PenstockWarning,
-    SnapshotExpired,
+    SnapshotExpiredError,
 )
-from penstock.history import Noticeboard, lease
-from penstock.history._leases import ORPHAN_AGE_S, oldest_notice, store_time
+from penstock.history import WriteIntent, lease
+from penstock.history._leases import ORPHAN_AGE_S, oldest_intent_s, store_time
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
-from tests.servers import Place
+from tests.history.maintenance import compact, vacuum
+from tests.servers import StoreLocation
 
 
 def table(place: Any = "memory://", rows: int = 10, **options: Any) -> penstock.Dataset:
@@ -38,33 +39,30 @@ def xs(ds: penstock.View) -> list[int]:
     return [int(x) for x in ds["x"][:]]
 
 
-def test_the_whole_of_it_on_every_store(store_uri: Place) -> None:
-    place: dict[str, Any] = {"options": store_uri.options}
-    ds = table(store_uri.uri, **place)
-    fix = ds.branch("fix")
+def test_branch_merge_compact_and_vacuum_on_every_store(store_uri: StoreLocation) -> None:
+    options: dict[str, Any] = {"storage_options": store_uri.options}
+    ds = table(store_uri.uri, **options)
+    fix = ds.branches.create("fix")
     fix.update([1], {"x": 100})
     fix.append({"x": [50], "t": ["new"]})
     fix.commit("better labels")
     ds.delete([0])
     ds.commit("less")
-    ds.tag("before-merge")
+    ds.tags.create("before-merge")
     assert ds.diff("before-merge", "fix").to_json()["rows_added"] == 2
     ds.merge("fix")
     assert xs(ds) == [100, 2, 3, 4, 5, 6, 7, 8, 9, 50]
-    ds.compact()
-    ds.vacuum(timedelta(0))
-    assert xs(penstock.load(store_uri.uri, **place)) == [100, 2, 3, 4, 5, 6, 7, 8, 9, 50]
-    assert xs(penstock.load(store_uri.uri, tag="before-merge", **place)) == list(range(1, 10))
-    assert xs(penstock.load(store_uri.uri, branch="fix", **place)) == [0, 100, *range(2, 10), 50]
-    with pytest.raises(SnapshotExpired):
-        penstock.load(store_uri.uri, version=1, **place)
+    compact(ds)
+    vacuum(ds)
+    assert xs(penstock.load(store_uri.uri, **options)) == [100, 2, 3, 4, 5, 6, 7, 8, 9, 50]
+    assert xs(penstock.load(store_uri.uri, tag="before-merge", **options)) == list(range(1, 10))
+    assert xs(penstock.load(store_uri.uri, branch="fix", **options)) == [0, 100, *range(2, 10), 50]
+    with pytest.raises(SnapshotExpiredError):
+        penstock.load(store_uri.uri, version=1, **options)
     ds.branches.delete("fix")
     with pytest.raises(NotFoundError, match="fix"):
-        penstock.load(store_uri.uri, branch="fix", **place)
-    assert penstock.verify(store_uri.uri, **place).damaged == []
-
-
-# Time travel and names.
+        penstock.load(store_uri.uri, branch="fix", **options)
+    assert penstock.verify(store_uri.uri, **options).damaged == []
 
 
 def test_versions_are_found_by_number_name_tag_branch_and_time() -> None:
@@ -73,8 +71,8 @@ def test_versions_are_found_by_number_name_tag_branch_and_time() -> None:
     between = datetime.now(UTC)
     ds.append({"x": [10], "t": ["ten"]})
     ds.commit()
-    ds.tag("ten")
-    ds.branch("side", at=1)
+    ds.tags.create("ten")
+    ds.branches.create("side", at=1)
     assert [len(penstock.load(store, version=spec)) for spec in (0, 1, "main@1", "main@2", "ten", "side")] == [
         0, 10, 10, 11, 11, 10,
     ]  # fmt: skip
@@ -82,16 +80,16 @@ def test_versions_are_found_by_number_name_tag_branch_and_time() -> None:
     assert penstock.load(store, as_of=between.isoformat()).version == "main@1"
     assert penstock.load(store, tag="ten").version == "main@2"
     assert penstock.load(store, branch="side", as_of=between).version == "main@1"
-    with pytest.raises(NotFoundError, match="was made at"):
+    with pytest.raises(NotFoundError, match="was created at"):
         penstock.load(store, as_of="2001-01-01")
-    for wrong in ({"version": 7}, {"version": "no"}, {"tag": "main"}, {"tag": "1"}, {"branch": "ten"}):
+    for missing in ({"version": 7}, {"version": "no"}, {"tag": "main"}, {"tag": "1"}, {"branch": "ten"}):
         with pytest.raises(NotFoundError):
-            penstock.load(store, **wrong)
+            penstock.load(store, **missing)
     with pytest.raises(InvalidInputError, match="one of"):
         penstock.load(store, version=1, tag="ten")
 
 
-def test_as_of_reads_few_commits_of_a_long_history() -> None:
+def test_as_of_reads_few_commits_of_a_long_log() -> None:
     store = CountingStore(open_store("memory://"))
     ds = penstock.create(store, {"x": "int64"})
     times = []
@@ -104,26 +102,26 @@ def test_as_of_reads_few_commits_of_a_long_history() -> None:
     assert store.requests["get"] < 25
 
 
-def test_a_past_version_is_read_and_not_changed() -> None:
+def test_a_past_version_is_read_only() -> None:
     store = open_store("memory://")
     table(store)
     for old in (penstock.load(store, version=1), penstock.load(store).checkout(as_of=datetime.now(UTC))):
-        with pytest.raises(InvalidInputError, match="opened to be read"):
+        with pytest.raises(InvalidInputError, match="opened read-only"):
             old.append({"x": [1], "t": ["a"]})
     ds = penstock.load(store, version=1).checkout(branch="main")
     ds.append({"x": [1], "t": ["a"]})
-    with pytest.raises(InvalidInputError, match="not committed"):
+    with pytest.raises(InvalidInputError, match="uncommitted"):
         ds.checkout(1)
 
 
-def test_a_name_that_comes_back_shows_nothing_of_its_past() -> None:
+def test_a_reused_branch_name_shows_nothing_of_the_deleted_branch() -> None:
     store = open_store("memory://")
     ds = table(store)
-    old = ds.branch("b")
+    old = ds.branches.create("b")
     old.append({"x": [1], "t": ["old"]})
     old.commit()
     ds.branches.delete("b")
-    new = ds.branch("b", at=0)
+    new = ds.branches.create("b", at=0)
     assert (len(new), new.version) == (0, "b@0")
     assert len(penstock.load(store, branch="b")) == 0
     old.append({"x": [2], "t": ["late"]})
@@ -131,31 +129,31 @@ def test_a_name_that_comes_back_shows_nothing_of_its_past() -> None:
     assert len(penstock.load(store, branch="b")) == 0, "a writer on the old branch does not reach the new one"
 
 
-def test_names_can_be_listed_renamed_and_deleted() -> None:
+def test_refs_can_be_listed_renamed_and_deleted() -> None:
     ds = table()
-    ds.branch("a")
-    ds.tag("t1")
+    ds.branches.create("a")
+    ds.tags.create("t1")
     assert dict(ds.branches) == {"main": "main@1", "a": "a@0"}
     assert dict(ds.tags) == {"t1": "main@1"}
     ds.branches.rename("a", "team/b")
     ds.tags.rename("t1", "v1.0")
     assert (list(ds.branches), list(ds.tags)) == (["main", "team/b"], ["v1.0"])
     ds.tags.delete("v1.0")
-    ds.tag("v1.0", at=0)
+    ds.tags.create("v1.0", at=0)
     assert ds.tags["v1.0"] == "main@0"
-    for taken in ("main", "team/b", "v1.0"):
+    for existing in ("main", "team/b", "v1.0"):
         with pytest.raises(AlreadyExistsError):
-            ds.branch(taken)
+            ds.branches.create(existing)
         with pytest.raises(AlreadyExistsError):
-            ds.tag(taken)
-    for wrong in ("", "7", "a@b", "../x", "a b", "x" * 200, "-a"):
+            ds.tags.create(existing)
+    for invalid in ("", "7", "a@b", "../x", "a b", "x" * 200, "-a"):
         with pytest.raises(InvalidInputError):
-            ds.branch(wrong)
+            ds.branches.create(invalid)
     with pytest.raises(InvalidInputError, match="main"):
         ds.branches.delete("main")
 
 
-def test_reset_is_a_new_commit_that_can_be_undone() -> None:
+def test_reset_is_a_new_commit_that_can_be_reset() -> None:
     ds = table()
     ds.delete(slice(0, 5))
     ds.commit()
@@ -164,9 +162,6 @@ def test_reset_is_a_new_commit_that_can_be_undone() -> None:
     ds.reset("main@2")
     assert xs(ds) == list(range(5, 10))
     assert [commit.operation for commit in ds.log()][:2] == ["reset", "reset"]
-
-
-# Diff.
 
 
 def test_a_diff_has_old_and_new_values_and_columns() -> None:
@@ -180,7 +175,7 @@ def test_a_diff_has_old_and_new_values_and_columns() -> None:
     ds.rename_column("t", "text")
     found = ds.diff(1)
     assert found.updated["x"].tolist() == [ids[2], ids[3]]
-    assert "text" not in found.updated, "a value that was written again and did not change is no change"
+    assert "text" not in found.updated, "a value rewritten with the same value is no change"
     assert [(int(a["x"]), int(b["x"])) for a, b in zip(found.before(ids[2:4]), found.after(ids[2:4]), strict=True)] == [
         (2, 20), (3, 30),
     ]  # fmt: skip
@@ -199,23 +194,23 @@ def test_a_diff_over_several_updates_has_all_of_them() -> None:
     assert ds.diff("main@1", "main@5").updated["x"].tolist() == [0, 1, 2, 3]
     assert ds.diff("main@3", "main@5").updated["x"].tolist() == [2, 3]
     assert ds.diff("main@1", "main@5").updated["t"].tolist() == [9]
-    ds.compact()
+    compact(ds)
     ds.update([5], {"x": 500})
     assert ds.diff("main@2").updated["x"].tolist() == [1, 2, 3, 5]
 
 
-def test_compaction_leaves_deleted_rows_out_and_others_their_ids() -> None:
+def test_compaction_drops_deleted_rows_and_keeps_row_ids() -> None:
     ds = table()
     ds.append({"x": [10, 11], "t": ["a", "b"]})
     ds.delete([0, 3, 11])
     ds.commit()
     ids = ds.select(["_row_id"]).to_numpy()["_row_id"]
-    ds.compact()
+    compact(ds)
     assert ds.select(["_row_id"]).to_numpy()["_row_id"].tolist() == ids.tolist()  # type: ignore[union-attr]
     assert xs(ds.rows(ids[::-1])) == xs(ds)[::-1]
 
 
-def test_a_diff_does_not_read_what_both_versions_share() -> None:
+def test_a_diff_does_not_read_shared_fragments() -> None:
     store = CountingStore(open_store("memory://"))
     ds = penstock.create(store, {"x": Column(Tensor("uint8", (4096,)), file_bytes=1 << 16, page_bytes=1 << 14)})
     rng = np.random.default_rng(0)
@@ -233,15 +228,12 @@ def test_a_diff_does_not_read_what_both_versions_share() -> None:
     assert sum(store.bytes.values()) < whole / 100
 
 
-# Merge.
-
-
 def diverged() -> tuple[penstock.Dataset, penstock.Dataset]:
     ds = table()
-    return ds, ds.branch("other")
+    return ds, ds.branches.create("other")
 
 
-def test_both_sides_are_kept_where_they_do_not_touch() -> None:
+def test_disjoint_changes_of_both_branches_are_merged() -> None:
     ours, theirs = diverged()
     ours.update([0], {"x": -1})
     ours.append({"x": [100], "t": ["ours"]})
@@ -265,23 +257,23 @@ def test_both_sides_are_kept_where_they_do_not_touch() -> None:
     assert ours.merge("other") == ours.version, "merging again changes nothing"
 
 
-def test_conflicts_name_rows_and_columns_and_change_nothing() -> None:
+def test_merge_conflicts_name_rows_and_columns_and_change_nothing() -> None:
     ours, theirs = diverged()
     ours.update([3], {"x": 30})
     ours.delete([4])
     ours.commit()
     theirs.update([3, 4], {"x": [33, 44]})
     theirs.commit()
-    with pytest.raises(MergeConflict, match="row 3, column 'x'") as error:
+    with pytest.raises(MergeConflictError, match="row 3, column 'x'") as error:
         ours.merge("other")
-    what = {(conflict.what, conflict.row_id, conflict.column) for conflict in error.value.conflicts}  # type: ignore[attr-defined]
-    assert what == {("value", 3, "x"), ("deleted here", 4, None)}
+    found = {(conflict.type, conflict.row_id, conflict.column) for conflict in error.value.conflicts}  # type: ignore[attr-defined]
+    assert found == {("value", 3, "x"), ("deleted by us", 4, None)}
     assert ours.version == "main@2"
-    assert not ours.has_changes
+    assert not ours.summary().has_changes
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("ours", 30), ("theirs", 33), (lambda c: c.ours + c.theirs, 63)])
-def test_conflicts_are_settled_as_asked(policy: Any, expected: int) -> None:
+def test_conflicts_are_resolved_by_policy(policy: Any, expected: int) -> None:
     ours, theirs = diverged()
     ours.update([3], {"x": 30})
     ours.commit()
@@ -291,7 +283,7 @@ def test_conflicts_are_settled_as_asked(policy: Any, expected: int) -> None:
     assert [int(x) for x in ours["x"][3:5]] == [expected, 44]
 
 
-def test_a_function_sees_the_conflict() -> None:
+def test_a_conflict_function_gets_the_conflict() -> None:
     ours, theirs = diverged()
     ours.delete([4])
     ours.commit()
@@ -304,29 +296,29 @@ def test_a_function_sees_the_conflict() -> None:
         return "theirs"
 
     ours.merge("other", on_conflict=keep)
-    assert [(conflict.what, conflict.row_id) for conflict in seen] == [("deleted here", 4)]
+    assert [(conflict.type, conflict.row_id) for conflict in seen] == [("deleted by us", 4)]
     assert 44 in xs(ours)
 
 
 @pytest.mark.parametrize("policy", ["raise", "ours", "theirs"])
-def test_two_columns_of_one_name(policy: Any) -> None:
+def test_two_added_columns_of_one_name_conflict(policy: Any) -> None:
     ours, theirs = diverged()
     ours.add_column("z", fill=1)
     ours.commit()
     theirs.add_column("z", fill="text")
     theirs.commit()
     if policy == "raise":
-        with pytest.raises(MergeConflict, match="column 'z'"):
+        with pytest.raises(MergeConflictError, match="column 'z'"):
             ours.merge("other")
         return
     ours.merge("other", on_conflict=policy)
     assert ours[0]["z"] == {"ours": 1, "theirs": "text"}[policy]
 
 
-def test_a_merge_starts_over_when_somebody_commits_in_between() -> None:
+def test_a_merge_retries_after_a_concurrent_commit() -> None:
     store = open_store("memory://")
     ours = table(store)
-    theirs = ours.branch("other")
+    theirs = ours.branches.create("other")
     theirs.append({"x": [1000], "t": ["b"]})
     theirs.commit()
     late = penstock.load(store)
@@ -336,7 +328,7 @@ def test_a_merge_starts_over_when_somebody_commits_in_between() -> None:
     assert set(xs(late)) == {*range(10), 500, 1000}
 
 
-def test_branches_merge_both_ways_again_and_again() -> None:
+def test_branches_merge_both_ways_repeatedly() -> None:
     ours, theirs = diverged()
     for step in range(4):
         ours.append({"x": [100 + step], "t": ["o"]})
@@ -350,10 +342,7 @@ def test_branches_merge_both_ways_again_and_again() -> None:
     assert len(ours) == 18
 
 
-# Compaction, vacuum, leases.
-
-
-def test_compaction_keeps_rows_order_and_ids_and_readers() -> None:
+def test_compaction_keeps_row_order_ids_and_open_readers() -> None:
     store = open_store("memory://")
     ds = penstock.create(store, {"x": "int64", "v": Column(penstock.Video(), nullable=True)})
     for step in range(40):
@@ -366,7 +355,7 @@ def test_compaction_keeps_rows_order_and_ids_and_readers() -> None:
     other = penstock.load(store)
     other.append({"x": [7], "v": [None]})
     other.commit()
-    ds.compact()
+    compact(ds)
     assert list(reader.select(["_row_id", "x", "v"])) == before
     assert list(ds.select(["_row_id", "x", "v"]))[:-1] == before
     assert ds.summary().fragments <= 2
@@ -377,7 +366,7 @@ def test_compaction_keeps_rows_order_and_ids_and_readers() -> None:
     assert len(ds.diff("main@41", late.version).updated_rows) == 1
 
 
-def test_a_lease_taken_before_vacuum_lets_a_reader_finish() -> None:
+def test_a_lease_protects_a_reader_from_vacuum() -> None:
     store = open_store("memory://")
     ds = table(store, rows=1000)
     reader = penstock.load(store)
@@ -386,83 +375,85 @@ def test_a_lease_taken_before_vacuum_lets_a_reader_finish() -> None:
         seen = len(next(rows)["x"])
         ds.delete(slice(0, 1000))
         ds.commit()
-        ds.compact()
-        ds.vacuum(timedelta(0))
+        compact(ds)
+        vacuum(ds)
         assert seen + sum(len(batch["x"]) for batch in rows) == 1000
-    assert ds.vacuum(timedelta(0)).objects > 0
-    with pytest.raises(SnapshotExpired, match="vacuum"):
+    assert vacuum(ds).objects > 0
+    with pytest.raises(SnapshotExpiredError, match="vacuum"):
         penstock.load(store, version=1)
-    with pytest.raises(SnapshotExpired):
+    with pytest.raises(SnapshotExpiredError):
         list(reader.batches(100))
 
 
-def test_a_reader_that_may_not_write_is_told_once_and_reads_on() -> None:
+def test_a_reader_without_write_access_is_warned_once_and_continues() -> None:
     inner = open_store("memory://")
     table(inner)
-    reader = penstock.load(FaultyStore(inner, Fault("fail_before", "put", "leases/*", times=99, error=AccessDenied)))
-    with warnings.catch_warnings(record=True) as told:
+    reader = penstock.load(
+        FaultyStore(inner, Fault("fail_before", "put", "leases/*", times=99, error=AccessDeniedError))
+    )
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(2):
             with reader.lease():
                 assert len(list(reader)) == 10
-    assert [str(w.message).count("SnapshotExpired") for w in told if w.category is PenstockWarning] == [1]
+    assert [str(w.message).count("SnapshotExpiredError") for w in caught if w.category is PenstockWarning] == [1]
 
 
-def test_a_dry_run_says_what_would_go_and_removes_nothing() -> None:
+def test_a_vacuum_dry_run_reports_and_deletes_nothing() -> None:
     store = open_store("memory://")
     ds = table(store)
     ds.delete(slice(0, 9))
     ds.commit()
-    ds.compact()
+    compact(ds)
     before = {item.key for item in store.list("")}
-    would = ds.vacuum(timedelta(0), dry_run=True)
+    planned = vacuum(ds, dry_run=True)
     assert {item.key for item in store.list("")} == before
-    did = ds.vacuum(timedelta(0))
-    assert (would.objects, would.bytes, would.versions) == (did.objects, did.bytes, did.versions)
-    assert did.objects > 0
-    assert did.bytes > 0
-    assert ds.vacuum(timedelta(0)).objects == 0
+    result = vacuum(ds)
+    assert (planned.objects, planned.bytes, planned.versions) == (result.objects, result.bytes, result.versions)
+    assert result.objects > 0
+    assert result.bytes > 0
+    assert vacuum(ds).objects == 0
 
 
-def test_versions_are_kept_for_as_long_as_asked() -> None:
+def test_vacuum_retains_versions_for_the_retention_period() -> None:
     store = open_store("memory://")
     ds = table(store)
     ds.delete([0])
     ds.commit()
-    assert ds.vacuum().objects == 0
+    assert penstock.vacuum(ds._session.store).objects == 0
     assert len(penstock.load(store, version=1)) == 10
 
 
-def test_a_writer_at_work_loses_nothing_to_vacuum() -> None:
+def test_vacuum_keeps_staged_objects_of_an_active_writer() -> None:
     store = open_store("memory://")
     ds = table(store)
     writer = penstock.load(store)
     writer.append({"x": [77], "t": ["staged"]})
     ds.delete([0])
     ds.commit()
-    ds.vacuum(timedelta(0))
+    vacuum(ds)
     writer.commit()
     assert xs(penstock.load(store)) == [*range(1, 10), 77]
     assert penstock.verify(store).damaged == []
 
 
-def test_a_writer_that_takes_long_gives_notice_and_keeps_its_files() -> None:
+def test_a_slow_writer_renews_its_intent() -> None:
     store = open_store("memory://")
     now = iter([0.0, 5.0, 3700.0, 3800.0])
-    notice = Noticeboard(store, clock=lambda: next(now))
-    began = store_time(store)
+    intent = WriteIntent(store, clock=lambda: next(now))
+    since_s = store_time(store)
     for expected in (0, 0, 1, 1):
-        notice.at_work()
+        intent.renew()
         assert len(list(store.list("intents/"))) == expected
-    later = began + 30 * 86_400  # by then the notice has not been renewed for long
-    assert oldest_notice(store, now_s=later) == later - ORPHAN_AGE_S
-    assert oldest_notice(store, now_s=began + 60) <= began - 3700
-    notice.done()
+    later = since_s + 30 * 86_400  # by then the intent has expired
+    assert oldest_intent_s(store, now_s=later) == later - ORPHAN_AGE_S
+    assert oldest_intent_s(store, now_s=since_s + 60) <= since_s - 3700
+    intent.release()
     assert not list(store.list("intents/"))
 
 
-class Slow(CountingStore):
-    """Does something of somebody else's between the two phases of a vacuum."""
+class InterruptedVacuum(CountingStore):
+    """Calls a function between the two phases of a vacuum."""
 
     def __init__(self, store: Store, between: Any) -> None:
         super().__init__(store)
@@ -475,39 +466,39 @@ class Slow(CountingStore):
             between()
 
 
-def test_a_name_made_while_versions_are_condemned_is_refused_or_spares_them() -> None:
+def test_a_tag_created_while_its_version_expires_raises() -> None:
     inner = open_store("memory://")
     ds = table(inner)
     ds.delete([0])
     ds.commit()
-    errors: list[str] = []
+    raised: list[str] = []
 
     def tag() -> None:
-        with pytest.raises(SnapshotExpired):
-            penstock.load(inner).tag("late", at=1)
-        errors.append("refused")
+        with pytest.raises(SnapshotExpiredError):
+            penstock.load(inner).tags.create("late", at=1)
+        raised.append("expired")
 
-    penstock.load(Slow(inner, tag)).vacuum(timedelta(0))
-    assert errors == ["refused"]
+    penstock.vacuum(InterruptedVacuum(inner, tag), older_than=timedelta(0))
+    assert raised == ["expired"]
     assert "late" not in ds.tags
 
 
-def test_a_lease_written_before_the_second_phase_spares_its_version() -> None:
+def test_a_lease_written_before_the_second_phase_protects_its_version() -> None:
     inner = open_store("memory://")
     ds = table(inner)
     ds.delete([0])
     ds.commit()
     old = penstock.load(inner, version=1)
     held = lease(inner, old._session.version.commit, seconds=60)
-    penstock.load(Slow(inner, held.__enter__)).vacuum(timedelta(0))
+    penstock.vacuum(InterruptedVacuum(inner, held.__enter__), older_than=timedelta(0))
     assert xs(old) == list(range(10))
     held.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("act", ["append", "update", "delete", "add", "compute", "drop", "rename", "compact", "reset"])
 @pytest.mark.parametrize("other", ["compact", "reset", "branch", "tag"])
-def test_two_writers_of_whom_one_reorders_the_table(act: str, other: str, tmp_path: Path) -> None:
-    """The pairs beyond those of single rows and columns: the outcome is a rebase or a conflict, as this table says."""
+def test_two_writers_with_compaction_reset_or_refs(act: str, other: str, tmp_path: Path) -> None:
+    """Pairs of operations on whole tables: each pair either rebases or conflicts."""
     store = open_store("memory://")
     ds = table(store)
     ds.append({"x": [10], "t": ["ten"]})
@@ -526,10 +517,10 @@ def test_two_writers_of_whom_one_reorders_the_table(act: str, other: str, tmp_pa
     }
     acts[act]()
     others: dict[str, Any] = {
-        "compact": two.compact,
+        "compact": lambda: compact(two),
         "reset": lambda: two.reset(1),
-        "branch": lambda: two.branch("side"),
-        "tag": lambda: two.tag("now"),
+        "branch": lambda: two.branches.create("side"),
+        "tag": lambda: two.tags.create("now"),
     }
     others[other]()
     conflict = {
@@ -538,7 +529,7 @@ def test_two_writers_of_whom_one_reorders_the_table(act: str, other: str, tmp_pa
     }.get(other, False)
     try:
         if act in ("compact", "reset"):
-            one.compact() if act == "compact" else one.reset(1)
+            compact(one) if act == "compact" else one.reset(1)
         else:
             one.commit()
     except ConflictError:

@@ -1,4 +1,4 @@
-"""Any history of branches, writers, merges, compactions and vacuums equals a model in plain dictionaries."""
+"""Stateful test: branches, writers, merges, compactions and vacuums equal a model of dictionaries."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 
 import penstock
 from penstock import Column, Tensor
-from penstock.errors import ConflictError, MergeConflict, SnapshotExpired
+from penstock.errors import ConflictError, MergeConflictError, SnapshotExpiredError
 from penstock.history import merge_base
 from penstock.storage import open_store
+from tests.history.maintenance import compact
 
 BRANCHES = ("main", "red", "blue")
 small = st.integers(0, 3)
@@ -50,7 +51,7 @@ class State:
 
 
 def merged(base: State, ours: State, theirs: State, policy: str) -> tuple[State, int]:
-    """A three-way merge as a careful person would do it, and the number of conflicts."""
+    """The expected result of a three-way merge, and the number of conflicts."""
     conflicts = 0
 
     def decide() -> str:
@@ -72,17 +73,17 @@ def merged(base: State, ours: State, theirs: State, policy: str) -> tuple[State,
                 del result.columns[id]
         elif theirs.columns[id] not in (name, ours.columns[id]) and (ours.columns[id] == name or decide() == "theirs"):
             result.columns[id] = theirs.columns[id]
-    gone_here, gone_there = base.rows.keys() - ours.rows.keys(), base.rows.keys() - theirs.rows.keys()
-    revived = {row for row in sorted(gone_here & theirs.changed_rows(base)) if decide() == "theirs"}
-    spared = {row for row in sorted(gone_there & ours.changed_rows(base)) if decide() == "ours"}
-    for row in gone_there - gone_here - spared:
+    deleted_by_us, deleted_by_them = base.rows.keys() - ours.rows.keys(), base.rows.keys() - theirs.rows.keys()
+    restored = {row for row in sorted(deleted_by_us & theirs.changed_rows(base)) if decide() == "theirs"}
+    spared = {row for row in sorted(deleted_by_them & ours.changed_rows(base)) if decide() == "ours"}
+    for row in deleted_by_them - deleted_by_us - spared:
         del result.rows[row]
     for id in result.columns.keys() & theirs.columns.keys() & base.columns.keys():
         for row in theirs.changed(id, base) & result.rows.keys():
             both = row in ours.changed(id, base) and ours.rows[row][id] != theirs.rows[row][id]
             if not both or decide() == "theirs":
                 result.rows[row][id] = theirs.rows[row][id]
-    for row in [*(theirs.rows.keys() - base.rows.keys()), *revived]:
+    for row in [*(theirs.rows.keys() - base.rows.keys()), *restored]:
         source = theirs.rows[row]
         result.rows[row] = {id: source.get(id, result.fills.get(id)) for id in result.columns}
     return result, conflicts
@@ -90,7 +91,7 @@ def merged(base: State, ours: State, theirs: State, policy: str) -> tuple[State,
 
 @dataclass
 class Writer:
-    """A dataset somebody has open, what they think it holds, and what they did since its base."""
+    """An open dataset, its expected state, and the operations since its base."""
 
     ds: penstock.Dataset
     branch: str
@@ -110,10 +111,10 @@ class HistoryMachine(RuleBasedStateMachine):
         ds = penstock.create(self.store, {"a": kind, "b": kind})
         first = State(columns, dict.fromkeys(columns))
         self.log: dict[str, list[State]] = {"main": [first]}
-        self.given_up: list[tuple[str, list[State]]] = []
-        self.given_up_snapshots: dict[str, State] = {}
+        self.deleted_branches: list[tuple[str, list[State]]] = []
+        self.deleted_snapshots: dict[str, State] = {}
         self.tags: dict[str, State] = {}
-        self.lost: list[State] = []
+        self.expired: list[State] = []
         self.writers = [Writer(ds, "main", first, deepcopy(first))]
 
     def open(self, branch: str) -> Writer:
@@ -121,7 +122,7 @@ class HistoryMachine(RuleBasedStateMachine):
         state = self.log[branch][-1]
         return Writer(ds, branch, state, deepcopy(state))
 
-    def pick(self, data: st.DataObject) -> Writer:
+    def draw_writer(self, data: st.DataObject) -> Writer:
         return data.draw(st.sampled_from(self.writers), "writer")
 
     def rows(self, data: st.DataObject, writer: Writer) -> list[int]:
@@ -135,21 +136,21 @@ class HistoryMachine(RuleBasedStateMachine):
         writer.only_appends &= append
 
     def attempt(self, writer: Writer, change: Callable[[], object]) -> bool:
-        """Change something; what a vacuum has removed since may be needed for it, and then that is said."""
+        """Apply a change; False if it needs objects that a vacuum deleted, which must raise."""
         try:
             change()
-        except SnapshotExpired:
-            assert self.is_lost(writer.base)
+        except SnapshotExpiredError:
+            assert self.is_expired(writer.base)
             return False
         return True
 
-    def spots(self, writer: Writer, rows: list[int]) -> list[int]:
-        order = {row: spot for spot, row in enumerate(writer.state.rows)}
+    def positions(self, writer: Writer, rows: list[int]) -> list[int]:
+        order = {row: position for position, row in enumerate(writer.state.rows)}
         return [order[row] for row in rows]
 
     @rule(data=st.data(), count=st.integers(1, 12))
     def append(self, data: st.DataObject, count: int) -> None:
-        writer = self.pick(data)
+        writer = self.draw_writer(data)
         if not writer.state.columns:
             return
         values = {id: data.draw(st.lists(small, min_size=count, max_size=count)) for id in writer.state.columns}
@@ -169,14 +170,14 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), value=small | st.none())
     def update(self, data: st.DataObject, value: int | None) -> None:
-        writer = self.pick(data)
+        writer = self.draw_writer(data)
         if not writer.state.columns:
             return
         rows = self.rows(data, writer)
         id = data.draw(st.sampled_from(sorted(writer.state.columns)))
-        value = 0 if value is None and id > 2 else value  # others may not be nullable
+        value = 0 if value is None and id > 2 else value  # added columns are not nullable
         values = {writer.state.columns[id]: [value] * len(rows)}
-        done = self.attempt(writer, lambda: writer.ds.update(self.spots(writer, rows), values))
+        done = self.attempt(writer, lambda: writer.ds.update(self.positions(writer, rows), values))
 
         def step(state: State) -> None:
             for row in rows:
@@ -188,9 +189,9 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        writer = self.pick(data)
+        writer = self.draw_writer(data)
         rows = self.rows(data, writer)
-        done = self.attempt(writer, lambda: writer.ds.delete(self.spots(writer, rows)))
+        done = self.attempt(writer, lambda: writer.ds.delete(self.positions(writer, rows)))
         if rows and done:
 
             def step(state: State) -> None:
@@ -201,7 +202,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), fill=small, computed=st.booleans())
     def add_column(self, data: st.DataObject, fill: int, computed: bool) -> None:
-        writer = self.pick(data)
+        writer = self.draw_writer(data)
         if len(writer.state.columns) > 4:
             return
         id = next(self.ids)
@@ -224,7 +225,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def drop_or_rename_column(self, data: st.DataObject) -> None:
-        writer = self.pick(data)
+        writer = self.draw_writer(data)
         if not writer.state.columns:
             return
         id = data.draw(st.sampled_from(sorted(writer.state.columns)))
@@ -242,16 +243,16 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        self.publish(self.pick(data))
+        self.publish(self.draw_writer(data))
 
     def publish(self, writer: Writer) -> None:
         head = self.log[writer.branch][-1]
-        if not writer.ds.has_changes:
+        if not writer.ds.summary().has_changes:
             return
         try:
             writer.ds.commit("step")
         except ConflictError:
-            assert head is not writer.base, "nobody else has committed"
+            assert head is not writer.base, "no concurrent commit"
             assert not (writer.only_appends and head.columns == writer.base.columns), "appends never conflict"
             writer.ds.rollback()
             writer.state, writer.steps, writer.only_appends = deepcopy(writer.base), [], True
@@ -264,12 +265,12 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rollback(self, data: st.DataObject) -> None:
-        writer = self.pick(data)
+        writer = self.draw_writer(data)
         writer.ds.rollback()
         writer.state, writer.steps, writer.only_appends = deepcopy(writer.base), [], True
 
     @rule(data=st.data())
-    def open_another(self, data: st.DataObject) -> None:
+    def open_writer(self, data: st.DataObject) -> None:
         branch = data.draw(st.sampled_from(sorted(self.log)), "branch")
         self.writers = [*self.writers[-2:], self.open(branch)]
 
@@ -281,12 +282,12 @@ class HistoryMachine(RuleBasedStateMachine):
         ds = penstock.load(self.store)
         if name in self.log:
             with pytest.raises(penstock.errors.AlreadyExistsError):
-                ds.branch(name, at=f"{source}@0" if not self.is_lost(self.log[source][0]) else source)
-        elif self.is_lost(state):
-            with pytest.raises(SnapshotExpired):
-                ds.branch(name, at=f"{source}@{at}")
+                ds.branches.create(name, at=f"{source}@0" if not self.is_expired(self.log[source][0]) else source)
+        elif self.is_expired(state):
+            with pytest.raises(SnapshotExpiredError):
+                ds.branches.create(name, at=f"{source}@{at}")
         else:
-            new = ds.branch(name, at=f"{source}@{at}")
+            new = ds.branches.create(name, at=f"{source}@{at}")
             self.log[name] = [state]
             self.writers = [*self.writers[-2:], Writer(new, name, state, deepcopy(state))]
 
@@ -295,10 +296,10 @@ class HistoryMachine(RuleBasedStateMachine):
     def delete_branch(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.log) - {"main"})))
         branch_id = penstock.load(self.store)._session.refs.branch(name)
-        for version, state in enumerate(self.log[name]):  # others may have been branched off, and be merged later
-            self.given_up_snapshots[penstock.history.read_commit(self.store, branch_id, version).snapshot.id] = state
+        for version, state in enumerate(self.log[name]):  # branches that started here may be merged later
+            self.deleted_snapshots[penstock.history.read_commit(self.store, branch_id, version).snapshot.id] = state
         penstock.load(self.store).branches.delete(name)
-        self.given_up.append((name, self.log.pop(name)))
+        self.deleted_branches.append((name, self.log.pop(name)))
         self.writers = [writer for writer in self.writers if writer.branch != name] or [self.open("main")]
 
     @rule(data=st.data(), name=st.sampled_from(["v1", "v2"]))
@@ -310,11 +311,11 @@ class HistoryMachine(RuleBasedStateMachine):
             return
         branch = data.draw(st.sampled_from(sorted(self.log)))
         at = data.draw(st.integers(0, len(self.log[branch]) - 1))
-        if self.is_lost(self.log[branch][at]):
-            with pytest.raises(SnapshotExpired):
-                ds.tag(name, at=f"{branch}@{at}")
+        if self.is_expired(self.log[branch][at]):
+            with pytest.raises(SnapshotExpiredError):
+                ds.tags.create(name, at=f"{branch}@{at}")
         else:
-            ds.tag(name, at=f"{branch}@{at}")
+            ds.tags.create(name, at=f"{branch}@{at}")
             self.tags[name] = self.log[branch][at]
 
     @rule(data=st.data())
@@ -322,8 +323,8 @@ class HistoryMachine(RuleBasedStateMachine):
         branch = data.draw(st.sampled_from(sorted(self.log)))
         at = data.draw(st.integers(0, len(self.log[branch]) - 1))
         ds = penstock.load(self.store, branch=branch)
-        if self.is_lost(self.log[branch][at]):
-            with pytest.raises(SnapshotExpired):
+        if self.is_expired(self.log[branch][at]):
+            with pytest.raises(SnapshotExpiredError):
                 ds.reset(at)
         else:
             ds.reset(at)
@@ -337,15 +338,15 @@ class HistoryMachine(RuleBasedStateMachine):
         one, two = ds._session.version.commit, theirs._session.version.commit
         at = merge_base(self.store, one, two)
         base = self.by_snapshot(at.snapshot.id)
-        if base is None or self.is_lost(base):
+        if base is None or self.is_expired(base):
             if at not in (one, two):
-                with pytest.raises(SnapshotExpired):
+                with pytest.raises(SnapshotExpiredError):
                     ds.merge(other, on_conflict=policy)
             return
         ours = self.log[into][-1]
         expected, conflicts = merged(base, ours, self.log[other][-1], policy)
         if conflicts and policy == "raise":
-            with pytest.raises(MergeConflict) as error:
+            with pytest.raises(MergeConflictError) as error:
                 ds.merge(other)
             assert len(error.value.conflicts) == conflicts
             assert ds.version == f"{into}@{len(self.log[into]) - 1}"
@@ -367,17 +368,17 @@ class HistoryMachine(RuleBasedStateMachine):
     def compact(self, data: st.DataObject) -> None:
         branch = data.draw(st.sampled_from(sorted(self.log)))
         ds = penstock.load(self.store, branch=branch)
-        if ds.version != ds.compact():
+        if ds.version != compact(ds):
             self.log[branch].append(deepcopy(self.log[branch][-1]))
 
     @rule(dry_run=st.booleans())
     def vacuum(self, dry_run: bool) -> None:
-        penstock.load(self.store).vacuum(timedelta(0), dry_run=dry_run)
+        penstock.vacuum(self.store, older_than=timedelta(0), dry_run=dry_run)
         if not dry_run:
-            kept = [*(states[-1] for states in self.log.values()), *self.tags.values()]
-            everything = [state for states in self.log.values() for state in states]
-            everything += [state for _, states in self.given_up for state in states]
-            self.lost += [state for state in everything if not any(state is other for other in kept)]
+            retained = [*(states[-1] for states in self.log.values()), *self.tags.values()]
+            all_states = [state for states in self.log.values() for state in states]
+            all_states += [state for _, states in self.deleted_branches for state in states]
+            self.expired += [state for state in all_states if not any(state is other for other in retained)]
 
     @rule(data=st.data())
     def diff(self, data: st.DataObject) -> None:
@@ -388,8 +389,8 @@ class HistoryMachine(RuleBasedStateMachine):
             ends.append((f"{branch}@{at}", self.log[branch][at]))
         (old, before), (new, after) = ends
         ds = penstock.load(self.store)
-        if self.is_lost(before) or self.is_lost(after):
-            with pytest.raises(SnapshotExpired):
+        if self.is_expired(before) or self.is_expired(after):
+            with pytest.raises(SnapshotExpiredError):
                 ds.diff(old, new)
             return
         found = ds.diff(old, new)
@@ -401,17 +402,17 @@ class HistoryMachine(RuleBasedStateMachine):
         assert set(found.columns_dropped) == {before.columns[id] for id in before.columns.keys() - after.columns.keys()}
 
     @rule(data=st.data())
-    def look_back(self, data: st.DataObject) -> None:
+    def read_older_version(self, data: st.DataObject) -> None:
         branch = data.draw(st.sampled_from(sorted(self.log)))
         at = data.draw(st.integers(0, len(self.log[branch]) - 1))
-        if self.is_lost(self.log[branch][at]):
-            with pytest.raises(SnapshotExpired):
+        if self.is_expired(self.log[branch][at]):
+            with pytest.raises(SnapshotExpiredError):
                 penstock.load(self.store, version=f"{branch}@{at}")
         else:
             self.same(penstock.load(self.store, version=f"{branch}@{at}"), self.log[branch][at])
 
-    def is_lost(self, state: State) -> bool:
-        return any(state is other for other in self.lost)
+    def is_expired(self, state: State) -> bool:
+        return any(state is other for other in self.expired)
 
     def by_snapshot(self, id: str) -> State | None:
         for branch, states in self.log.items():
@@ -419,19 +420,19 @@ class HistoryMachine(RuleBasedStateMachine):
             for version, state in enumerate(states):
                 if penstock.history.read_commit(self.store, branch_id, version).snapshot.id == id:
                     return state
-        return self.given_up_snapshots.get(id)
+        return self.deleted_snapshots.get(id)
 
     def same(self, ds: penstock.View, state: State) -> None:
-        assert sorted(ds.columns) == sorted(state.columns.values())
+        assert sorted(ds.schema.names) == sorted(state.columns.values())
         assert list(ds) == state.named()
-        assert [row["_row_id"] for row in ds.select(["_row_id"])] == list(state.rows), "a row keeps its id for ever"
+        assert [row["_row_id"] for row in ds.select(["_row_id"])] == list(state.rows), "a row keeps its id"
 
     @invariant()
-    def everybody_sees_what_they_should(self) -> None:
+    def every_writer_and_branch_equals_the_model(self) -> None:
         if not hasattr(self, "log"):
             return
         for writer in self.writers:
-            if not self.is_lost(writer.base):
+            if not self.is_expired(writer.base):
                 self.same(writer.ds, writer.state)
         for branch, states in self.log.items():
             assert penstock.load(self.store, branch=branch).version == f"{branch}@{len(states) - 1}"
@@ -446,14 +447,14 @@ class HistoryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(1200)
-def test_any_history_equals_the_model() -> None:
+def test_any_sequence_of_version_operations_equals_the_model() -> None:
     run_state_machine_as_test(
         HistoryMachine,
         settings=settings(
             max_examples=300,
             stateful_step_count=50,
             deadline=None,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes longer than to find it
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes longer than finding
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),

@@ -1,4 +1,4 @@
-"""Sources of a given size, quickly made: so many files, and how many rows they have together."""
+"""Generators of sources of a given size and number of files."""
 
 import io
 import json
@@ -22,7 +22,7 @@ _DATA = pa.schema([("data", pa.binary())])
 
 
 def noise(number: int, size: int = ROW_BYTES) -> bytes:
-    """One of a few rows, told apart by its first bytes."""
+    """Random bytes of a row, which start with its number."""
     return number.to_bytes(8, "little") + np.random.default_rng(number % 8).bytes(size - 8)
 
 
@@ -69,14 +69,14 @@ def csv(folder: Path, numbers: range) -> None:
 
 
 def safetensors(folder: Path, numbers: range) -> None:
-    for start in range(numbers.start, numbers.stop, 32):  # the library writes a file from memory
+    for start in range(numbers.start, numbers.stop, 32):  # the library holds a file in memory
         part = range(start, min(start + 32, numbers.stop))
         values = np.frombuffer(b"".join(map(noise, part)), np.uint8).reshape(len(part), ROW_BYTES)
         save_file({"data": values}, folder / f"{start:06}.safetensors")
 
 
 def images(folder: Path, numbers: range) -> None:
-    """Pictures of a megabyte and a half: one, under many names."""
+    """One image of 1.5 MB, hard-linked under many names."""
     first = folder / "cat" / "first.jpg"
     if not first.exists():
         first.parent.mkdir()
@@ -87,14 +87,14 @@ def images(folder: Path, numbers: range) -> None:
 
 
 def torch_files(folder: Path, numbers: range) -> None:
-    for start in range(numbers.start, numbers.stop, 8):  # each is loaded as a whole
+    for start in range(numbers.start, numbers.stop, 8):  # each file is loaded as a whole
         part = range(start, min(start + 8, numbers.stop))
         values = np.frombuffer(bytearray(b"".join(map(noise, part))), np.uint8).reshape(len(part), ROW_BYTES)
         torch.save({"data": torch.from_numpy(values)}, folder / f"{start:06}.pt")
 
 
 def mds(folder: Path, numbers: range) -> None:
-    """A shard, as MosaicML writes it: how many samples, where each starts, and each with its size before it."""
+    """A shard in the layout of MosaicML: count, offsets, then samples with their sizes."""
     name, size = f"shard.{numbers.start:06}.mds", 4 + ROW_BYTES
     first = 4 * (len(numbers) + 2)
     with open(folder / name, "wb") as file:
@@ -102,22 +102,22 @@ def mds(folder: Path, numbers: range) -> None:
         file.write((first + size * np.arange(len(numbers) + 1)).astype(np.uint32).tobytes())
         for number in numbers:
             file.write(np.uint32(ROW_BYTES).tobytes() + noise(number))
-        told = {"basename": name, "bytes": file.tell(), "hashes": {}}
+        raw_data = {"basename": name, "bytes": file.tell(), "hashes": {}}
     index = folder / "index.json"
     shards = json.loads(index.read_text())["shards"] if index.exists() else []
     columns = {"column_names": ["data"], "column_encodings": ["bytes"], "column_sizes": [None]}
     shards.append(
         columns | {"format": "mds", "version": 2, "samples": len(numbers), "compression": None, "hashes": []}
-        | {"raw_data": told, "zip_data": None, "size_limit": None}
+        | {"raw_data": raw_data, "zip_data": None, "size_limit": None}
     )  # fmt: skip
     index.write_text(json.dumps({"version": 2, "shards": shards}))
 
 
 def mcap(folder: Path, numbers: range) -> None:
-    """A camera, whose pictures are what there is to a row."""
+    """A log with one camera topic."""
     pixels = np.random.default_rng(0).integers(0, 255, (720, 1024, 3), np.uint8)
-    picture = simplejpeg.encode_jpeg(pixels, quality=95)
-    data = json.dumps({"format": "jpeg", "data": b64encode(picture).decode()}).encode()
+    image = simplejpeg.encode_jpeg(pixels, quality=95)
+    data = json.dumps({"format": "jpeg", "data": b64encode(image).decode()}).encode()
     with open(folder / f"{numbers.start:06}.mcap", "wb") as file:
         writer = Writer(file, compression=CompressionType.NONE)
         writer.start()
@@ -128,15 +128,15 @@ def mcap(folder: Path, numbers: range) -> None:
         writer.finish()  # type: ignore[no-untyped-call]
 
 
-_NAMED = (numpy, webdataset, parquet, arrow, jsonl, csv, safetensors, images, mds, mcap)
+_MAKERS = (numpy, webdataset, parquet, arrow, jsonl, csv, safetensors, images, mds, mcap)
 MAKERS: dict[str, Callable[[Path, range], None]] = {
     "torch": torch_files,
-    **{maker.__name__: maker for maker in _NAMED},
+    **{maker.__name__: maker for maker in _MAKERS},
 }
 
 
 def make(kind: str, folder: Path, *, total_bytes: int, files: int) -> int:
-    """Write a source; returns how many rows it has."""
+    """Write a source; returns its number of rows."""
     folder.mkdir()
     rows = -(-total_bytes // ROW_BYTES)
     step = -(-rows // files)

@@ -1,12 +1,12 @@
-"""A program that takes a folder in, slowly enough to be killed: `python -m tests.ingest.killed SOURCE TABLE`."""
+"""A program that ingests a folder slowly enough to be killed: `python -m tests.ingest.killed SOURCE TABLE`."""
 
 import sys
 import time
 from typing import Any
 
 import penstock
-from penstock.ingest import Settings, Threads, prepare, run
-from penstock.ingest import _parts as parts_of
+from penstock.engine import BadSamples
+from penstock.ingest import IngestOptions, ThreadRunner, _parts, prepare, run
 from penstock.storage import open_store
 from tests.ingest.lines import SOURCES
 
@@ -16,12 +16,19 @@ def slow(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def main(source: str, place: str) -> None:
-    parts_of._LEAST_PART_BYTES = 1000
-    ds = penstock.load(place)
-    settings = Settings(transform="tests.ingest.killed:slow")
-    prepared = prepare(ds._session, open_store(source), SOURCES, None, settings)
-    run(ds._session, prepared, on_bad="skip", max_bad=0, message="", workers=2, runner=Threads(2))
+def main(source: str, table: str) -> None:
+    _parts._MIN_PART_BYTES = 1000
+    ds = penstock.load(table)
+    options = IngestOptions(transform="tests.ingest.killed:slow")
+    prepared = prepare(ds._session, open_store(source), SOURCES, None, options)
+    run(
+        ds._session,
+        prepared,
+        bad_samples=BadSamples(action="skip", limit=0),
+        message="",
+        num_workers=2,
+        runner=ThreadRunner(2),
+    )
 
 
 if __name__ == "__main__":

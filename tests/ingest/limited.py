@@ -1,7 +1,7 @@
-"""Take a source in with little memory: `python -m tests.ingest.limited KIND SOURCE TABLE`.
+"""Ingest a source with limited memory: `python -m tests.ingest.limited KIND SOURCE TABLE`.
 
-The limit is on the data of the process (RLIMIT_DATA), above what it has after the imports. Prints the rows taken in,
-and the most memory of its own that the process had at once, above what it had after the imports.
+The limit is RLIMIT_DATA, in addition to the memory used after the imports. Prints the number of rows, and the peak
+anonymous memory in addition to that after the imports.
 """
 
 import resource
@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 
-import torch  # noqa: F401  which some sources need
+import torch  # noqa: F401  needed by some sources
 
 import penstock
 
 LIMIT_BYTES = 512 << 20
-_LOOK_S = 0.01
+_SAMPLE_S = 0.01
 
 
 def main(kind: str, source: str, table: str) -> None:
@@ -23,13 +23,13 @@ def main(kind: str, source: str, table: str) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data + LIMIT_BYTES, data + LIMIT_BYTES))
     peak = [imported]
 
-    def watch() -> None:
+    def sample_memory() -> None:
         while True:
             peak[0] = max(peak[0], _bytes("RssAnon"))
-            time.sleep(_LOOK_S)
+            time.sleep(_SAMPLE_S)
 
-    threading.Thread(target=watch, daemon=True).start()
-    rows = penstock.ingest(source, table, kind=kind, workers=1, on_bad="raise").rows
+    threading.Thread(target=sample_memory, daemon=True).start()
+    rows = penstock.ingest(source, table, kind=kind, num_workers=1, bad_samples="raise").rows
     print(rows, peak[0] - imported)
 
 

@@ -1,26 +1,26 @@
-"""A small source for tests of everything around sources: text files, a row for each line, `!` for a bad one."""
+"""A minimal source for tests of ingest: text files with a row per line, where `!` is a bad line."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.format.kinds import Text
-from penstock.ingest import Found, Reading, Reject, Row, Source
-from penstock.ingest._bucket import Bucket
+from penstock.ingest import Reject, Row, Source, SourceItem, SourceScan
+from penstock.ingest._reader import SourceReader
 from penstock.storage import ObjectInfo
 
 
-class Lines(Reading):
+class Lines(SourceScan):
     def __init__(self, files: Sequence[ObjectInfo]) -> None:
         self.files = [file for file in files if file.key.endswith(".lines")]
         self.columns = {"text": Text()}
 
-    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
-        for file, data in bucket.each(files):
+    def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
+        for file, data in reader.read_many(files):
             if isinstance(data, Exception):
                 yield Reject(file.key, str(data))
                 continue
             if not data:
-                yield Row(file.key, {"text": bucket.value(file, ""), "number": 0})
+                yield Row(file.key, {"text": reader.value_or_link(file, ""), "number": 0})
                 continue
             for number, line in enumerate(bytes(data).decode().splitlines()):
                 if line == "!!":

@@ -1,4 +1,4 @@
-"""Robot logs for tests, written by MCAP's own libraries."""
+"""Robot logs for tests, written by the MCAP libraries."""
 
 import io
 import json
@@ -30,24 +30,24 @@ MS = 1_000_000
 
 
 def jpeg(seed: int, height: int = 48, width: int = 64) -> bytes:
-    picture = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
-    return bytes(simplejpeg.encode_jpeg(picture))
+    image = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    return bytes(simplejpeg.encode_jpeg(image))
 
 
 def header(time_ns: int) -> dict[str, Any]:
     return {"stamp": {"sec": time_ns // 10**9, "nanosec": time_ns % 10**9}, "frame_id": "base"}
 
 
-def write_log(path: Path, *, seed: int = 0, pictures: int = 20) -> None:
-    """A camera of 30 pictures a second, joint states every 10 ms, and a command every 50 ms, as ROS 2 records them."""
+def write_log(path: Path, *, seed: int = 0, images: int = 20) -> None:
+    """A ROS 2 log with a camera at 30 Hz, joint states at 100 Hz and commands at 20 Hz."""
     rng = np.random.default_rng(seed)
     start = START_NS + seed * 3600 * 10**9
     events: list[tuple[int, str, dict[str, Any]]] = []
-    for number in range(pictures):
+    for number in range(images):
         time = start + 10 * MS + number * 33 * MS
         data = jpeg(seed * 1000 + number)
         events.append((time, "camera", {"header": header(time), "format": "jpeg", "data": data}))
-    for time in range(start, start + 10 * MS + pictures * 33 * MS, 10 * MS):
+    for time in range(start, start + 10 * MS + images * 33 * MS, 10 * MS):
         angles, speeds = rng.normal(size=(2, 7)).tolist()
         state = {"header": header(time), "name": [f"j{n}" for n in range(7)], "position": angles, "velocity": speeds}
         events.append((time, "joints", {**state, "effort": []}))
@@ -105,7 +105,7 @@ def raw_log(
     return stream.getvalue()
 
 
-def picture_json(seed: int, **size: int) -> dict[str, str]:
+def image_json(seed: int, **size: int) -> dict[str, str]:
     """A message of a camera as JSON has it."""
     return {"format": "jpeg", "data": b64encode(jpeg(seed, **size)).decode()}
 

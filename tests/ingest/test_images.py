@@ -1,4 +1,4 @@
-"""Folders of images: classes by folder, tables and COCO files beside them, and images that are broken or mean harm."""
+"""Image folders: classes by folder, metadata tables and COCO files, and damaged or hostile images."""
 
 import csv
 import io
@@ -17,24 +17,25 @@ from PIL import Image as Pillow
 
 import penstock
 from penstock.codecs import decode_image
+from penstock.engine import BadSamples
 from penstock.errors import InvalidInputError
 from penstock.format import Column, as_column
 from penstock.format.kinds import Boxes, Image, Json, Kind, Label, Link, Linked, List, Tensor, Text
-from penstock.ingest import Listing, Reading, Reject, Row, Settings, prepare, run
-from penstock.ingest._bucket import Bucket
+from penstock.ingest import IngestOptions, Reject, Row, SourceListing, SourceScan, prepare, run
+from penstock.ingest._reader import SourceReader
 from penstock.ingest.sources._images import IMAGES
 from penstock.storage import MemoryStore, ObjectInfo, Store, open_store
 from penstock.testing import CountingStore, SourceTests
 
 
-def picture(seed: int = 0, format: str = "JPEG", size: tuple[int, int] = (24, 16)) -> bytes:
+def image(seed: int = 0, format: str = "JPEG", size: tuple[int, int] = (24, 16)) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
     out = io.BytesIO()
     Pillow.fromarray(pixels).save(out, format)
     return out.getvalue()
 
 
-JPEG = picture()
+JPEG = image()
 BOXES = [[1.5, 2, 3, 4], [10, 20, 5, 5.25]]
 
 
@@ -53,17 +54,17 @@ def filled(files: Mapping[str, bytes | str]) -> Store:
 
 
 class Looked:
-    """What the source makes of a store."""
+    """The items that the source yields for a store."""
 
     def __init__(self, store: Store, *, link: bool = False) -> None:
-        bucket = Bucket(store, link=link)
-        self.reading: Reading = IMAGES.open(bucket, list(store.list()))
-        found = list(self.reading.rows(bucket, self.reading.files))
+        reader = SourceReader(store, link=link)
+        self.scan: SourceScan = IMAGES.open(reader, list(store.list()))
+        found = list(self.scan.rows(reader, self.scan.files))
         self.rows = {item.name: item.values for item in found if isinstance(item, Row)}
         self.rejects = [(item.name, item.reason) for item in found if isinstance(item, Reject)]
 
     def column(self, name: str) -> Column:
-        return as_column(name, self.reading.columns[name])
+        return as_column(name, self.scan.columns[name])
 
     def kind(self, name: str) -> Kind:
         return self.column(name).kind
@@ -105,8 +106,8 @@ class TestFolders(SourceTests):
     expected = 6
 
     def make(self, folder: Path) -> None:
-        write(folder, {f"train/{label}/{n}.jpg": picture(n) for label in ("cat", "dog") for n in range(2)})
-        write(folder, {"val/cat/1.png": picture(7, "PNG"), "val/dog/2.webp": picture(8, "WEBP")})
+        write(folder, {f"train/{label}/{n}.jpg": image(n) for label in ("cat", "dog") for n in range(2)})
+        write(folder, {"val/cat/1.png": image(7, "PNG"), "val/dog/2.webp": image(8, "WEBP")})
 
 
 class TestTable(SourceTests):
@@ -114,7 +115,7 @@ class TestTable(SourceTests):
     expected = 5
 
     def make(self, folder: Path) -> None:
-        write(folder, {f"images/{n}.jpg": picture(n) for n in range(5)})
+        write(folder, {f"images/{n}.jpg": image(n) for n in range(5)})
         records = [{"file_name": f"images/{n}.jpg", "caption": f"no, {n}", "score": n / 2} for n in range(5)]
         write(folder, {"metadata.csv": csv_text(records)})
 
@@ -124,7 +125,7 @@ class TestLines(SourceTests):
     expected = 3
 
     def make(self, folder: Path) -> None:
-        write(folder, {f"{n}.jpg": picture(n) for n in range(3)})
+        write(folder, {f"{n}.jpg": image(n) for n in range(3)})
         records = [json.dumps({"image": f"{n}.jpg", "boxes": BOXES[:n], "more": {"n": n}}) for n in range(3)]
         write(folder, {"captions.jsonl": "\n".join(records)})
 
@@ -134,7 +135,7 @@ class TestCoco(SourceTests):
     expected = 4
 
     def make(self, folder: Path) -> None:
-        write(folder, {f"val2017/{n:012}.jpg": picture(n) for n in range(4)})
+        write(folder, {f"val2017/{n:012}.jpg": image(n) for n in range(4)})
         images = {n: f"{n:012}.jpg" for n in range(4)}
         write(
             folder,
@@ -146,10 +147,10 @@ class TestCoco(SourceTests):
 
 
 @given(st.integers(0, 6), st.integers(0, 6))
-def test_it_is_a_folder_of_images_if_half_of_it_is(images: int, others: int) -> None:
+def test_recognised_if_half_of_the_files_are_images(images: int, others: int) -> None:
     keys = [f"a/{n}.JPG" for n in range(images)] + [f"a/{n}.txt" for n in range(others)]
     files = [ObjectInfo(key, 1, None, 0.0) for key in keys]
-    assert IMAGES.recognise(Listing(files)) == (images > 0 and images >= others)
+    assert IMAGES.recognise(SourceListing(files)) == (images > 0 and images >= others)
 
 
 def test_a_class_per_folder() -> None:
@@ -157,38 +158,38 @@ def test_a_class_per_folder() -> None:
     assert found.column("label") == Column(Label(("cat", "dog")))
     assert [bytes(value) for value in found["image"]] == [JPEG, JPEG]
     assert (found["path"], found["label"]) == (["cat/1.jpeg", "dog/2.jpg"], ["cat", "dog"])
-    assert set(found.reading.columns) == {"image", "label", "path"}
+    assert set(found.scan.columns) == {"image", "label", "path"}
     assert found.kind("image") == Image("jpeg")
     assert found.rejects == []
 
 
-def test_splits_are_a_column_where_there_are_several() -> None:
+def test_several_splits_become_a_column() -> None:
     found = look({"d/train/cat/1.jpg": JPEG, "d/train/dog/1.jpg": JPEG, "d/val/dog/x/cat/1.jpg": JPEG})
     assert found["split"] == ["train", "train", "val"]
     assert found["label"] == ["cat", "dog", "cat"]
     one = look({"train/cat/1.jpg": JPEG, "train/dog/1.jpg": JPEG})
-    assert set(one.reading.columns) == {"image", "label", "path"}
+    assert set(one.scan.columns) == {"image", "label", "path"}
 
 
-def test_a_class_may_be_called_train() -> None:
+def test_class_named_train() -> None:
     found = look({"bus/1.jpg": JPEG, "train/1.jpg": JPEG, "test/1.jpg": JPEG})
     assert found["label"] == ["bus", "test", "train"]
-    assert "split" not in found.reading.columns
+    assert "split" not in found.scan.columns
 
 
-def test_images_without_a_class_lack_a_label() -> None:
+def test_image_without_class_folder_has_null_label() -> None:
     found = look({"train/cat/1.jpg": JPEG, "train/dog/1.jpg": JPEG, "val/1.jpg": JPEG})
     assert found["label"] == ["cat", "dog", None]
     assert found.column("label").nullable
 
 
 @pytest.mark.parametrize("keys", [("1.jpg", "2.jpg"), ("images/1.jpg", "images/2.jpg"), ("train/1.jpg", "test/2.jpg")])
-def test_without_classes_there_is_no_label(keys: tuple[str, ...]) -> None:
-    assert "label" not in look(dict.fromkeys(keys, JPEG)).reading.columns
+def test_no_label_column_without_classes(keys: tuple[str, ...]) -> None:
+    assert "label" not in look(dict.fromkeys(keys, JPEG)).scan.columns
 
 
-def test_the_codec_is_the_commonest() -> None:
-    found = look({"1.png": picture(1, "PNG"), "2.tiff": picture(2, "TIFF"), "3.PNG": picture(3, "PNG")})
+def test_codec_is_the_most_common_one() -> None:
+    found = look({"1.png": image(1, "PNG"), "2.tiff": image(2, "TIFF"), "3.PNG": image(3, "PNG")})
     assert found.kind("image") == Image("png")
     assert len(found.rows) == 3
 
@@ -205,10 +206,10 @@ RECORDS = st.tuples(*[st.fixed_dictionaries({n: st.none() | v for n, v in VALUES
 
 @settings(deadline=None)
 @given(RECORDS)
-def test_all_kinds_of_tables_say_the_same(told: tuple[dict[str, Any], ...]) -> None:
-    told = tuple({**record, "text": f"~{record['text']}"} for record in told)
-    records = [{"file_name": name, **record} for name, record in zip(NAMES, told, strict=True)]
-    pictures: dict[str, bytes | str] = dict.fromkeys(NAMES, JPEG)
+def test_all_metadata_formats_give_equal_columns(metadata: tuple[dict[str, Any], ...]) -> None:
+    metadata = tuple({**record, "text": f"~{record['text']}"} for record in metadata)
+    records = [{"file_name": name, **record} for name, record in zip(NAMES, metadata, strict=True)]
+    images: dict[str, bytes | str] = dict.fromkeys(NAMES, JPEG)
     tables = {
         "metadata.csv": csv_text(records),
         "labels.json": json.dumps(records),
@@ -216,15 +217,15 @@ def test_all_kinds_of_tables_say_the_same(told: tuple[dict[str, Any], ...]) -> N
         "captions.jsonl": "".join(f"{json.dumps(record)}\n" for record in records),
     }
     for name, table in tables.items():
-        found = look({**pictures, name: table})
+        found = look({**images, name: table})
         assert found.rejects == []
         for column in VALUES:
-            expected = [record[column] for record in told]
+            expected = [record[column] for record in metadata]
             if any(value is not None for value in expected):
                 assert found[column] == expected, name
                 assert found.column(column).nullable == (None in expected)
             else:
-                assert column not in found.reading.columns
+                assert column not in found.scan.columns
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_all_kinds_of_tables_say_the_same(told: tuple[dict[str, Any], ...]) -> N
     ],
 )
 @pytest.mark.parametrize("as_csv", [False, True])
-def test_columns_have_the_kind_that_takes_all_values(values: list[Any], kind: Kind, as_csv: bool) -> None:
+def test_column_kind_fits_all_values(values: list[Any], kind: Kind, as_csv: bool) -> None:
     if as_csv and kind == Json() and not isinstance(values[0], dict | list):
         pytest.skip("in CSV all of these are text")
     cells = [json.dumps(v) if as_csv and isinstance(v, dict | list) else v for v in values]
@@ -257,25 +258,25 @@ def test_columns_have_the_kind_that_takes_all_values(values: list[Any], kind: Ki
 
 
 def three() -> dict[str, bytes | str]:
-    return {f"{n}.jpg": picture(n) for n in range(3)}
+    return {f"{n}.jpg": image(n) for n in range(3)}
 
 
-def test_a_text_column_called_label_has_classes() -> None:
+def test_text_column_named_label_becomes_label() -> None:
     table = "filename;label\n0.jpg;dog\n1.jpg;cat\n2.jpg;dog\n"
     found = look({**three(), "labels.csv": table})
     assert found.kind("label") == Label(("cat", "dog"))
     assert found["label"] == ["dog", "cat", "dog"]
 
 
-def test_numbers_that_begin_with_zero_are_names() -> None:
+def test_leading_zeros_stay_text() -> None:
     found = look({**three(), "labels.csv": "image,id\n0.jpg,007\n1.jpg,12\n2.jpg,0\n"})
     assert found["id"] == ["007", "12", "0"]
 
 
-def test_odd_names_of_columns() -> None:
+def test_invalid_column_names_are_cleaned() -> None:
     table = ",File_Name,image,_hidden, a b \n0,0.jpg,x,y,z\n1,1.jpg,x,y,z\n2,2.jpg,x,y,z\n"
     found = look({**three(), "labels.csv": "\ufeff" + table})
-    assert set(found.reading.columns) == {"image", "path", "given_image", "hidden", "a b"}
+    assert set(found.scan.columns) == {"image", "path", "given_image", "hidden", "a b"}
     assert (found["hidden"], found["given_image"]) == (["y"] * 3, ["x"] * 3)
 
 
@@ -290,38 +291,38 @@ def test_odd_names_of_columns() -> None:
         ("notes/t.json", "1.jpg"),
     ],
 )
-def test_names_are_relative_to_the_table_or_to_the_root_or_plain(table: str, name: str) -> None:
+def test_file_names_resolve_relative_to_table_or_root_or_by_base_name(table: str, name: str) -> None:
     found = look({"a/1.jpg": JPEG, table: json.dumps([{"file_name": name, "x": 5}])})
     assert found["x"] == [5]
 
 
 @pytest.mark.parametrize("name", ["../1.jpg", "/1.jpg", "b/1.jpg", "", ".", "1.jpg\0", 5, None, ["1.jpg"]])
-def test_names_that_lead_elsewhere_are_refused(name: object) -> None:
+def test_file_names_outside_the_source_are_rejected(name: object) -> None:
     records = [{"file_name": "a/1.jpg"}, {"file_name": name}]
     found = look({"a/1.jpg": JPEG, "t.json": json.dumps(records)})
-    assert found.rejects == [("t.json", f"entry 2 names {name!r}, which is not here")]
+    assert found.rejects == [("t.json", f"entry 2 names {name!r}, which is not in the source")]
     assert len(found.rows) == 1
 
 
-def test_two_images_of_the_same_name_are_told_apart_or_not_at_all() -> None:
-    pictures: dict[str, bytes | str] = {"train/1.jpg": JPEG, "val/1.jpg": JPEG}
+def test_ambiguous_base_names_are_not_resolved() -> None:
+    images: dict[str, bytes | str] = {"train/1.jpg": JPEG, "val/1.jpg": JPEG}
     table = json.dumps([{"file_name": "1.jpg", "x": 5}])
-    assert look({**pictures, "notes/labels_val.json": table}).rows.keys() == {"val/1.jpg"}
-    [(name, reason)] = look({**pictures, "notes/labels.json": table}).rejects
-    assert (name, "names no image that is here" in reason) == ("notes/labels.json", True)
+    assert look({**images, "notes/labels_val.json": table}).rows.keys() == {"val/1.jpg"}
+    [(name, reason)] = look({**images, "notes/labels.json": table}).rejects
+    assert (name, "names no image of the source" in reason) == ("notes/labels.json", True)
 
 
-def test_images_and_entries_without_each_other_are_rejected() -> None:
+def test_unmatched_images_and_entries_are_rejected() -> None:
     found = look({**three(), "metadata.csv": "file_name,x\n0.jpg,1\n9.jpg,2\n1.jpg\n2.jpg,3\n"})
     assert found.rejects == [
         ("1.jpg", "no entry in metadata.csv"),
-        ("metadata.csv", "line 4 has 1 fields, and the first line 2"),
-        ("metadata.csv", "line 3 names '9.jpg', which is not here"),
+        ("metadata.csv", "line 4 has 1 fields, and the header 2"),
+        ("metadata.csv", "line 3 names '9.jpg', which is not in the source"),
     ]
     assert found["x"] == [1, 3]
 
 
-def test_a_broken_line_is_rejected_and_the_rest_goes_on() -> None:
+def test_invalid_line_rejects_only_itself() -> None:
     found = look({**three(), "t.jsonl": '{"file": "0.jpg", "x": 1}\n\n{"file"\n[]\n{"file": "2.jpg"}'})
     assert found["x"] == [1, None]
     assert [name for name, _ in found.rejects] == ["1.jpg", "t.jsonl", "t.jsonl"]
@@ -339,12 +340,12 @@ def test_a_broken_line_is_rejected_and_the_rest_goes_on() -> None:
         ("t.csv", b"file_name,x\n0.jpg,\xff\xfe\n"),
     ],
 )
-def test_a_table_that_cannot_be_read_at_all_is_an_error(name: str, data: bytes | str) -> None:
-    with pytest.raises(InvalidInputError, match=rf"{name}.* cannot be read.*mend it, or move it away"):
+def test_unparsable_metadata_file_raises(name: str, data: bytes | str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"{name}.* cannot be parsed.*fix it, or move it away"):
         look({**three(), name: data})
 
 
-def test_files_about_something_else_are_left_alone() -> None:
+def test_unrelated_files_are_ignored() -> None:
     found = look(
         {
             **three(),
@@ -356,7 +357,7 @@ def test_files_about_something_else_are_left_alone() -> None:
             "notes.txt": "file_name,x",
         }
     )
-    assert set(found.reading.columns) == {"image", "path"}
+    assert set(found.scan.columns) == {"image", "path"}
     assert (len(found.rows), found.rejects) == (3, [])
 
 
@@ -376,7 +377,7 @@ def test_several_tables_and_splits() -> None:
     assert found.kind("x") == Tensor("float64")
 
 
-def test_several_lines_for_an_image_become_lists() -> None:
+def test_several_records_per_image_become_lists() -> None:
     table = "image,caption,by\n0.jpg,a,me\n1.jpg,b,you\n0.jpg,c,me\n2.jpg,a,me\n0.jpg,a,me\n"
     found = look({**three(), "captions.csv": table})
     assert found["caption"] == [["a", "c", "a"], ["b"], ["a"]]
@@ -384,15 +385,15 @@ def test_several_lines_for_an_image_become_lists() -> None:
     assert (found.kind("caption"), found.kind("by")) == (List(Text()), Text())
 
 
-def test_folders_beside_a_table_are_no_classes() -> None:
+def test_folders_are_not_classes_next_to_metadata() -> None:
     found = look({"a/1.jpg": JPEG, "b/2.jpg": JPEG, "t.jsonl": '{"file":"a/1.jpg"}\n{"file":"b/2.jpg"}'})
-    assert set(found.reading.columns) == {"image", "path"}
+    assert set(found.scan.columns) == {"image", "path"}
 
 
 def test_coco() -> None:
     images = {7: "a.jpg", 8: "b.jpg", 9: "c.jpg"}
     objects = [box(8, BOXES[0], 3, area=5.5, iscrowd=1), box(7, BOXES[1], 90), box(8, BOXES[1], 90)]
-    files = {f"val/{name}": picture(id) for id, name in images.items()}
+    files = {f"val/{name}": image(id) for id, name in images.items()}
     found = look({**files, "annotations/instances_val.json": coco(images, objects, {3: "cat", 90: "dog"})})
     assert found.rejects == []
     assert found["image_id"] == [7, 8, 9]
@@ -403,10 +404,10 @@ def test_coco() -> None:
     assert found["categories"] == [["dog"], ["cat", "dog"], []]
     assert found.column("boxes") == Column(Boxes(layout="xywh"))
     assert found.column("labels") == Column(Tensor("int64", (None,)))
-    assert "captions" not in found.reading.columns
+    assert "captions" not in found.scan.columns
 
 
-def test_coco_files_complete_each_other() -> None:
+def test_coco_files_are_merged() -> None:
     train, val = {1: "1.jpg"}, {1: "1.jpg", 2: "2.jpg"}
     found = look(
         {
@@ -427,10 +428,10 @@ def test_coco_files_complete_each_other() -> None:
     assert found["categories"] == [["cat"], ["dog", "dog"], []]
     assert found["weather"] == [None, None, "rain"]
     [(name, reason)] = found.rejects
-    assert (name, "names no image that is here" in reason) == ("annotations/instances_test2017.json", True)
+    assert (name, "names no image of the source" in reason) == ("annotations/instances_test2017.json", True)
 
 
-def test_what_is_wrong_inside_a_coco_file_is_rejected() -> None:
+def test_invalid_coco_entries_are_rejected() -> None:
     bad = [box(0, b) for b in ([1, 2, 3], [1, 2, -3, 4], "1234", [1, 2, 3, None], [1, 2, 3, 1e300], [10**400] * 4)]
     bad += [box(0, BOXES[0], 9), {"bbox": BOXES[0], "image_id": [0], "category_id": {}}, box(77, BOXES[0])]
     document = json.loads(coco({0: "0.jpg", 5: "5.jpg"}, [*bad, box(5, BOXES[0]), box(0, BOXES[0])], {1: "cat"}))
@@ -439,22 +440,22 @@ def test_what_is_wrong_inside_a_coco_file_is_rejected() -> None:
     found = look({**three(), "t.json": json.dumps(document)})
     assert found.rows.keys() == {"0.jpg"}
     assert found["boxes"][0].tolist() == [BOXES[0]]
-    refused = [reason for name, reason in found.rejects if name == "t.json"]
-    assert len(refused) == len(bad) + 2
+    rejected = [reason for name, reason in found.rejects if name == "t.json"]
+    assert len(rejected) == len(bad) + 2
     assert {name for name, _ in found.rejects} == {"1.jpg", "2.jpg", "t.json"}
 
 
 def with_thumbnail(data: bytes) -> bytes:
-    """A JPEG with a whole JPEG in its header, as cameras write it."""
+    """A JPEG with an embedded JPEG thumbnail in its header."""
     inner = b"Exif\0\0" + JPEG
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(inner) + 2) + inner + data[2:]
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_an_image_that_lost_its_end_is_rejected(data: st.DataObject) -> None:
+def test_truncated_image_is_rejected(data: st.DataObject) -> None:
     format = data.draw(st.sampled_from(["JPEG", "PNG", "WEBP", "thumbnail"]))
-    whole = with_thumbnail(picture(3)) if format == "thumbnail" else picture(3, format)
+    whole = with_thumbnail(image(3)) if format == "thumbnail" else image(3, format)
     cut = data.draw(st.integers(1, len(whole) - 1))
     padding = data.draw(st.sampled_from([0, 1, 700])) if format in ("JPEG", "thumbnail") else 0
     found = look({"ok.jpg": JPEG, "cut.jpg": whole[:cut] + bytes(padding)})
@@ -464,14 +465,14 @@ def test_an_image_that_lost_its_end_is_rejected(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("more", [b"\0", b"\0" * 5000, b"\n", b"\xff\xda film of a phone " * 3, JPEG[:200]])
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_what_follows_an_image_does_not_matter(format: str, more: bytes) -> None:
-    whole = picture(3, format) + more
+def test_trailing_bytes_are_accepted(format: str, more: bytes) -> None:
+    whole = image(3, format) + more
     found = look({"1.jpg": whole})
     assert (bytes(found["image"][0]), found.rejects) == (whole, [])
 
 
-def test_a_thumbnail_is_part_of_its_image() -> None:
-    whole = with_thumbnail(picture(3)) + b"\0"
+def test_embedded_thumbnail_does_not_hide_truncation() -> None:
+    whole = with_thumbnail(image(3)) + b"\0"
     assert look({"1.jpg": whole}).rejects == []
 
 
@@ -493,8 +494,8 @@ def bomb(side: int) -> bytes:
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "cannot read the header of png"),
     ],
 )
-def test_what_is_no_image_or_a_bomb_is_rejected(data: bytes, reason: str) -> None:
-    found = look({"a/1.png": picture(1, "PNG"), "a/2.png": data})
+def test_non_image_or_bomb_is_rejected(data: bytes, reason: str) -> None:
+    found = look({"a/1.png": image(1, "PNG"), "a/2.png": data})
     assert found.rows.keys() == {"a/1.png"}
     [(name, why)] = found.rejects
     assert (name, reason in why) == ("a/2.png", True), why
@@ -510,19 +511,19 @@ def test_linking_reads_nothing() -> None:
     assert first == Link("memory:/cat/1.jpg", 0, len(JPEG), store.head("cat/1.jpg").etag)
 
 
-def test_only_images_with_an_entry_are_read() -> None:
+def test_images_without_an_entry_are_not_read() -> None:
     store = CountingStore(filled({**three(), "t.csv": "file\n1.jpg\n"}))
     assert Looked(store).rows.keys() == {"1.jpg"}
     assert store.requests["get"] == 2
 
 
-def test_an_image_that_changed_since_it_was_listed_is_rejected() -> None:
+def test_image_changed_since_listing_is_rejected() -> None:
     store = filled(three())
-    bucket = Bucket(store)
-    reading = IMAGES.open(bucket, list(store.list()))
+    reader = SourceReader(store)
+    scan = IMAGES.open(reader, list(store.list()))
     store.put("0.jpg", JPEG)
     store.delete(["1.jpg"])
-    found = list(reading.rows(bucket, reading.files))
+    found = list(scan.rows(reader, scan.files))
     assert [(type(item), item.name) for item in found] == [(Reject, "0.jpg"), (Reject, "1.jpg"), (Row, "2.jpg")]
 
 
@@ -536,38 +537,38 @@ class Untouchable(MemoryStore):
         raise AssertionError(f"{key} is read")
 
 
-def test_sizes_have_limits() -> None:
-    bucket = Bucket(Untouchable())
+def test_size_limits() -> None:
+    reader = SourceReader(Untouchable())
     image, table = ObjectInfo("1.jpg", 1 << 40, None, 0.0), ObjectInfo("t.json", (2 << 30) + 1, None, 0.0)
-    reading = IMAGES.open(bucket, [image])
-    [refused] = reading.rows(bucket, [image])
-    assert refused == Reject("1.jpg", "has 1099511627776 bytes; an image may have 1073741824 at most")
-    with pytest.raises(InvalidInputError, match=r"t\.json has 2147483649 bytes.* 2147483648 at most; cut it"):
-        IMAGES.open(bucket, [image, table])
+    scan = IMAGES.open(reader, [image])
+    [rejected] = scan.rows(reader, [image])
+    assert rejected == Reject("1.jpg", "has 1099511627776 bytes; the limit is 1073741824")
+    with pytest.raises(InvalidInputError, match=r"t\.json has 2147483649 bytes.* 2147483648; split it"):
+        IMAGES.open(reader, [image, table])
     with pytest.raises(InvalidInputError, match="has 1001 CSV and JSON files"):
-        IMAGES.open(bucket, [image, *(ObjectInfo(f"t{n}.json", 5, None, 0.0) for n in range(1001))])
+        IMAGES.open(reader, [image, *(ObjectInfo(f"t{n}.json", 5, None, 0.0) for n in range(1001))])
 
 
-def test_without_images_there_is_nothing_to_open() -> None:
+def test_open_without_images_raises() -> None:
     with pytest.raises(InvalidInputError, match=r"there are no images in memory://: no file ends in \.jpg"):
         look({"a.txt": "x"})
 
 
 def taken_in(store: Store, **options: Any) -> penstock.Dataset:
     ds = penstock.create("memory://")
-    prepared = prepare(ds._session, store, {"images": IMAGES}, None, Settings(**options))
-    run(ds._session, prepared, on_bad="skip", max_bad=100, message="", workers=2)
+    prepared = prepare(ds._session, store, {"images": IMAGES}, None, IngestOptions(**options))
+    run(ds._session, prepared, bad_samples=BadSamples(action="skip", limit=100), message="", num_workers=2)
     return ds
 
 
-def test_a_table_of_classes() -> None:
-    ds = taken_in(filled({"dog/2.jpg": picture(2), "cat/1.jpg": picture(1), "cat/3.jpg": picture(3)[:-9]}))
+def test_ingest_of_classes() -> None:
+    ds = taken_in(filled({"dog/2.jpg": image(2), "cat/1.jpg": image(1), "cat/3.jpg": image(3)[:-9]}))
     assert list(ds["path"][:]) == ["cat/1.jpg", "dog/2.jpg"]
     assert list(ds["label"][:]) == [0, 1]
-    assert np.array_equal(ds["image"][1], decode_image(picture(2)))
+    assert np.array_equal(ds["image"][1], decode_image(image(2)))
 
 
-def test_a_table_of_objects(tmp_path: Path) -> None:
+def test_ingest_of_coco_objects(tmp_path: Path) -> None:
     TestCoco().make(tmp_path)
     ds = taken_in(open_store(str(tmp_path)))
     assert [row["boxes"].tolist() for row in ds] == [[], [BOXES[0]], [], [BOXES[1]]]

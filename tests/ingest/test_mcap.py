@@ -1,4 +1,4 @@
-"""Robot logs become rows: what is on the topics, what belongs together in time, and what is broken."""
+"""Robot logs as rows: topics, alignment in time, and damaged files."""
 
 import io
 import struct
@@ -30,10 +30,11 @@ from PIL import Image as Pillow
 from penstock.errors import InvalidInputError, PenstockWarning
 from penstock.format import as_column
 from penstock.format.kinds import Bytes, Image, Json, Kind, List, Tensor, Text
-from penstock.ingest import Found, Reject, Row
-from penstock.ingest._bucket import Bucket
+from penstock.ingest import Reject, Row, SourceItem
+from penstock.ingest._reader import SourceReader
+from penstock.ingest.sources import _mcap_log
 from penstock.ingest.sources._mcap import MCAP, open_mcap
-from penstock.ingest.sources._mcap_log import Channel, Limits
+from penstock.ingest.sources._mcap_log import Channel, McapLimits
 from penstock.ingest.sources._mcap_messages import decoder_of
 from penstock.storage import open_store
 from penstock.testing import SourceTests
@@ -44,9 +45,9 @@ from tests.ingest.robot_logs import (
     MS,
     START_NS,
     header,
+    image_json,
     jpeg,
     json_log,
-    picture_json,
     raw_log,
     ros2_log,
     write_log,
@@ -61,24 +62,24 @@ class TestMcap(SourceTests):
     expected = 12
 
     def make(self, folder: Path) -> None:
-        write_log(folder / "one.mcap", pictures=5)
-        write_log(folder / "two.mcap", seed=1, pictures=7)
+        write_log(folder / "one.mcap", images=5)
+        write_log(folder / "two.mcap", seed=1, images=7)
 
 
-class Taken:
-    """What became of logs in memory."""
+class Ingested:
+    """The rows and rejects of logs in memory."""
 
     def __init__(self, logs: Mapping[str, bytes], **options: Any) -> None:
         store = open_store("memory://")
         for key, data in logs.items():
             store.put(key, data)
-        self.bucket = Bucket(store)
-        self.reading = open_mcap(self.bucket, sorted(store.list(), key=lambda file: file.key), **options)
-        found: list[Found] = list(self.reading.rows(self.bucket, self.reading.files))
+        self.reader = SourceReader(store)
+        self.scan = open_mcap(self.reader, sorted(store.list(), key=lambda file: file.key), **options)
+        found: list[SourceItem] = list(self.scan.rows(self.reader, self.scan.files))
         self.rejects = [item for item in found if isinstance(item, Reject)]
         self.rows = [item.values for item in found if isinstance(item, Row)]
-        self.kinds: dict[str, Kind] = {n: as_column(n, c).kind for n, c in self.reading.columns.items()}
-        self.nullable = {n for n, c in self.reading.columns.items() if as_column(n, c).nullable}
+        self.kinds: dict[str, Kind] = {n: as_column(n, c).kind for n, c in self.scan.columns.items()}
+        self.nullable = {n for n, c in self.scan.columns.items() if as_column(n, c).nullable}
         for row in self.rows:
             for name, kind in self.kinds.items():
                 assert name in self.nullable or row[name] is not None
@@ -88,16 +89,16 @@ class Taken:
         return [row[name] for row in self.rows]
 
 
-def take(data: bytes, **options: Any) -> Taken:
-    return Taken({"log.mcap": data}, **options)
+def ingest(data: bytes, **options: Any) -> Ingested:
+    return Ingested({"log.mcap": data}, **options)
 
 
-def ros(type: str, definition: str, *messages: Any, topic: str = "/t") -> Taken:
-    return take(ros2_log((number * MS, topic, type, definition, value) for number, value in enumerate(messages)))
+def ros(type: str, definition: str, *messages: Any, topic: str = "/t") -> Ingested:
+    return ingest(ros2_log((number * MS, topic, type, definition, value) for number, value in enumerate(messages)))
 
 
-def js(*messages: Any, topic: str = "/t", **options: Any) -> Taken:
-    return take(json_log(((number * MS, topic, value) for number, value in enumerate(messages)), **options))
+def js(*messages: Any, topic: str = "/t", **options: Any) -> Ingested:
+    return ingest(json_log(((number * MS, topic, value) for number, value in enumerate(messages)), **options))
 
 
 def times(least: int = 0) -> st.SearchStrategy[list[int]]:
@@ -112,94 +113,94 @@ def times(least: int = 0) -> st.SearchStrategy[list[int]]:
     layout=st.sampled_from(sorted(LAYOUTS)),
     chunk_size=st.sampled_from([1, 200, 1 << 20]),
     shuffled=st.booleans(),
-    dice=st.randoms(use_true_random=False),
+    rng=st.randoms(use_true_random=False),
 )
-def test_a_row_has_what_was_last_said_before_it(
-    rows: list[int], fast: list[int], slow: list[int], layout: str, chunk_size: int, shuffled: bool, dice: Any
+def test_row_has_the_last_message_of_each_topic(
+    rows: list[int], fast: list[int], slow: list[int], layout: str, chunk_size: int, shuffled: bool, rng: Any
 ) -> None:
     said = {"/fast": {time: time for time in fast}, "/slow": {time: time for time in slow}}
     messages = [(time, topic, {"at": time}) for topic, values in said.items() for time in sorted(values)]
     messages += [(time, "/camera", {"at": time}) for time in sorted(rows)]
     messages.sort(key=lambda message: message[0])
-    if shuffled and layout in INDEXED:  # only an index tells what is still to come
-        dice.shuffle(messages)
-    taken = take(json_log(messages, chunk_size=chunk_size, **LAYOUTS[layout]), reference="/camera")
-    assert not taken.rejects
-    assert [int(time.astype(np.int64)) for time in taken.column("timestamp")] == sorted(rows)
-    assert taken.column("camera") == sorted(rows)
+    if shuffled and layout in INDEXED:  # only an index bounds the times of later chunks
+        rng.shuffle(messages)
+    ingested = ingest(json_log(messages, chunk_size=chunk_size, **LAYOUTS[layout]), reference="/camera")
+    assert not ingested.rejects
+    assert [int(time.astype(np.int64)) for time in ingested.column("timestamp")] == sorted(rows)
+    assert ingested.column("camera") == sorted(rows)
     for topic, values in said.items():
-        for row, time in zip(taken.rows, sorted(rows), strict=True):
+        for row, time in zip(ingested.rows, sorted(rows), strict=True):
             last = max((before for before in values if before <= time), default=None)
             known = None if last is None or time - last > SECOND else last
             assert row.get(topic.strip("/")) == known
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_way_to_write_a_file_gives_the_same_rows(layout: str) -> None:
+def test_rows_do_not_depend_on_the_file_layout(layout: str) -> None:
     messages = [(START_NS + n * MS, "/camera" if n % 5 == 0 else "/joints", _camera_or_joints(n)) for n in range(60)]
-    taken = take(json_log(messages, chunk_size=4000, **LAYOUTS[layout]))
-    plain = take(json_log(messages))
-    assert not taken.rejects
-    assert taken.kinds == plain.kinds
-    assert [bytes(data) for data in taken.column("camera")] == [jpeg(n) for n in range(0, 60, 5)]
-    assert [_told(angles) for angles in taken.column("joint_angles")] == [
+    ingested = ingest(json_log(messages, chunk_size=4000, **LAYOUTS[layout]))
+    plain = ingest(json_log(messages))
+    assert not ingested.rejects
+    assert ingested.kinds == plain.kinds
+    assert [bytes(data) for data in ingested.column("camera")] == [jpeg(n) for n in range(0, 60, 5)]
+    assert [_to_python(angles) for angles in ingested.column("joint_angles")] == [
         None,
         *([n - 1.0, 2] for n in range(5, 60, 5)),
     ]
 
 
 def _camera_or_joints(number: int) -> Any:
-    return picture_json(number) if number % 5 == 0 else {"name": ["a", "b"], "position": [number, 2]}
+    return image_json(number) if number % 5 == 0 else {"name": ["a", "b"], "position": [number, 2]}
 
 
-def _told(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def test_messages_that_are_a_little_out_of_order_are_put_in_order() -> None:
+def test_slightly_out_of_order_messages_are_sorted() -> None:
     order = [0, 300, 100, 200, 700, 500, 600, 1900, 1500]
-    taken = take(json_log([(time * MS, "/x", time) for time in order], use_chunking=False))
-    assert taken.column("x") == sorted(order)
-    assert not taken.rejects
+    ingested = ingest(json_log([(time * MS, "/x", time) for time in order], use_chunking=False))
+    assert ingested.column("x") == sorted(order)
+    assert not ingested.rejects
 
 
-def test_messages_that_come_much_too_late_are_told() -> None:
+def test_far_out_of_order_messages_are_rejected() -> None:
     messages = [(time * MS, "/x", time) for time in [0, 5000, 5001, 5002, 100, 9000]]
-    taken = take(json_log(messages, use_chunking=False), limits=Limits(window_bytes=600))
-    assert taken.column("x") == [0, 5000, 5001, 5002, 9000]
-    assert [reject.name for reject in taken.rejects] == ["log.mcap, late messages"]
-    assert "1 messages" in taken.rejects[0].reason
+    ingested = ingest(json_log(messages, use_chunking=False), limits=McapLimits(window_bytes=600))
+    assert ingested.column("x") == [0, 5000, 5001, 5002, 9000]
+    assert [reject.name for reject in ingested.rejects] == ["log.mcap, late messages"]
+    assert "1 messages" in ingested.rejects[0].reason
 
 
-def test_a_value_at_the_same_time_as_the_row_belongs_to_it() -> None:
-    taken = take(json_log([(5 * MS, "/camera", 1), (5 * MS, "/joint", 2)]), reference="/camera")
-    assert taken.column("joint") == [2]
+def test_value_at_the_time_of_the_row_is_included() -> None:
+    ingested = ingest(json_log([(5 * MS, "/camera", 1), (5 * MS, "/joint", 2)]), reference="/camera")
+    assert ingested.column("joint") == [2]
 
 
-def test_values_grow_old() -> None:
+def test_stale_values_are_null() -> None:
     log = json_log([(0, "/a", 1), (SECOND, "/b", 1), (SECOND + 1, "/b", 2), (3 * SECOND, "/b", 3)])
-    assert take(log, reference="/b").column("a") == [1, None, None]
-    assert take(log, reference="/b", max_age_s=2).column("a") == [1, 1, None]
-    assert take(log, reference="/b", max_age_s=10).column("a") == [1, 1, 1]
+    assert ingest(log, reference="/b").column("a") == [1, None, None]
+    assert ingest(log, reference="/b", max_age_s=2).column("a") == [1, 1, None]
+    assert ingest(log, reference="/b", max_age_s=10).column("a") == [1, 1, 1]
 
 
-def test_rows_follow_the_camera_with_the_most_messages() -> None:
+def test_reference_is_the_camera_with_most_messages() -> None:
     messages = [(n * MS, "/fast", n) for n in range(9)]
-    messages += [(n * MS, "/few", picture_json(n)) for n in range(2)]  # type: ignore[misc]
-    messages += [(n * MS, "/many", picture_json(n)) for n in range(3)]  # type: ignore[misc]
-    assert len(take(json_log(messages)).rows) == 3
-    assert len(take(json_log(messages), reference="/fast").rows) == 9
-    assert len(take(json_log(messages[:9])).rows) == 9
+    messages += [(n * MS, "/few", image_json(n)) for n in range(2)]  # type: ignore[misc]
+    messages += [(n * MS, "/many", image_json(n)) for n in range(3)]  # type: ignore[misc]
+    assert len(ingest(json_log(messages)).rows) == 3
+    assert len(ingest(json_log(messages), reference="/fast").rows) == 9
+    assert len(ingest(json_log(messages[:9])).rows) == 9
     with pytest.raises(InvalidInputError, match=r"no topic '/nowhere'; the files have /fast, /few, /many"):
-        take(json_log(messages), reference="/nowhere")
+        ingest(json_log(messages), reference="/nowhere")
 
 
-def test_what_rows_follow_is_always_there_and_the_rest_may_be_missing() -> None:
-    taken = take(json_log([(0, "/camera", picture_json(0)), (1, "/speed", 1.5)]))
-    assert taken.nullable == {"speed"}
-    assert taken.column("speed") == [None]
-    assert taken.column("timestamp")[0].dtype == "datetime64[ns]"
-    assert taken.column("episode") == ["log.mcap"]
+def test_reference_columns_are_not_nullable_and_others_are() -> None:
+    ingested = ingest(json_log([(0, "/camera", image_json(0)), (1, "/speed", 1.5)]))
+    assert ingested.nullable == {"speed"}
+    assert ingested.column("speed") == [None]
+    assert ingested.column("timestamp")[0].dtype == "datetime64[ns]"
+    assert ingested.column("episode") == ["log.mcap"]
 
 
 NAMES = {
@@ -217,44 +218,44 @@ NAMES = {
 
 @pytest.mark.parametrize(("topic", "name"), NAMES.items())
 def test_columns_are_named_after_topics(topic: str, name: str) -> None:
-    taken = take(json_log([(0, topic, picture_json(0))]))
-    assert list(taken.kinds) == ["timestamp", "episode", name]
+    ingested = ingest(json_log([(0, topic, image_json(0))]))
+    assert list(ingested.kinds) == ["timestamp", "episode", name]
 
 
-def test_no_two_columns_have_one_name_nor_that_of_a_mask() -> None:
+def test_column_names_are_unique_and_distinct_from_masks() -> None:
     topics = ["/camera", "/camera/image", "/camera/mask", "/camera/compressed"]
-    taken = take(json_log([(0, topic, picture_json(n)) for n, topic in enumerate(topics)]))
-    assert sorted(taken.kinds) == ["camera", "camera_2", "camera_3", "camera_mask_2", "episode", "timestamp"]
+    ingested = ingest(json_log([(0, topic, image_json(n)) for n, topic in enumerate(topics)]))
+    assert sorted(ingested.kinds) == ["camera", "camera_2", "camera_3", "camera_mask_2", "episode", "timestamp"]
 
 
-def test_pictures_stay_as_they_are() -> None:
-    taken = take(json_log([(n * MS, "/camera", picture_json(n)) for n in range(3)]))
-    assert [bytes(data) for data in taken.column("camera")] == [jpeg(n) for n in range(3)]
-    assert taken.kinds["camera"] == Image("jpeg", (48, 64, 3))
+def test_encoded_images_are_stored_unchanged() -> None:
+    ingested = ingest(json_log([(n * MS, "/camera", image_json(n)) for n in range(3)]))
+    assert [bytes(data) for data in ingested.column("camera")] == [jpeg(n) for n in range(3)]
+    assert ingested.kinds["camera"] == Image("jpeg", (48, 64, 3))
 
 
-def test_pictures_of_several_sizes_have_no_shape() -> None:
-    taken = take(json_log([(n * MS, "/camera", picture_json(n, width=8 * n + 8)) for n in range(3)]))
-    assert taken.kinds["camera"] == Image("jpeg")
-    assert len(taken.rows) == 3
+def test_images_of_several_sizes_have_no_shape() -> None:
+    ingested = ingest(json_log([(n * MS, "/camera", image_json(n, width=8 * n + 8)) for n in range(3)]))
+    assert ingested.kinds["camera"] == Image("jpeg")
+    assert len(ingested.rows) == 3
 
 
-def test_a_picture_that_is_unlike_those_at_the_ends_is_refused() -> None:
-    messages = [(n * MS, "/camera", picture_json(n, width=64 if n != 20 else 32)) for n in range(40)]
-    taken = take(json_log(messages))
-    assert len(taken.rows) == 39
-    assert [reject.name for reject in taken.rejects] == [f"log.mcap@{20 * MS}"]
-    assert "a picture of shape (48, 32, 3), and the first ones are image(jpeg, (48, 64, 3))" in taken.rejects[0].reason
+def test_image_of_another_shape_is_rejected() -> None:
+    messages = [(n * MS, "/camera", image_json(n, width=64 if n != 20 else 32)) for n in range(40)]
+    ingested = ingest(json_log(messages))
+    assert len(ingested.rows) == 39
+    assert [reject.name for reject in ingested.rejects] == [f"log.mcap@{20 * MS}"]
+    assert "an image of shape (48, 32, 3), and the column holds image(jpeg, (48, 64, 3))" in ingested.rejects[0].reason
 
 
-def test_gray_pictures_and_depth_in_png() -> None:
+def test_gray_images_and_depth_in_png() -> None:
     depth = np.arange(12, dtype=np.uint16).reshape(3, 4) * 1000
     stream = io.BytesIO()
     Pillow.fromarray(depth).save(stream, "PNG")
     data = b64encode(bytes(12) + stream.getvalue()).decode()
-    taken = js({"format": "16UC1; compressedDepth png", "data": data})
-    assert taken.kinds["t"] == Image("png", (3, 4))
-    assert np.array_equal(taken.kinds["t"].to_values(taken.kinds["t"].to_array(taken.column("t")))[0], depth)
+    ingested = js({"format": "16UC1; compressedDepth png", "data": data})
+    assert ingested.kinds["t"] == Image("png", (3, 4))
+    assert np.array_equal(ingested.kinds["t"].to_values(ingested.kinds["t"].to_array(ingested.column("t")))[0], depth)
 
 
 def pixels(array: Any, encoding: str, *, pad: int = 0, big: bool = False) -> dict[str, Any]:
@@ -283,18 +284,18 @@ RAW: list[tuple[Any, str, Any]] = [
 @pytest.mark.parametrize("pad", [0, 4])
 @pytest.mark.parametrize(("array", "encoding", "wanted"), RAW, ids=[encoding for _, encoding, _ in RAW])
 def test_raw_images_become_tensors(array: Any, encoding: str, wanted: Any, pad: int, big: bool) -> None:
-    taken = ros("sensor_msgs/msg/Image", IMAGE, pixels(array, encoding, pad=pad, big=big))
-    assert taken.kinds["t"] == Tensor(wanted.dtype.name, wanted.shape)
-    assert np.array_equal(taken.column("t")[0], wanted)
+    ingested = ros("sensor_msgs/msg/Image", IMAGE, pixels(array, encoding, pad=pad, big=big))
+    assert ingested.kinds["t"] == Tensor(wanted.dtype.name, wanted.shape)
+    assert np.array_equal(ingested.column("t")[0], wanted)
 
 
-def test_raw_images_that_are_not_what_they_say() -> None:
+def test_inconsistent_raw_images_are_rejected() -> None:
     good = pixels(COLORS, "rgb8")
     bad = [good | {"height": 1 << 31}, good | {"data": good["data"][:-1]}, good | {"step": 1}, good | {"width": 0}]
-    taken = ros("sensor_msgs/msg/Image", IMAGE, good, *bad)
-    assert len(taken.rows) == 1
-    assert len(taken.rejects) == len(bad)
-    assert all("bytes are no" in reject.reason for reject in taken.rejects)
+    ingested = ros("sensor_msgs/msg/Image", IMAGE, good, *bad)
+    assert len(ingested.rows) == 1
+    assert len(ingested.rejects) == len(bad)
+    assert all("bytes do not hold" in reject.reason for reject in ingested.rejects)
 
 
 def joints(*names: str, **numbers: Sequence[float]) -> dict[str, Any]:
@@ -302,42 +303,42 @@ def joints(*names: str, **numbers: Sequence[float]) -> dict[str, Any]:
     return {"header": header(0), "name": list(names), **empty, **numbers}
 
 
-def joint_log(*messages: dict[str, Any], topic: str = "/joint_states") -> Taken:
+def joint_log(*messages: dict[str, Any], topic: str = "/joint_states") -> Ingested:
     return ros("sensor_msgs/msg/JointState", JOINT_STATE, *messages, topic=topic)
 
 
-def test_joints_have_columns_for_what_they_say() -> None:
-    taken = joint_log(joints("a", "b", position=[1, 2], effort=[3, 4]), topic="/arm/joint_states")
-    assert list(taken.kinds) == ["timestamp", "episode", "joint_angles", "joint_efforts"]
-    assert taken.kinds["joint_angles"] == Tensor("float64", (2,))
-    assert taken.nullable == set()
+def test_joint_state_columns() -> None:
+    ingested = joint_log(joints("a", "b", position=[1, 2], effort=[3, 4]), topic="/arm/joint_states")
+    assert list(ingested.kinds) == ["timestamp", "episode", "joint_angles", "joint_efforts"]
+    assert ingested.kinds["joint_angles"] == Tensor("float64", (2,))
+    assert ingested.nullable == set()
 
 
-def test_joints_are_brought_into_one_order() -> None:
-    taken = joint_log(joints("a", "b", position=[1, 2]), joints("b", "a", position=[4, 3]))
-    assert np.array_equal(taken.column("joint_angles"), [[1, 2], [3, 4]])
+def test_joints_are_reordered() -> None:
+    ingested = joint_log(joints("a", "b", position=[1, 2]), joints("b", "a", position=[4, 3]))
+    assert np.array_equal(ingested.column("joint_angles"), [[1, 2], [3, 4]])
 
 
-def test_joints_that_change_have_their_names_beside_them() -> None:
-    taken = joint_log(joints("a", "b", position=[1, 2]), joints("gripper", position=[3]))
-    assert taken.kinds["joint_angles"] == Tensor("float64", (None,))
-    assert taken.kinds["joint_names"] == List(Text())
-    assert taken.column("joint_names") == [["a", "b"], ["gripper"]]
+def test_varying_joints_add_a_column_of_names() -> None:
+    ingested = joint_log(joints("a", "b", position=[1, 2]), joints("gripper", position=[3]))
+    assert ingested.kinds["joint_angles"] == Tensor("float64", (None,))
+    assert ingested.kinds["joint_names"] == List(Text())
+    assert ingested.column("joint_names") == [["a", "b"], ["gripper"]]
 
 
-def test_joints_that_were_never_heard_of_are_refused() -> None:
+def test_unknown_joints_are_rejected() -> None:
     usual = [joints("a", "b", position=[1, 2]) for _ in range(40)]
     usual[20] = joints("a", "c", position=[1, 2])
-    taken = joint_log(*usual)
-    assert len(taken.rows) == 39
-    assert "its joints are a, c, and those of the first messages a, b" in taken.rejects[0].reason
+    ingested = joint_log(*usual)
+    assert len(ingested.rows) == 39
+    assert "its joints are a, c, and the columns have a, b" in ingested.rejects[0].reason
 
 
-def test_several_topics_of_joints_keep_their_names() -> None:
+def test_several_joint_topics_have_topic_names_in_columns() -> None:
     log = json_log(
         [(n, f"/{side}/joint_states", joints("a", position=[n])) for n, side in enumerate(("left", "right"))]
     )
-    assert {"left_joint_angles", "right_joint_angles"} <= set(take(log).kinds)
+    assert {"left_joint_angles", "right_joint_angles"} <= set(ingest(log).kinds)
 
 
 JSON_FIELDS: dict[str, tuple[Any, Kind]] = {
@@ -364,37 +365,37 @@ JSON_SCHEMA = {
 }
 
 
-def test_other_messages_have_a_column_for_each_field() -> None:
+def test_other_messages_have_a_column_per_field() -> None:
     inner = {name: value for name, (value, _) in JSON_FIELDS.items()}
     message = {"header": {"stamp": 1}, "in": inner, "none": None}
-    taken = js(message, topic="/state", schemas={"/state": JSON_SCHEMA})
-    assert taken.kinds == {
+    ingested = js(message, topic="/state", schemas={"/state": JSON_SCHEMA})
+    assert ingested.kinds == {
         "timestamp": Tensor("datetime64[ns]"),
         "episode": Text(),
         **{f"state_in_{name}": kind for name, (_, kind) in JSON_FIELDS.items()},
     }
-    assert {name: _told(taken.rows[0][f"state_in_{name}"]) for name in JSON_FIELDS} == inner
+    assert {name: _to_python(ingested.rows[0][f"state_in_{name}"]) for name in JSON_FIELDS} == inner
 
 
-def test_lists_whose_length_changes_are_ragged() -> None:
-    taken = js({"a": [1, 2], "b": [], "c": [[1, 2]]}, {"a": [1], "b": [2], "c": []}, {"c": [[1, 2], [3, 4]]})
-    assert taken.kinds["t_a"] == taken.kinds["t_b"] == Tensor("float64", (None,))
-    assert taken.kinds["t_c"] == Tensor("float64", (None, 2))
-    assert [_told(value) for value in taken.column("t_a")] == [[1, 2], [1], None]
-    assert [_told(value) for value in taken.column("t_b")] == [[], [2], None]
-    assert [_told(value) for value in taken.column("t_c")] == [[[1, 2]], [], [[1, 2], [3, 4]]]
+def test_lists_of_varying_length_are_ragged() -> None:
+    ingested = js({"a": [1, 2], "b": [], "c": [[1, 2]]}, {"a": [1], "b": [2], "c": []}, {"c": [[1, 2], [3, 4]]})
+    assert ingested.kinds["t_a"] == ingested.kinds["t_b"] == Tensor("float64", (None,))
+    assert ingested.kinds["t_c"] == Tensor("float64", (None, 2))
+    assert [_to_python(value) for value in ingested.column("t_a")] == [[1, 2], [1], None]
+    assert [_to_python(value) for value in ingested.column("t_b")] == [[], [2], None]
+    assert [_to_python(value) for value in ingested.column("t_c")] == [[[1, 2]], [], [[1, 2], [3, 4]]]
 
 
 @pytest.mark.parametrize("odd", ["text", {"x": 1}, [1, 2], [1, 2, "3"], [[1], [2, 3]], [], [[1, 2, 3]], 7, 10**400])
-def test_a_value_that_is_unlike_the_others_is_told_and_the_row_lacks_it(odd: Any) -> None:
+def test_mismatched_value_is_rejected_and_null_in_the_row(odd: Any) -> None:
     messages: list[tuple[int, str, Any]] = []
     for number in range(40):
         messages += [(number, "/list", odd if number == 20 else [1, 2, 3]), (number, "/camera", number)]
-    taken = take(json_log(messages), reference="/camera")
-    assert len(taken.rows) == 40
-    assert [row for row, value in enumerate(taken.column("list")) if value is None] == [20]
+    ingested = ingest(json_log(messages), reference="/camera")
+    assert len(ingested.rows) == 40
+    assert [row for row, value in enumerate(ingested.column("list")) if value is None] == [20]
     if not isinstance(odd, dict):
-        assert [reject.name for reject in taken.rejects] == ["log.mcap@20 /list"]
+        assert [reject.name for reject in ingested.rejects] == ["log.mcap@20 /list"]
 
 
 KEYS = ["data", "encoding", "height", "width", "step", "position", "velocity", "name", "format", "header", "", "\n"]
@@ -407,35 +408,35 @@ ANYTHING = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ANYTHING, min_size=1, max_size=20))
-def test_whatever_json_says_becomes_rows_or_rejects(values: list[Any]) -> None:
+def test_any_json_yields_rows_or_rejects(values: list[Any]) -> None:
     messages = [(number, "/camera", number) for number in range(len(values))]
     taken_from: list[tuple[int, str, Any]] = [*messages, *((n, "/odd", value) for n, value in enumerate(values))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PenstockWarning)
-        taken = take(json_log(sorted(taken_from, key=lambda message: message[0])), reference="/camera")
-    assert len(taken.rows) == len(values)
-    assert all(reject.name.startswith("log.mcap@") for reject in taken.rejects)
+        ingested = ingest(json_log(sorted(taken_from, key=lambda message: message[0])), reference="/camera")
+    assert len(ingested.rows) == len(values)
+    assert all(reject.name.startswith("log.mcap@") for reject in ingested.rejects)
 
 
-def test_json_may_say_that_a_number_is_none() -> None:
-    taken = take(raw_log([(0, "/x", b'{"a": NaN, "b": [{"c": Infinity}], "d": [1, NaN]}')], "json"))
-    assert np.isnan(taken.column("x_a")[0])
-    assert taken.column("x_b") == [[{"c": None}]]
-    assert np.isnan(taken.column("x_d")[0][1])
+def test_json_nan_becomes_null() -> None:
+    ingested = ingest(raw_log([(0, "/x", b'{"a": NaN, "b": [{"c": Infinity}], "d": [1, NaN]}')], "json"))
+    assert np.isnan(ingested.column("x_a")[0])
+    assert ingested.column("x_b") == [[{"c": None}]]
+    assert np.isnan(ingested.column("x_d")[0][1])
 
 
-def test_messages_of_very_many_fields_are_kept_whole() -> None:
+def test_messages_with_many_fields_become_one_json_column() -> None:
     message = {f"f{n}": n for n in range(300)}
-    taken = js(message)
-    assert taken.kinds["t"] == Json()
-    assert taken.column("t") == [message]
+    ingested = js(message)
+    assert ingested.kinds["t"] == Json()
+    assert ingested.column("t") == [message]
 
 
-def test_json_that_is_nested_too_deeply_is_refused() -> None:
+def test_deeply_nested_json_is_rejected() -> None:
     deep = [(n, "/x", b'{"a": ' + b"[" * depth + b"]" * depth + b"}") for n, depth in enumerate([1, 70, 100_000])]
-    taken = take(raw_log(deep, "json"))
-    assert len(taken.rows) == 1
-    assert len(taken.rejects) == 2
+    ingested = ingest(raw_log(deep, "json"))
+    assert len(ingested.rows) == 1
+    assert len(ingested.rejects) == 2
 
 
 SCALARS: dict[str, st.SearchStrategy[Any]] = {
@@ -451,7 +452,7 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def definitions(draw: Any, depth: int = 0) -> tuple[list[str], dict[str, str], dict[str, Any]]:
-    """The fields of a message, the definitions of the types that it needs, and a message."""
+    """The fields of a message, the definitions of its nested types, and a message."""
     lines, needed, message = ["# a comment", "", "int32 CONSTANT=7"], dict[str, str](), dict[str, Any]()
     for number in range(draw(st.integers(1, 4))):
         name = f"f{number}"
@@ -490,7 +491,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(definitions())
-def test_ros_2_messages_are_read_as_their_own_library_writes_them(made: Any) -> None:
+def test_ros_2_messages_match_the_reference_library(made: Any) -> None:
     lines, needed, message = made
     text = "\n".join([*lines, *(f"{'=' * 80}\nMSG: {name}\n{inner}" for name, inner in needed.items())])
     data = serialize_dynamic("test_msgs/msg/Outer", text)["test_msgs/msg/Outer"](message)
@@ -498,8 +499,8 @@ def test_ros_2_messages_are_read_as_their_own_library_writes_them(made: Any) -> 
     assert same(decode(data), message)
 
 
-def ros1(definition: str, data: bytes) -> Taken:
-    return take(raw_log([(0, "/t", data)], "ros1", {"/t": ("ros1msg", definition.encode())}))
+def ros1(definition: str, data: bytes) -> Ingested:
+    return ingest(raw_log([(0, "/t", data)], "ros1", {"/t": ("ros1msg", definition.encode())}))
 
 
 def test_ros_1_messages() -> None:
@@ -509,11 +510,11 @@ def test_ros_1_messages() -> None:
     )
     data = struct.pack("<IIII", 1, 2, 3, 4) + b"base" + struct.pack("<fI", 1.5, 2) + b"me"
     data += struct.pack("<IiiHHI", 1, -1, 5, 7, 8, 2)
-    taken = ros1(definition, data)
-    assert taken.kinds["t_x"] == Tensor("float32")
-    assert taken.kinds["t_pair"] == Tensor("uint16", (2,))
-    assert taken.kinds["t_waits"] == Tensor("timedelta64[ns]", (1,))
-    row = taken.rows[0]
+    ingested = ros1(definition, data)
+    assert ingested.kinds["t_x"] == Tensor("float32")
+    assert ingested.kinds["t_pair"] == Tensor("uint16", (2,))
+    assert ingested.kinds["t_waits"] == Tensor("timedelta64[ns]", (1,))
+    row = ingested.rows[0]
     assert (row["t_x"], row["t_who"], row["t_pair"].tolist(), row["t_none"]) == (1.5, "me", [7, 8], [{}, {}])
     assert row["t_waits"].astype(np.int64).tolist() == [-1_000_000_000 + 5]
 
@@ -533,13 +534,13 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_ros_messages_that_claim_too_much_are_refused(bomb: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"no MCAP file in .* has messages that can be read: /t: "):
+def test_ros_messages_with_false_lengths_are_rejected(bomb: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"no MCAP file in .* has readable messages: /t: "):
         ros1(*BOMBS[bomb])
 
 
 def protobuf_type(name: str, fields: Sequence[tuple[str, Any]]) -> Any:
-    """A message class made from scratch: of scalars as their numbers in protobuf, of messages as their names."""
+    """A message class; fields are (name, protobuf type number or message name)."""
     package, _, short = name.rpartition(".")
     file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package=package, syntax="proto3")
     file.dependency.append(timestamp_pb2.DESCRIPTOR.name)
@@ -571,9 +572,9 @@ def test_protobuf_messages() -> None:
             said.at.seconds, said.at.nanos = 5, number
             writer.write_message("/state", said, log_time=number * MS)
             writer.write_message("/camera", camera(data=jpeg(number), format="jpeg"), log_time=number * MS)
-    taken = take(stream.getvalue())
-    assert [bytes(data) for data in taken.column("camera")] == [jpeg(number) for number in range(3)]
-    assert {name: kind for name, kind in taken.kinds.items() if name.startswith("state")} == {
+    ingested = ingest(stream.getvalue())
+    assert [bytes(data) for data in ingested.column("camera")] == [jpeg(number) for number in range(3)]
+    assert {name: kind for name, kind in ingested.kinds.items() if name.startswith("state")} == {
         "state_x": Tensor("float64"),
         "state_n": Tensor("uint32", (2,)),
         "state_ok": Tensor("bool"),
@@ -581,18 +582,26 @@ def test_protobuf_messages() -> None:
         "state_raw": Bytes(),
         "state_at": Tensor("datetime64[ns]"),
     }
-    last = taken.rows[2]
+    last = ingested.rows[2]
     assert (last["state_x"], last["state_who"], last["state_raw"]) == (1.0, ["a"], b"\0\1")
     assert last["state_at"] == np.datetime64(5_000_000_002, "ns")
 
 
-def test_protobuf_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protobuf_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     with pytest.raises(InvalidInputError, match=r'topic /t holds protobuf .*: pip install "penstock\[mcap\]"'):
-        take(raw_log([(0, "/t", b"")], "protobuf", {"/t": ("protobuf", b"")}))
+        ingest(raw_log([(0, "/t", b"")], "protobuf", {"/t": ("protobuf", b"")}))
 
 
-def test_topics_that_cannot_be_read_are_told_and_left_out() -> None:
+def test_error_without_the_mcap_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = json_log([(0, "/x", 1)])
+    monkeypatch.setitem(sys.modules, "mcap.records", None)
+    _mcap_log._mcap.cache_clear()
+    with pytest.raises(InvalidInputError, match=r'MCAP files need a package: pip install "penstock\[mcap\]"'):
+        ingest(log)
+
+
+def test_unreadable_topics_warn_and_are_skipped() -> None:
     stream = io.BytesIO()
     writer = Writer(stream)
     writer.start()
@@ -600,32 +609,32 @@ def test_topics_that_cannot_be_read_are_told_and_left_out() -> None:
         writer.add_message(writer.register_channel(topic, encoding, 0), log_time=0, data=data, publish_time=0)
     writer.finish()  # type: ignore[no-untyped-call]
     with pytest.warns(PenstockWarning, match=r"/bad: a message cannot be decoded as json.*; /odd: messages in 'flatb"):
-        taken = take(stream.getvalue())
-    assert list(taken.kinds) == ["timestamp", "episode", "x"]
+        ingested = ingest(stream.getvalue())
+    assert list(ingested.kinds) == ["timestamp", "episode", "x"]
 
 
-def test_files_need_not_have_the_same_topics() -> None:
+def test_files_with_different_topics() -> None:
     first = [(n * MS, topic, n) for n in range(3) for topic in ("/camera", "/a")]
     second = [(n * MS, topic, n) for n in range(3) for topic in ("/camera", "/b")]
     third = [(n * MS, "/a", n) for n in range(3)]
     unknown = [(n * MS, topic, n) for n in range(3) for topic in ("/camera", "/late")]
     logs = {"1.mcap": json_log(first), "2.mcap": json_log(second), "3.mcap": json_log(third)}
     logs["4.mcap"] = json_log(unknown, **LAYOUTS["no summary"])
-    taken = Taken(logs, reference="/camera")
-    assert list(taken.kinds) == ["timestamp", "episode", "a", "camera", "b"]
-    assert taken.column("episode") == ["1.mcap"] * 3 + ["2.mcap"] * 3 + ["4.mcap"] * 3
-    assert taken.column("a") == [0, 1, 2, *[None] * 6]
-    assert taken.column("b") == [*[None] * 3, 0, 1, 2, *[None] * 3]
-    assert taken.rejects == [Reject("3.mcap", "it has no messages on /camera, which rows follow, that can be read")]
+    ingested = Ingested(logs, reference="/camera")
+    assert list(ingested.kinds) == ["timestamp", "episode", "a", "camera", "b"]
+    assert ingested.column("episode") == ["1.mcap"] * 3 + ["2.mcap"] * 3 + ["4.mcap"] * 3
+    assert ingested.column("a") == [0, 1, 2, *[None] * 6]
+    assert ingested.column("b") == [*[None] * 3, 0, 1, 2, *[None] * 3]
+    assert ingested.rejects == [Reject("3.mcap", "it has no readable messages on the reference topic /camera")]
 
 
-def test_files_that_are_no_logs() -> None:
+def test_non_mcap_files_are_rejected() -> None:
     good = json_log([(0, "/x", 1)])
-    taken = Taken({"a.mcap": b"PK" * 100, "b.mcap": good, "c.mcap": b"\x89MCAP0\r\n", "d.txt": b"hello"})
-    assert taken.column("episode") == ["b.mcap"]
-    assert [reject.name for reject in taken.rejects] == ["a.mcap", "c.mcap, record at byte 8", "c.mcap"]
+    ingested = Ingested({"a.mcap": b"PK" * 100, "b.mcap": good, "c.mcap": b"\x89MCAP0\r\n", "d.txt": b"hello"})
+    assert ingested.column("episode") == ["b.mcap"]
+    assert [reject.name for reject in ingested.rejects] == ["a.mcap", "c.mcap, record at byte 8", "c.mcap"]
     with pytest.raises(InvalidInputError, match="no MCAP file"):
-        take(b"PK" * 100)
+        ingest(b"PK" * 100)
 
 
 def steps(count: int) -> list[tuple[int, str, Any]]:
@@ -637,16 +646,16 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("layout", ["zstd and index", "lz4", "plain", "no index", "no summary"])
-def test_a_broken_chunk_is_left_out_and_the_next_is_read(layout: str) -> None:
+def test_damaged_chunk_is_skipped(layout: str) -> None:
     whole = json_log(steps(100), chunk_size=1000, **LAYOUTS[layout])
     at = next(place for place in _chunks(whole) if place > len(whole) // 3) + 80
-    taken = take(flipped(whole, at))
-    numbers = taken.column("x_n")
+    ingested = ingest(flipped(whole, at))
+    numbers = ingested.column("x_n")
     assert 80 < len(numbers) < 100
     assert numbers == sorted(numbers)
     assert numbers[-1] == 99
-    assert len(taken.rejects) == 1
-    assert taken.rejects[0].name.startswith("log.mcap, ")
+    assert len(ingested.rejects) == 1
+    assert ingested.rejects[0].name.startswith("log.mcap, ")
 
 
 def _chunks(data: bytes) -> list[int]:
@@ -658,31 +667,31 @@ def _chunks(data: bytes) -> list[int]:
     return places
 
 
-def test_a_length_that_lies_ends_a_file_only_if_there_is_no_index() -> None:
+def test_false_length_is_skipped_with_an_index() -> None:
     for layout, complete in (("plain", True), ("no summary", False)):
         whole = json_log(steps(100), chunk_size=1000, **LAYOUTS[layout])
         at = _chunks(whole)[5]
         broken = whole[: at + 1] + struct.pack("<Q", 1 << 60) + whole[at + 9 :]
-        taken = take(broken)
-        assert len(taken.rejects) == 1
-        assert bool(taken.column("x_n")[-1] == 99) is complete
-        assert len(taken.rows) > 10
+        ingested = ingest(broken)
+        assert len(ingested.rejects) == 1
+        assert bool(ingested.column("x_n")[-1] == 99) is complete
+        assert len(ingested.rows) > 10
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.2, 1), st.sampled_from(sorted(LAYOUTS)))
-def test_a_file_that_is_cut_off_gives_what_it_has(part: float, layout: str) -> None:
+def test_truncated_file_yields_its_messages(part: float, layout: str) -> None:
     whole = json_log(steps(40), chunk_size=500, **LAYOUTS[layout])
-    end = whole.rindex(b"\x0f\x04\0\0\0\0\0\0\0")  # the mark that ends the data
-    taken = take(whole[: int(part * (end - 1))])
-    numbers = taken.column("x_n")
+    end = whole.rindex(b"\x0f\x04\0\0\0\0\0\0\0")  # the DataEnd record
+    ingested = ingest(whole[: int(part * (end - 1))])
+    numbers = ingested.column("x_n")
     assert numbers == [*range(len(numbers))]
-    assert len(taken.rejects) == 1
-    assert "cut off" in taken.rejects[0].reason
+    assert len(ingested.rejects) == 1
+    assert "truncated" in ingested.rejects[0].reason
 
 
 def chunk(compression: str, packed: bytes, size: int, checksum: int = 0) -> bytes:
-    """A file of one message and one chunk made by hand."""
+    """A file of one message and one handcrafted chunk."""
     body = struct.pack("<QQQII", 0, 0, size, checksum, len(compression)) + compression.encode()
     body += struct.pack("<Q", len(packed)) + packed
     end = json_log([(0, "/x", 1)], use_chunking=False, **LAYOUTS["no summary"])
@@ -690,63 +699,63 @@ def chunk(compression: str, packed: bytes, size: int, checksum: int = 0) -> byte
     return end[:at] + struct.pack("<BQ", 6, len(body)) + body + end[at:]
 
 
-def test_chunks_that_expand_beyond_what_they_say_are_refused() -> None:
+def test_chunk_larger_than_declared_is_rejected() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
     tracemalloc.start()
-    taken = take(chunk("zstd", bomb, 1000))
+    ingested = ingest(chunk("zstd", bomb, 1000))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(taken.rows) == 1
-    assert "its size is not the 1000 bytes that it says" in taken.rejects[0].reason
+    assert len(ingested.rows) == 1
+    assert "does not decompress to the 1000 bytes that it declares" in ingested.rejects[0].reason
     assert peak < 32 << 20
-    [reject] = take(chunk("zstd", bomb, 64 << 40)).rejects
+    [reject] = ingest(chunk("zstd", bomb, 64 << 40)).rejects
     assert "the limit is" in reject.reason
-    [reject] = take(chunk("brotli", bomb, 1000)).rejects
-    assert "compression 'brotli' is not known" in reject.reason
+    [reject] = ingest(chunk("brotli", bomb, 1000)).rejects
+    assert "compression 'brotli' is unknown" in reject.reason
 
 
-def test_a_chunk_with_a_wrong_checksum_is_refused() -> None:
+def test_chunk_checksum_is_verified() -> None:
     records = struct.pack("<BQ", 0x90, 3) + b"abc"
-    assert not take(chunk("", records, len(records), zlib.crc32(records))).rejects
-    [reject] = take(chunk("", records, len(records), 1)).rejects
+    assert not ingest(chunk("", records, len(records), zlib.crc32(records))).rejects
+    [reject] = ingest(chunk("", records, len(records), 1)).rejects
     assert "checksum" in reject.reason
 
 
-def test_memory_does_not_grow_with_the_file() -> None:
+def test_memory_is_independent_of_file_size() -> None:
     megabyte = "x" * (1 << 20)
     options = {"compression": CompressionType.NONE, "chunk_size": 1}
     for layout in ({}, LAYOUTS["no summary"]):
         data = json_log(((n * MS * 200, "/x", megabyte) for n in range(100)), **(layout | options))
         store = open_store("memory://")
         store.put("log.mcap", data)
-        bucket = Bucket(store)
-        reading = open_mcap(bucket, list(store.list()), limits=Limits(sample_bytes=8 << 20))
+        reader = SourceReader(store)
+        scan = open_mcap(reader, list(store.list()), limits=McapLimits(sample_bytes=8 << 20))
         tracemalloc.start()
-        assert sum(isinstance(row, Row) for row in reading.rows(bucket, reading.files)) == 100
+        assert sum(isinstance(row, Row) for row in scan.rows(reader, scan.files)) == 100
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 40 << 20
 
 
 @pytest.mark.parametrize("flip", [lambda data: flipped(data, len(data) - 40), lambda data: data])
-def test_a_summary_that_is_broken_is_not_believed(flip: Callable[[bytes], bytes]) -> None:
+def test_damaged_summary_is_ignored(flip: Callable[[bytes], bytes]) -> None:
     whole = json_log(steps(50), chunk_size=1000)
     index = whole.rindex(b"\x08", 0, len(whole) - 100)
-    taken = take(flip(flipped(whole, index + 20)))
-    assert taken.column("x_n") == [*range(50)]
+    ingested = ingest(flip(flipped(whole, index + 20)))
+    assert ingested.column("x_n") == [*range(50)]
 
 
-def test_the_part_that_describes_the_topics_may_be_the_broken_one(tmp_path: Path) -> None:
+def test_damage_in_the_chunk_that_describes_channels(tmp_path: Path) -> None:
     write_log(tmp_path / "log.mcap")
     whole = (tmp_path / "log.mcap").read_bytes()
     first, second, *_ = _chunks(whole)
-    taken = take(flipped(whole, first + 200))
-    assert [reject.name for reject in taken.rejects] == [f"log.mcap, chunk at byte {first}"]
-    assert 10 < len(taken.rows) < 20
-    assert all(angles.shape == (7,) for angles in taken.column("joint_angles"))
+    ingested = ingest(flipped(whole, first + 200))
+    assert [reject.name for reject in ingested.rejects] == [f"log.mcap, chunk at byte {first}"]
+    assert 10 < len(ingested.rows) < 20
+    assert all(angles.shape == (7,) for angles in ingested.column("joint_angles"))
     good = json_log([(0, topic, [1.0]) for topic in ("/camera/rgb/image_raw", "/joint_states")])
     lost = flipped(whole, first + 200)[: second + 40_000]
-    blind = Taken({"a.mcap": good, "b.mcap": lost})
+    blind = Ingested({"a.mcap": good, "b.mcap": lost})
     names = [reject.name for reject in blind.rejects]
     assert (names[0], names[-1]) == (f"b.mcap, record at byte {first}", "b.mcap")
     assert "b.mcap, channel 1" in names

@@ -1,4 +1,4 @@
-"""Parquet as a source: which columns become what, and rows that stream whatever the file is like."""
+"""Parquet source: column kinds, and bounded memory for every file layout."""
 
 import io
 import json
@@ -17,12 +17,24 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.codecs import ImageCodec
+from penstock.engine import BadSamples
 from penstock.errors import InvalidInputError
 from penstock.format import Column
 from penstock.format.kinds import Audio, Embedding, Image, Json, Label, List, Tensor, Text
-from penstock.ingest import SOURCES, Found, Listing, Reading, Reject, Row, Rows, Settings, prepare, run
-from penstock.ingest._bucket import Bucket
-from penstock.ingest.sources import _parquet, _tabular
+from penstock.ingest import (
+    SOURCES,
+    IngestOptions,
+    Reject,
+    Row,
+    RowBatch,
+    SourceItem,
+    SourceListing,
+    SourceScan,
+    prepare,
+    run,
+)
+from penstock.ingest._reader import SourceReader
+from penstock.ingest.sources import _limits, _parquet, _tabular
 from penstock.ingest.sources._parquet import PARQUET
 from penstock.storage import ObjectInfo, open_store
 from penstock.testing import CountingStore, SourceTests
@@ -43,7 +55,7 @@ class TestParquet(SourceTests):
             {
                 "id": range(25),
                 "text": [f"row {number}" for number in range(25)],
-                "picture": [PNG] * 25,
+                "image": [PNG] * 25,
                 "vector": pa.array([[1.0, 2.0]] * 25, pa.list_(pa.float32())),
                 "score": [None, *range(24)],
             }
@@ -52,39 +64,39 @@ class TestParquet(SourceTests):
         pq.write_table(table, folder / "b.parquet")
 
 
-def opened(folder: Path) -> tuple[Bucket, Reading]:
-    bucket = Bucket(open_store(folder))
-    return bucket, PARQUET.open(bucket, list(bucket.store.list()))
+def opened(folder: Path) -> tuple[SourceReader, SourceScan]:
+    reader = SourceReader(open_store(folder))
+    return reader, PARQUET.open(reader, list(reader.store.list()))
 
 
-def read(folder: Path) -> tuple[Mapping[str, Any], list[Found]]:
-    bucket, reading = opened(folder)
-    return reading.columns, list(reading.rows(bucket, reading.files))
+def read(folder: Path) -> tuple[Mapping[str, Any], list[SourceItem]]:
+    reader, scan = opened(folder)
+    return scan.columns, list(scan.rows(reader, scan.files))
 
 
-def table_of(found: list[Found]) -> pa.Table:
-    assert [item for item in found if not isinstance(item, Rows)] == []
-    return pa.Table.from_batches([item.batch for item in found if isinstance(item, Rows)])
+def table_of(found: list[SourceItem]) -> pa.Table:
+    assert [item for item in found if not isinstance(item, RowBatch)] == []
+    return pa.Table.from_batches([item.batch for item in found if isinstance(item, RowBatch)])
 
 
-def rejects(found: list[Found]) -> list[Reject]:
+def rejects(found: list[SourceItem]) -> list[Reject]:
     return [item for item in found if isinstance(item, Reject)]
 
 
-def values(found: list[Found], column: str) -> list[Any]:
-    return [value for item in found if isinstance(item, Rows) for value in item.batch.column(column).to_pylist()]
+def values(found: list[SourceItem], column: str) -> list[Any]:
+    return [value for item in found if isinstance(item, RowBatch) for value in item.batch.column(column).to_pylist()]
 
 
 def taken_in(folder: Path) -> penstock.Dataset:
     ds = penstock.create("memory://")
-    prepared = prepare(ds._session, open_store(folder), SOURCES, None, Settings())
-    outcome = run(ds._session, prepared, on_bad="raise", max_bad=0, message="", workers=1)
+    prepared = prepare(ds._session, open_store(folder), SOURCES, None, IngestOptions())
+    outcome = run(ds._session, prepared, bad_samples=BadSamples(action="raise", limit=0), message="", num_workers=1)
     assert outcome.rows == len(ds)
     return ds
 
 
 def hugging_face(columns: dict[str, Any], features: dict[str, Any]) -> pa.Table:
-    """A table as `datasets` writes it: with its features in the metadata of the schema."""
+    """A table as `datasets` writes it, with features in the schema metadata."""
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     return pa.table(columns).replace_schema_metadata(metadata)
 
@@ -115,7 +127,7 @@ def imagenet(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_features_of_datasets_become_kinds(imagenet: Path) -> None:
+def test_datasets_features_become_kinds(imagenet: Path) -> None:
     columns, found = read(imagenet)
     assert columns == {
         "image": Column(Image("png"), nullable=True),
@@ -132,35 +144,35 @@ def test_the_features_of_datasets_become_kinds(imagenet: Path) -> None:
     assert table["grid"].type == Tensor("float64", (3, 2)).arrow_type
 
 
-def test_a_file_of_datasets_becomes_a_table(imagenet: Path) -> None:
+def test_ingest_of_a_datasets_file(imagenet: Path) -> None:
     ds = taken_in(imagenet)
     row = ds[0]
     assert row["label"] == 1
     assert row["grid"].tolist() == [[1, 2], [3, 4], [5, 6]]
     assert row["image"].shape == (4, 4, 3)
     assert row["caption"] == "a"
-    assert [picture.tolist() for picture in row["frames"]] == [PIXELS.tolist()] * 2
+    assert [image.tolist() for image in row["frames"]] == [PIXELS.tolist()] * 2
 
 
 @pytest.mark.parametrize("metadata", [b"[", b"[]", b'{"info": {"features": 3}}', b"[" * 100_000])
-def test_broken_features_are_as_good_as_none(tmp_path: Path, metadata: bytes) -> None:
+def test_invalid_features_are_ignored(tmp_path: Path, metadata: bytes) -> None:
     table = pa.table({"a": [1]}).replace_schema_metadata({b"huggingface": metadata})
     pq.write_table(table, tmp_path / "a.parquet")
     assert read(tmp_path)[0] == {}
 
 
-def test_structs_of_bytes_are_known_by_the_bytes(tmp_path: Path) -> None:
-    one = {"picture": {"bytes": JPEG, "path": "x"}, "sound": {"bytes": WAV, "path": "x"}, "other": {"bytes": b"?"}}
+def test_media_structs_are_recognised_by_signature(tmp_path: Path) -> None:
+    one = {"image": {"bytes": JPEG, "path": "x"}, "sound": {"bytes": WAV, "path": "x"}, "other": {"bytes": b"?"}}
     schema = pa.schema([(name, MEDIA) for name in one])
     pq.write_table(pa.Table.from_pylist([one] * 2, schema), tmp_path / "a.parquet")
     columns, found = read(tmp_path)
-    assert columns == {"picture": Column(Image("jpeg")), "sound": Column(Audio("wav"))}
+    assert columns == {"image": Column(Image("jpeg")), "sound": Column(Audio("wav"))}
     assert values(found, "other") == [{"bytes": b"?", "path": None}] * 2
 
 
-def test_a_path_without_bytes_is_rejected_and_the_rest_goes_on(tmp_path: Path) -> None:
-    pictures = [{"bytes": PNG, "path": None}, {"bytes": None, "path": "/home/me/a.png"}, {"bytes": PNG, "path": None}]
-    pq.write_table(pa.table({"n": [0, 1, 2], "picture": pa.array(pictures, MEDIA)}), tmp_path / "a.parquet")
+def test_media_path_without_bytes_rejects_only_its_row(tmp_path: Path) -> None:
+    images = [{"bytes": PNG, "path": None}, {"bytes": None, "path": "/home/me/a.png"}, {"bytes": PNG, "path": None}]
+    pq.write_table(pa.table({"n": [0, 1, 2], "image": pa.array(images, MEDIA)}), tmp_path / "a.parquet")
     _, found = read(tmp_path)
     assert values(found, "n") == [0, 2]
     [reject] = rejects(found)
@@ -206,7 +218,7 @@ def test_arrow_types_become_kinds(tmp_path: Path) -> None:
     assert values(found, "deep") == [{"price": 2.5, "inner": [{"day": date(2020, 1, 1)}]}]
 
 
-def test_a_vector_of_another_length_breaks_the_promise(tmp_path: Path) -> None:
+def test_embedding_of_another_length_is_rejected(tmp_path: Path) -> None:
     vectors = [[1.0, 2.0]] * 99 + [[1.0]] + [[1.0, None], None, [3.0, 4.0]]
     pq.write_table(pa.table({"vector": vectors, "n": range(103)}), tmp_path / "a.parquet")
     columns, found = read(tmp_path)
@@ -215,12 +227,12 @@ def test_a_vector_of_another_length_breaks_the_promise(tmp_path: Path) -> None:
     assert values(found, "n") == [*range(99), 101, 102]
 
 
-def test_a_null_far_from_the_beginning_makes_a_column_nullable(tmp_path: Path) -> None:
+def test_late_null_makes_a_column_nullable(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [*range(999), None], "b": range(1000)}), tmp_path / "a.parquet")
     assert read(tmp_path)[0] == {"a": Column(Tensor("int64"), nullable=True)}
 
 
-def test_missing_columns_are_null_and_new_ones_a_reject(tmp_path: Path) -> None:
+def test_missing_columns_are_null_and_extra_columns_reject_the_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": [[1.0, 2.0]], "embed": [[0.5, 0.5]]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"a": pa.array([2], pa.int8())}), tmp_path / "2.parquet")
     pq.write_table(pa.table({"a": [3], "c": [1], "d": [2]}), tmp_path / "3.parquet")
@@ -229,13 +241,13 @@ def test_missing_columns_are_null_and_new_ones_a_reject(tmp_path: Path) -> None:
     _, found = read(tmp_path)
     assert values(found, "a") == [1, 2, 5, 6]
     assert values(found, "embed") == [[0.5, 0.5], None, None, None]
-    told = {reject.name: reject.reason for reject in rejects(found)}
-    assert list(told) == ["3.parquet", "4.parquet", "5.parquet:1", "5.parquet:2"]
-    assert "'c', 'd'" in told["3.parquet"]
-    assert "struct" in told["4.parquet"]
+    reasons = {reject.name: reject.reason for reject in rejects(found)}
+    assert list(reasons) == ["3.parquet", "4.parquet", "5.parquet:1", "5.parquet:2"]
+    assert "'c', 'd'" in reasons["3.parquet"]
+    assert "struct" in reasons["4.parquet"]
 
 
-def test_names_that_no_column_can_have_are_changed(tmp_path: Path) -> None:
+def test_invalid_column_names_are_cleaned(tmp_path: Path) -> None:
     names = ["_id", "id", "a\nb", "", "a", "a", "__index_level_0__"]
     table = pa.table([pa.array([number]) for number in range(7)], names=names)
     pq.write_table(table, tmp_path / "a.parquet")
@@ -245,7 +257,7 @@ def test_names_that_no_column_can_have_are_changed(tmp_path: Path) -> None:
     taken_in(tmp_path)
 
 
-def test_text_that_is_not_text_is_rejected(tmp_path: Path) -> None:
+def test_invalid_utf8_is_rejected(tmp_path: Path) -> None:
     raw = pa.array([b"good", b"\xff\xfe", b"fine"]).view(pa.string())
     pq.write_table(pa.table({"text": raw}), tmp_path / "a.parquet")
     _, found = read(tmp_path)
@@ -253,7 +265,7 @@ def test_text_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     assert [reject.name for reject in rejects(found)] == ["a.parquet:1"]
 
 
-def test_a_damaged_row_group_costs_itself_only(tmp_path: Path) -> None:
+def test_damaged_row_group_rejects_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
     pq.write_table(pa.table({"n": range(300)}), path, row_group_size=100, **options)
@@ -268,7 +280,7 @@ def test_a_damaged_row_group_costs_itself_only(tmp_path: Path) -> None:
     assert "row 200" in reject.reason
 
 
-def test_a_file_that_is_none_is_rejected_by_its_name(tmp_path: Path) -> None:
+def test_non_parquet_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "1.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "2.parquet")
     _, found = read(tmp_path)
@@ -279,7 +291,7 @@ def test_a_file_that_is_none_is_rejected_by_its_name(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_file_without_rows_settles_the_columns_too(tmp_path: Path) -> None:
+def test_file_without_rows_decides_the_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], MEDIA)}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "2.parquet")
     assert values(read(tmp_path)[1], "a") == [1]
@@ -289,32 +301,32 @@ def test_a_file_without_rows_settles_the_columns_too(tmp_path: Path) -> None:
 def test_rows_come_in_order_and_in_batches_of_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int
 ) -> None:
-    monkeypatch.setattr(_parquet, "_HELD_BYTES", held_bytes)
+    monkeypatch.setattr(_parquet, "_BUFFERED_GROUP_BYTES", held_bytes)
     monkeypatch.setattr(_parquet, "BATCH_BYTES", 100_000)
     monkeypatch.setattr(_tabular, "BATCH_BYTES", 100_000)
-    dice = np.random.default_rng(0)
-    data = [dice.bytes(int(size)) for size in dice.integers(0, 20_000, 500)]
+    rng = np.random.default_rng(0)
+    data = [rng.bytes(int(size)) for size in rng.integers(0, 20_000, 500)]
     table = pa.table({"n": range(500), "data": data, "text": ["same"] * 500})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=200, data_page_size=8192)
     _, found = read(tmp_path)
     assert table_of(found).to_pylist() == table.to_pylist()
-    assert max(item.batch.nbytes for item in found if isinstance(item, Rows)) < 300_000
+    assert max(item.batch.nbytes for item in found if isinstance(item, RowBatch)) < 300_000
     assert [item.name for item in found][:1] == [f"a.parquet[0:{len(found[0].batch)}]"]  # type: ignore[union-attr]
 
 
-def test_a_large_row_group_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each column is fetched once, through a window of its own."""
-    monkeypatch.setattr(_parquet, "_HELD_BYTES", 1 << 20)
-    dice = np.random.default_rng(0)
-    table = pa.table({name: [dice.bytes(10_000) for _ in range(400)] for name in ("a", "b")})
+def test_large_row_group_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column is fetched once, through its own buffer."""
+    monkeypatch.setattr(_parquet, "_BUFFERED_GROUP_BYTES", 1 << 20)
+    rng = np.random.default_rng(0)
+    table = pa.table({name: [rng.bytes(10_000) for _ in range(400)] for name in ("a", "b")})
     options: dict[str, Any] = {"use_dictionary": False, "data_page_size": 50_000, "write_batch_size": 5}
     pq.write_table(table, tmp_path / "a.parquet", **options)
     store = CountingStore(open_store(tmp_path))
-    bucket = Bucket(store)
-    reading = PARQUET.open(bucket, list(store.list()))
+    reader = SourceReader(store)
+    scan = PARQUET.open(reader, list(store.list()))
     largest = 0
 
-    class Watched(Bucket):
+    class Watched(SourceReader):
         def read(self, file: ObjectInfo, start: int = 0, length: int | None = None) -> memoryview:
             nonlocal largest
             data = super().read(file, start, length)
@@ -322,36 +334,36 @@ def test_a_large_row_group_is_not_held(tmp_path: Path, monkeypatch: pytest.Monke
             return data
 
     watched = Watched(store)
-    assert sum(len(item.batch) for item in reading.rows(watched, reading.files) if isinstance(item, Rows)) == 400
+    assert sum(len(item.batch) for item in scan.rows(watched, scan.files) if isinstance(item, RowBatch)) == 400
     assert largest <= 600_000
     size = (tmp_path / "a.parquet").stat().st_size
-    assert size <= watched.meter.bytes < 1.2 * size
+    assert size <= watched.byte_counter.bytes < 1.2 * size
 
 
 @pytest.mark.parametrize("held_bytes", [0, 1 << 30], ids=["windows", "whole row groups"])
-def test_a_piece_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int) -> None:
+def test_oversized_page_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int) -> None:
     for name, size in (("1", 10), ("2", 200_000)):
         pq.write_table(pa.table({"data": [np.random.default_rng(0).bytes(size)]}), tmp_path / f"{name}.parquet")
-    monkeypatch.setattr(_parquet, "_HELD_BYTES", held_bytes)
-    monkeypatch.setattr(_parquet, "_MAX_READ_BYTES", 100_000)
+    monkeypatch.setattr(_parquet, "_BUFFERED_GROUP_BYTES", held_bytes)
+    monkeypatch.setattr(_limits, "MAX_BLOCK_BYTES", 100_000)
     _, found = read(tmp_path)
     assert len(values(found, "data")) == 1
     assert [reject.name for reject in rejects(found)] == ["2.parquet"]
 
 
-def test_what_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tabular, "_UNSUSPICIOUS_BYTES", 1 << 20)
-    monkeypatch.setattr(_tabular, "_MAX_RATIO", 2)
+def test_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_limits, "HARMLESS_BYTES", 1 << 20)
+    monkeypatch.setattr(_limits, "MAX_RATIO", 2)
     pq.write_table(pa.table({"text": ["x" * 1000] * 100_000}), tmp_path / "a.parquet")
     _, found = read(tmp_path)
     [reject] = rejects(found)
     assert "bomb" in reject.reason
-    assert sum(len(item.batch) for item in found if isinstance(item, Rows)) < 50_000
+    assert sum(len(item.batch) for item in found if isinstance(item, RowBatch)) < 50_000
 
 
-def test_other_large_files_are_not_overlooked() -> None:
-    def listed(*files: tuple[str, int]) -> Listing:
-        return Listing([ObjectInfo(key, size, None, 0) for key, size in files])
+def test_large_files_of_another_type_prevent_recognition() -> None:
+    def listed(*files: tuple[str, int]) -> SourceListing:
+        return SourceListing([ObjectInfo(key, size, None, 0) for key, size in files])
 
     assert PARQUET.recognise(listed(("data/a.PARQUET", 9), ("README.md", 9), ("x/_SUCCESS", 9), ("info.json", 9)))
     assert not PARQUET.recognise(listed(("a.parquet", 9), ("a.jpg", 9)))
@@ -364,7 +376,7 @@ CELLS = st.one_of(st.none(), st.integers(-(2**40), 2**40), st.just(7))
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(CELLS, st.one_of(st.none(), st.text(max_size=4)), st.lists(st.floats(width=32), max_size=3))))
-def test_any_table_comes_back(rows: list[tuple[int | None, str | None, list[float]]]) -> None:
+def test_table_roundtrip(rows: list[tuple[int | None, str | None, list[float]]]) -> None:
     schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.float32()))])
     table = pa.Table.from_arrays(
         [pa.array([row[place] for row in rows], field.type) for place, field in enumerate(schema)], schema=schema
@@ -373,11 +385,11 @@ def test_any_table_comes_back(rows: list[tuple[int | None, str | None, list[floa
     pq.write_table(table, sink, row_group_size=max(1, len(rows) // 3))
     store = open_store("memory://")
     store.put("a.parquet", sink.getvalue())
-    bucket = Bucket(store)
-    reading = PARQUET.open(bucket, list(store.list()))
-    found = list(reading.rows(bucket, reading.files))
+    reader = SourceReader(store)
+    scan = PARQUET.open(reader, list(store.list()))
+    found = list(scan.rows(reader, scan.files))
     assert not any(isinstance(item, Reject | Row) for item in found)
-    batches = [item.batch for item in found if isinstance(item, Rows)]
+    batches = [item.batch for item in found if isinstance(item, RowBatch)]
     assert pa.Table.from_batches(batches, schema).equals(table) or repr(
         pa.Table.from_batches(batches, schema).to_pylist()
     ) == repr(table.to_pylist())

@@ -1,4 +1,4 @@
-"""CSV and JSON lines as sources: types that hold for all files, and bad lines that cost themselves only."""
+"""CSV and JSON lines sources: types shared by all files, and invalid lines that reject only themselves."""
 
 import csv
 import gzip
@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import InvalidInputError, SourceChanged, StorageError
+from penstock.engine import BadSamples
+from penstock.errors import InvalidInputError, SourceChangedError, StorageError
 from penstock.format import Column
 from penstock.format.kinds import Embedding, Json, List, Tensor, Text
-from penstock.ingest import SOURCES, Found, Reading, Reject, Row, Rows, Settings, Source, prepare, run
-from penstock.ingest._bucket import Bucket
-from penstock.ingest.sources import _expand, _text
+from penstock.ingest import SOURCES, IngestOptions, Reject, Row, RowBatch, Source, SourceItem, SourceScan, prepare, run
+from penstock.ingest._reader import SourceReader
+from penstock.ingest.sources import _limits, _text
 from penstock.ingest.sources._text import CSV, JSONL
 from penstock.storage import ObjectInfo, Store, open_store
 from penstock.testing import SourceTests
@@ -31,7 +32,7 @@ from penstock.testing import SourceTests
 class TestCsv(SourceTests):
     source = CSV
     expected = 60
-    cuts_show = False
+    detects_truncation = False
 
     def make(self, folder: Path) -> None:
         lines = "".join(f'{number},{number / 4},"text, {number}",{"" if number % 7 else 1}\n' for number in range(20))
@@ -44,7 +45,7 @@ class TestCsv(SourceTests):
 class TestJsonLines(SourceTests):
     source = JSONL
     expected = 40
-    cuts_show = False
+    detects_truncation = False
 
     def make(self, folder: Path) -> None:
         rows = [{"n": number, "text": "ä", "list": [0.5] * (number % 3), "more": {"a": []}} for number in range(20)]
@@ -60,40 +61,40 @@ def stored(files: dict[str, str | bytes]) -> Store:
     return store
 
 
-def read(source: Source, files: dict[str, str | bytes]) -> tuple[Reading, list[Found]]:
-    bucket = Bucket(stored(files))
-    reading = source.open(bucket, list(bucket.store.list()))
-    return reading, list(reading.rows(bucket, reading.files))
+def read(source: Source, files: dict[str, str | bytes]) -> tuple[SourceScan, list[SourceItem]]:
+    reader = SourceReader(stored(files))
+    scan = source.open(reader, list(reader.store.list()))
+    return scan, list(scan.rows(reader, scan.files))
 
 
-def rows(found: list[Found]) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = []
+def rows(found: list[SourceItem]) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
     for item in found:
-        if isinstance(item, Rows):
-            told += item.batch.to_pylist()
+        if isinstance(item, RowBatch):
+            items += item.batch.to_pylist()
         elif isinstance(item, Row):
-            told.append(dict(item.values))
-    return told
+            items.append(dict(item.values))
+    return items
 
 
-def rejects(found: list[Found]) -> dict[str, str]:
+def rejects(found: list[SourceItem]) -> dict[str, str]:
     return {item.name: item.reason for item in found if isinstance(item, Reject)}
 
 
 def taken_in(files: dict[str, str | bytes]) -> penstock.Dataset:
     ds = penstock.create("memory://")
-    prepared = prepare(ds._session, stored(files), SOURCES, None, Settings())
-    run(ds._session, prepared, on_bad="raise", max_bad=0, message="", workers=1)
+    prepared = prepare(ds._session, stored(files), SOURCES, None, IngestOptions())
+    run(ds._session, prepared, bad_samples=BadSamples(action="raise", limit=0), message="", num_workers=1)
     return ds
 
 
-def test_types_are_inferred_and_missing_numbers_are_null() -> None:
+def test_types_are_inferred_and_missing_values_are_null() -> None:
     text = (
         "i,f,b,day,when,text,empty,time\n"
         "1,0.5,true,2020-01-01,2020-01-01 10:00:00,NA,,10:00\n"
         " 2 ,NA,false,,2020-01-02 10:00:00,,,11:00\n"
     )
-    reading, found = read(CSV, {"a.csv": text})
+    scan, found = read(CSV, {"a.csv": text})
     assert rows(found) == [
         {
             "i": 1,
@@ -116,13 +117,13 @@ def test_types_are_inferred_and_missing_numbers_are_null() -> None:
             "time": "11:00",
         },
     ]
-    assert reading.columns == {
+    assert scan.columns == {
         "f": Column(Tensor("float64"), nullable=True),
         "day": Column(Tensor("datetime64[s]"), nullable=True),
     }
 
 
-def test_the_first_file_settles_the_types_of_all() -> None:
+def test_first_file_decides_the_types() -> None:
     files: dict[str, str | bytes] = {
         "1.csv": "a,b\n1,x\n",
         "2.csv": "b,a\n3,4\n",
@@ -137,14 +138,14 @@ def test_the_first_file_settles_the_types_of_all() -> None:
     assert "'a'" in reason
 
 
-def test_new_columns_are_a_reject_of_the_file() -> None:
+def test_extra_columns_reject_the_file() -> None:
     _, found = read(CSV, {"1.csv": "a\n1\n", "2.csv": "a,b,c\n1,2,3\n"})
     assert list(rejects(found)) == ["2.csv"]
     assert "'b', 'c'" in rejects(found)["2.csv"]
 
 
-def test_bad_rows_are_rejected_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers hold from block to block, and after values with line breaks in them."""
+def test_invalid_rows_are_rejected_by_row_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row numbers are right across blocks and after values with line breaks."""
     monkeypatch.setattr(_text, "_BLOCK_BYTES", 64)
     lines, bad = [], []
     for number in range(2, 200):
@@ -153,38 +154,38 @@ def test_bad_rows_are_rejected_by_their_numbers(monkeypatch: pytest.MonkeyPatch)
         lines.append(
             f"{number},1,2" if number % 34 == 0 else f"x{number},y" if number % 17 == 0 else f'{number},"y\nz"'
         )
-    reading, found = read(CSV, {"a.csv": "n,text\n" + "\n".join(lines)})
-    assert reading.columns == {}
+    scan, found = read(CSV, {"a.csv": "n,text\n" + "\n".join(lines)})
+    assert scan.columns == {}
     assert sorted(rejects(found)) == sorted(f"a.csv:{number}" for number in bad)
     assert [row["n"] for row in rows(found)] == [number for number in range(2, 200) if number % 17]
     for item in found:
-        if isinstance(item, Rows):
+        if isinstance(item, RowBatch):
             [(start, end)] = re.findall(r"\[(\d+):(\d+)\]", item.name)
             assert item.batch.column("n").to_pylist() == list(range(int(start), int(end)))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_the_separator_is_found(separator: str) -> None:
+def test_delimiter_is_detected(separator: str) -> None:
     _, found = read(CSV, {"a.csv": "\ufeff" + separator.join("abc") + "\n" + separator.join("123") + "\n"})
     assert rows(found) == [{"a": 1, "b": 2, "c": 3}]
 
 
-def test_lines_may_end_as_they_like() -> None:
+def test_line_endings() -> None:
     for end in ("\n", "\r\n", "\r"):
         _, found = read(CSV, {"a.csv": end.join(["a,b", '1,"x', 'y"', '2,5" pipe', ""])})
         assert [row["a"] for row in rows(found)] == [1, 2]
         assert rows(found)[1]["b"] == '5" pipe'
 
 
-def test_a_table_comes_of_it() -> None:
+def test_ingest_into_a_table() -> None:
     ds = taken_in({"1.csv": "a,b\n1,x\n,y\n", "2.csv.gz": gzip.compress(b"b,a\nz,3\n")})
     assert [ds[row]["b"] for row in range(3)] == ["x", "y", "z"]
     assert [ds[row]["a"] for row in (0, 2)] == [1, 3]
     assert ds[1]["a"] is None
 
 
-class Failing(Bucket):
-    """Reads nothing after a while."""
+class Failing(SourceReader):
+    """Fails after a number of reads."""
 
     def read(self, file: ObjectInfo, start: int = 0, length: int | None = None) -> memoryview:
         if file.key.startswith("b"):
@@ -192,11 +193,11 @@ class Failing(Bucket):
         return super().read(file, start, length)
 
 
-ERRORS = {"b_gone": SourceChanged("it is gone"), "b_silent": StorageError("no answer")}
+ERRORS = {"b_gone": SourceChangedError("it is gone"), "b_silent": StorageError("no answer")}
 
 
 @pytest.mark.parametrize("name", ["csv", "jsonl", "csv.gz", "jsonl.gz", "parquet", "arrow"])
-def test_a_file_that_is_gone_is_rejected_and_a_store_that_does_not_answer_is_told(name: str) -> None:
+def test_missing_file_is_rejected_and_storage_error_is_raised(name: str) -> None:
     source = SOURCES[name.partition(".")[0]]
     sink = io.BytesIO()
     if source.name == "parquet":
@@ -206,16 +207,16 @@ def test_a_file_that_is_gone_is_rejected_and_a_store_that_does_not_answer_is_tol
     else:
         sink.write(b"a\n1\n" if source is CSV else b'{"a": 1}')
     data = gzip.compress(sink.getvalue()) if name.endswith(".gz") else sink.getvalue()
-    bucket = Failing(stored({f"{key}.{name}": data for key in ("a", "b_gone", "b_silent", "c")}))
-    reading = source.open(bucket, [file for file in bucket.store.list() if "silent" not in file.key])
-    found = list(reading.rows(bucket, reading.files))
+    reader = Failing(stored({f"{key}.{name}": data for key in ("a", "b_gone", "b_silent", "c")}))
+    scan = source.open(reader, [file for file in reader.store.list() if "silent" not in file.key])
+    found = list(scan.rows(reader, scan.files))
     assert [row["a"] for row in rows(found)] == [1, 1]
     assert list(rejects(found)) == [f"b_gone.{name}"]
     with pytest.raises(StorageError, match="no answer"):
-        list(reading.rows(bucket, list(bucket.store.list())))
+        list(scan.rows(reader, list(reader.store.list())))
 
 
-def test_text_that_is_not_utf8_is_rejected() -> None:
+def test_invalid_utf8_is_rejected() -> None:
     _, found = read(
         CSV, {"a.csv": b"n,text\n1,good\n2,b\xe4d\n3,fine\n", "b.csv": b"\xff\xfen\0,\0\n\0", "c.csv": b"\n"}
     )
@@ -226,7 +227,7 @@ def test_text_that_is_not_utf8_is_rejected() -> None:
     assert [row["n"] for row in rows(found)] == [1, 4]
 
 
-def test_a_quote_without_end_costs_the_rest_of_its_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclosed_quote_rejects_the_rest_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_text, "_BLOCK_BYTES", 1000)
     good = "".join(f"{number},text\n" for number in range(500))
     _, found = read(CSV, {"a.csv": f'n,t\n{good}1,"never closed\n{good}', "b.csv": "n,t\n7,x\n"})
@@ -237,8 +238,9 @@ def test_a_quote_without_end_costs_the_rest_of_its_file_only(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("source", [CSV, JSONL])
-def test_a_bomb_is_stopped(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_expand, "_UNSUSPICIOUS_BYTES", 100_000)
+def test_decompression_bomb_is_stopped(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_limits, "HARMLESS_BYTES", 100_000)
+    monkeypatch.setattr(_limits, "MAX_RATIO", 200)
     monkeypatch.setattr(_text, "_BLOCK_BYTES", 10_000)
     monkeypatch.setattr(_text, "_BUFFER_BYTES", 10_000)
     head, line = ("a,b\n1,2\n", "1,2\n") if source is CSV else ('{"a": 1}\n', '{"a": 1}\n')
@@ -250,7 +252,7 @@ def test_a_bomb_is_stopped(source: Source, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(rows(found)) < 190_000
 
 
-def test_a_broken_gzip_is_rejected() -> None:
+def test_damaged_gzip_is_rejected() -> None:
     whole = gzip.compress(b"a\n" + b"".join(b"%d\n" % (number * 7919 % 100_003) for number in range(100_000)))
     _, found = read(CSV, {"a.csv": "a\n1\n", "b.csv.gz": b"no gzip at all", "c.csv.gz": whole[: len(whole) // 2]})
     names = list(rejects(found))
@@ -263,7 +265,7 @@ CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(CELL, st.integers(-9, 9), CELL), min_size=1, max_size=20))
-def test_any_text_survives_csv(given_rows: list[tuple[str, int, str]]) -> None:
+def test_csv_text_roundtrip(given_rows: list[tuple[str, int, str]]) -> None:
     sink = io.StringIO()
     writer = csv.writer(sink, quoting=csv.QUOTE_NONNUMERIC)
     writer.writerows([("a", "n", "b"), *given_rows, ("text", 1, "text")])
@@ -271,7 +273,7 @@ def test_any_text_survives_csv(given_rows: list[tuple[str, int, str]]) -> None:
     assert [(row["a"], row["n"], row["b"]) for row in rows(found)] == [*given_rows, ("text", 1, "text")]
 
 
-def test_json_values_find_their_kinds() -> None:
+def test_json_values_decide_kinds() -> None:
     lines: list[dict[str, Any]] = [
         {
             "n": 1,
@@ -286,8 +288,8 @@ def test_json_values_find_their_kinds() -> None:
         {"n": 2, "f": 0.5, "text": "b", "o": {}, "mixed": "a", "words": [], "uneven": [[1]], "embedding": [0.5, 1.5]},
         {"n": 3, "f": 2, "text": None, "o": {"y": None}, "mixed": None, "words": ["b", "c"], "uneven": []},
     ]
-    reading, found = read(JSONL, {"a.jsonl": "\n".join(map(json.dumps, lines))})
-    assert reading.columns == {
+    scan, found = read(JSONL, {"a.jsonl": "\n".join(map(json.dumps, lines))})
+    assert scan.columns == {
         "n": Column(Tensor("int64")),
         "f": Column(Tensor("float64")),
         "text": Column(Text(), nullable=True),
@@ -299,14 +301,14 @@ def test_json_values_find_their_kinds() -> None:
         "embedding": Column(Embedding(2), nullable=True),
     }
     assert [item.name for item in found] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
-    assert rows(found) == [dict.fromkeys(reading.columns) | line for line in lines]
+    assert rows(found) == [dict.fromkeys(scan.columns) | line for line in lines]
     ds = taken_in({"a.jsonl": "\n".join(map(json.dumps, lines))})
     assert ds[1]["mixed"] == "a"
     assert ds[1]["embedding"].tolist() == [0.5, 1.5]
     assert ds[0]["uneven"] == [[1], [2, 3]]
 
 
-def test_bad_lines_are_rejected_by_their_numbers() -> None:
+def test_invalid_lines_are_rejected_by_line_number() -> None:
     lines = [
         b'{"a": 1}',
         b"{",
@@ -324,7 +326,7 @@ def test_bad_lines_are_rejected_by_their_numbers() -> None:
     assert found[-1].name == "a.jsonl:8"
 
 
-def test_a_line_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_line_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_text, "_MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(_text, "_BUFFER_BYTES", 100)
     long = json.dumps({"a": "x" * 5000})
@@ -333,7 +335,7 @@ def test_a_line_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(rejects(found)) == ["a.jsonl:2", "a.jsonl:4"]
 
 
-def test_a_new_key_after_the_first_lines_is_a_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_key_after_the_sample_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_text, "_SAMPLED_LINES", 2)
     lines = '{"a": 1}\n{"a": 2}\n{"a": 3, "b": 4}\n{"a": 5}\n'
     _, found = read(JSONL, {"a.jsonl": lines, "b.jsonl": '{"_c": 1}\n'})
@@ -341,7 +343,7 @@ def test_a_new_key_after_the_first_lines_is_a_reject(monkeypatch: pytest.MonkeyP
     assert "'b'" in rejects(found)["a.jsonl:3"]
 
 
-def test_what_holds_no_object_is_refused_at_once() -> None:
+def test_files_without_objects_raise() -> None:
     with pytest.raises(InvalidInputError, match=r"a\.jsonl:1"):
         read(JSONL, {"a.jsonl": "nothing"})
     with pytest.raises(InvalidInputError, match=r"a\.csv"):
@@ -364,10 +366,10 @@ JSON = st.recursive(
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), JSON), min_size=1, max_size=6))
 def test_any_objects_become_rows(given_rows: list[dict[str, Any]]) -> None:
-    """Whatever the first lines hold, there is a kind for it."""
-    reading, found = read(JSONL, {"a.jsonl": "\n".join(map(json.dumps, given_rows))})
-    assert rows(found) == [dict.fromkeys(reading.columns) | row for row in given_rows]
-    for name, column in reading.columns.items():
+    """Any first lines lead to some kind."""
+    scan, found = read(JSONL, {"a.jsonl": "\n".join(map(json.dumps, given_rows))})
+    assert rows(found) == [dict.fromkeys(scan.columns) | row for row in given_rows]
+    for name, column in scan.columns.items():
         assert isinstance(column, Column)
         values = [row[name] for row in rows(found)]
         assert len(column.kind.to_array(values)) == len(values)

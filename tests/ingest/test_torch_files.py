@@ -1,4 +1,4 @@
-"""Files of torch: tensors in, pickled code never."""
+"""torch files: tensors are read, and pickled code never runs."""
 
 import builtins
 import io
@@ -16,13 +16,14 @@ import pytest
 import torch
 
 import penstock
+from penstock.engine import BadSamples
 from penstock.errors import InvalidInputError
 from penstock.format.kinds import Tensor
-from penstock.ingest import Rows, Settings, prepare, run
+from penstock.ingest import IngestOptions, RowBatch, prepare, run
 from penstock.ingest.sources._torch_files import TORCH_FILES
 from penstock.storage import open_store
 from penstock.testing import SourceTests
-from tests.ingest.arrays import kinds, opened, same, taken
+from tests.ingest.arrays import kinds, open_scan, read_columns, same
 
 MARK = Path(tempfile.gettempdir(), f"penstock-torch-unpickled-{os.getpid()}")
 
@@ -47,12 +48,12 @@ class TestLists(SourceTests):
 
 
 def columns_of(folder: Path) -> dict[str, list[Any]]:
-    columns, rejects = taken(TORCH_FILES, folder)
+    columns, rejects = read_columns(TORCH_FILES, folder)
     assert not rejects
     return columns
 
 
-def test_a_tensor_is_the_column_data(tmp_path: Path) -> None:
+def test_single_tensor_is_the_column_data(tmp_path: Path) -> None:
     tensor = torch.rand(5, 2, 3)
     torch.save(tensor, tmp_path / "a.pt")
     assert same(columns_of(tmp_path)["data"], tensor.numpy())
@@ -78,7 +79,7 @@ def test_a_list_of_tensors_is_rows(tmp_path: Path) -> None:
     ],
     ids=["bfloat16", "e4m3", "e5m2", "bool", "conj", "transposed", "strided", "parameter", "expanded"],
 )
-def test_every_tensor_comes_back(tmp_path: Path, tensor: torch.Tensor) -> None:
+def test_tensor_roundtrip(tmp_path: Path, tensor: torch.Tensor) -> None:
     torch.save(tensor, tmp_path / "a.pt")
     plain = tensor.detach().resolve_conj().contiguous()
     found = np.stack(columns_of(tmp_path)["data"])
@@ -86,17 +87,17 @@ def test_every_tensor_comes_back(tmp_path: Path, tensor: torch.Tensor) -> None:
     assert found.tobytes() == bytes(plain.flatten().view(torch.uint8).tolist())
 
 
-def test_bfloat16_stays_what_it_is(tmp_path: Path) -> None:
+def test_bfloat16_roundtrip(tmp_path: Path) -> None:
     torch.save({"x": torch.ones(4, 3, dtype=torch.bfloat16)}, tmp_path / "a.pt")
-    _, reading = opened(TORCH_FILES, tmp_path)
-    assert kinds(reading) == {"x": Tensor("bfloat16", (3,))}
+    _, scan = open_scan(TORCH_FILES, tmp_path)
+    assert kinds(scan) == {"x": Tensor("bfloat16", (3,))}
     assert columns_of(tmp_path)["x"][0].dtype == ml_dtypes.bfloat16
 
 
-def test_large_tensors_come_in_pieces(tmp_path: Path) -> None:
+def test_large_tensors_are_read_in_slices(tmp_path: Path) -> None:
     torch.save(torch.zeros(6000, 1000), tmp_path / "a.pt")
-    bucket, reading = opened(TORCH_FILES, tmp_path)
-    sizes = [len(item.batch) for item in reading.rows(bucket, reading.files) if isinstance(item, Rows)]
+    reader, scan = open_scan(TORCH_FILES, tmp_path)
+    sizes = [len(item.batch) for item in scan.rows(reader, scan.files) if isinstance(item, RowBatch)]
     assert len(sizes) == 3
     assert sum(sizes) == 6000
 
@@ -125,51 +126,51 @@ def _old(path: Path) -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "code": ({"x": _Harm()}, "safe loader refuses it: Unsupported global: GLOBAL .* was not an allowed global"),
+    "code": ({"x": _Harm()}, "refuses it: Unsupported global: GLOBAL .* was not an allowed global"),
     "old": (_old, "since torch 1.6"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps(_Harm())), "since torch 1.6"),
     "compressed": (_compressed, "compressed"),
     "script": (_script, "TorchScript"),
-    "cut": (lambda path: path.write_bytes(b"PK\3\4" + bytes(100)), "cut off"),
-    "checkpoint": ({"model": {"w": torch.zeros(3)}, "epoch": 1}, "whose 'model' is a dict"),
+    "cut": (lambda path: path.write_bytes(b"PK\3\4" + bytes(100)), "truncated"),
+    "checkpoint": ({"model": {"w": torch.zeros(3)}, "epoch": 1}, "entry 'model' is a dict"),
     "number": (7, "it holds a int"),
     "nothing": ({}, "it holds a dict"),
-    "lengths": ({"x": torch.zeros(3), "y": torch.zeros(4)}, "different numbers of rows: x 3, y 4"),
+    "lengths": ({"x": torch.zeros(3), "y": torch.zeros(4)}, "different row counts: x 3, y 4"),
     "scalar": (torch.tensor(1.0), "no axis of rows"),
-    "sparse": (torch.eye(3).to_sparse(), "not a plain tensor"),
-    "meta": (torch.zeros(3, device="meta"), "not a plain tensor"),
-    "half": (lambda path: torch.save(torch.zeros(3, dtype=torch.complex32), path), "which numpy has not"),
-    "endless": (torch.zeros(1).expand(1 << 34), "are the most"),
+    "sparse": (torch.eye(3).to_sparse(), "not a dense CPU tensor"),
+    "meta": (torch.zeros(3, device="meta"), "not a dense CPU tensor"),
+    "half": (lambda path: torch.save(torch.zeros(3, dtype=torch.complex32), path), "which numpy does not support"),
+    "endless": (torch.zeros(1).expand(1 << 34), "the limit is"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_is_refused(tmp_path: Path, name: str) -> None:
+def test_unsupported_files_are_rejected(tmp_path: Path, name: str) -> None:
     value, reason = BAD[name]
     if callable(value):
         value(tmp_path / "a.pt")
     else:
         torch.save(value, tmp_path / "a.pt")
     with pytest.raises(InvalidInputError, match=reason) as caught:
-        opened(TORCH_FILES, tmp_path)
+        open_scan(TORCH_FILES, tmp_path)
     assert "\n" not in str(caught.value)
     torch.save(torch.zeros(2), tmp_path / "b.pt")
-    columns, [reject] = taken(TORCH_FILES, tmp_path)
+    columns, [reject] = read_columns(TORCH_FILES, tmp_path)
     assert len(columns["data"]) == 2
     assert reject.name == "a.pt"
     assert not MARK.exists()
 
 
-def test_a_row_that_is_none_stops_no_other(tmp_path: Path) -> None:
+def test_invalid_row_rejects_only_itself(tmp_path: Path) -> None:
     torch.save([{"x": torch.zeros(2)}, 7, {"x": {1: 2}}, {"x": torch.ones(2)}], tmp_path / "a.pt")
-    columns, rejects = taken(TORCH_FILES, tmp_path)
+    columns, rejects = read_columns(TORCH_FILES, tmp_path)
     assert [row.tolist() for row in columns["x"]] == [[0, 0], [1, 1]]
     assert [reject.name for reject in rejects] == ["a.pt[1]", "a.pt[2]"]
-    assert rejects[1].reason == "'x' is a dict; tensors, strings and numbers can be taken"
+    assert rejects[1].reason == "'x' is a dict; supported are tensors, strings and numbers"
 
 
-def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(torch.zeros(2), tmp_path / "a.pt")
     imported = builtins.__import__
 
@@ -181,24 +182,29 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidInputError, match=r'pip install "penstock\[torch\]"'):
-        opened(TORCH_FILES, tmp_path)
+        open_scan(TORCH_FILES, tmp_path)
 
 
-def test_they_become_a_table(tmp_path: Path) -> None:
+def test_ingest_into_a_table(tmp_path: Path) -> None:
     numbers = torch.arange(20, dtype=torch.float32).reshape(10, 2)
     torch.save({"x": numbers.to(torch.bfloat16), "y": torch.arange(10)}, tmp_path / "a.pt")
     ds = penstock.create("memory://")
-    prepared = prepare(ds._session, open_store(tmp_path), {"torch": TORCH_FILES}, None, Settings())
-    assert run(ds._session, prepared, on_bad="raise", max_bad=0, message="", workers=1).rows == 10
+    prepared = prepare(ds._session, open_store(tmp_path), {"torch": TORCH_FILES}, None, IngestOptions())
+    assert (
+        run(ds._session, prepared, bad_samples=BadSamples(action="raise", limit=0), message="", num_workers=1).rows
+        == 10
+    )
     assert np.array_equal(ds["x"][:].astype(np.float32), numbers.numpy())
     assert ds["y"][:].tolist() == list(range(10))
 
 
-def test_lists_become_a_table(tmp_path: Path) -> None:
+def test_ingest_of_lists(tmp_path: Path) -> None:
     rows = [{"x": torch.full((1 + number, 2), float(number)), "name": f"{number}"} for number in range(4)]
     torch.save(rows, tmp_path / "a.pt")
     ds = penstock.create("memory://")
-    prepared = prepare(ds._session, open_store(tmp_path), {"torch": TORCH_FILES}, None, Settings())
-    assert run(ds._session, prepared, on_bad="raise", max_bad=0, message="", workers=1).rows == 4
+    prepared = prepare(ds._session, open_store(tmp_path), {"torch": TORCH_FILES}, None, IngestOptions())
+    assert (
+        run(ds._session, prepared, bad_samples=BadSamples(action="raise", limit=0), message="", num_workers=1).rows == 4
+    )
     assert ds["name"][:] == ["0", "1", "2", "3"]
     assert [row.shape for row in ds["x"][:]] == [(1, 2), (2, 2), (3, 2), (4, 2)]

@@ -1,4 +1,4 @@
-"""A state is a small JSON value, comes back as it was, and says in words where two runs differ."""
+"""A loader state is a small JSON value that round trips, and describes how two runs differ."""
 
 import json
 import re
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidInputError
-from penstock.plan import Order, Shuffle, State
+from penstock.plan import LoaderState, OrderSpec, ShuffleLayout
 
-ORDER = Order(
+ORDER = OrderSpec(
     table="s3://bucket/table",
     version="main@7",
     snapshot="0" * 32,
@@ -20,12 +20,12 @@ ORDER = Order(
     rows=10**12,
     seed=2**63,
     shuffled=True,
-    shuffle=Shuffle(384, 4 << 20, 1.0),
+    shuffle=ShuffleLayout(384, 4 << 20, 1.0),
 )
-shuffles = st.builds(Shuffle, st.integers(1, 384), st.integers(1, 1 << 30), st.floats(0, 1000))
+shuffles = st.builds(ShuffleLayout, st.integers(1, 384), st.integers(1, 1 << 30), st.floats(0, 1000))
 digests = st.text("0123456789abcdef", min_size=32, max_size=32)
 orders = st.builds(
-    Order,
+    OrderSpec,
     table=st.text(max_size=40),
     version=st.text(max_size=20),
     snapshot=digests,
@@ -35,20 +35,20 @@ orders = st.builds(
     shuffled=st.booleans(),
     shuffle=shuffles,
 )
-states = st.builds(lambda order, epoch: State(order, epoch, order.rows // 3), orders, st.integers(0, 10**6))
+states = st.builds(lambda order, epoch: LoaderState(order, epoch, order.rows // 3), orders, st.integers(0, 10**6))
 
 
 @given(states)
 @settings(deadline=None)
-def test_a_state_survives_json_and_is_small(state: State) -> None:
+def test_a_state_round_trips_through_json_and_is_small(state: LoaderState) -> None:
     text = json.dumps(state.to_json(), allow_nan=False, ensure_ascii=False)
     assert len(text.encode()) < 1024
-    assert State.from_json(json.loads(text)) == state
+    assert LoaderState.from_json(json.loads(text)) == state
 
 
 @given(orders, orders)
 @settings(deadline=None)
-def test_orders_differ_unless_everything_that_decides_is_the_same(one: Order, two: Order) -> None:
+def test_orders_differ_unless_every_determining_value_is_equal(one: OrderSpec, two: OrderSpec) -> None:
     same = replace(one, table=two.table, version=two.version)
     assert one.difference(same) is None
     assert (one.difference(two) is None) == (replace(two, table=one.table, version=one.version) == one)
@@ -62,18 +62,18 @@ def test_orders_differ_unless_everything_that_decides_is_the_same(one: Order, tw
         ({"rows": 5}, "number of rows"),
         ({"seed": 5}, "seed: 5 there"),
         ({"shuffled": False}, "whether rows are shuffled"),
-        ({"shuffle": Shuffle(96, 4 << 20, 1.0)}, "shuffle options: .*96.* there"),
-        ({"shuffle": Shuffle(384, 1 << 20, 1.0)}, "shuffle options"),
-        ({"shuffle": Shuffle(384, 4 << 20, 2.0)}, "shuffle options"),
+        ({"shuffle": ShuffleLayout(96, 4 << 20, 1.0)}, "shuffle options: .*96.* there"),
+        ({"shuffle": ShuffleLayout(384, 1 << 20, 1.0)}, "shuffle options"),
+        ({"shuffle": ShuffleLayout(384, 4 << 20, 2.0)}, "shuffle options"),
     ],
 )
-def test_a_difference_is_named(change: dict[str, Any], words: str) -> None:
+def test_a_difference_is_described(change: dict[str, Any], words: str) -> None:
     difference = ORDER.difference(replace(ORDER, **change))
     assert difference is not None
     assert re.search(words, difference)
 
 
-GOOD = State(ORDER, 3, 4).to_json()
+GOOD = LoaderState(ORDER, 3, 4).to_json()
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ GOOD = State(ORDER, 3, 4).to_json()
         ({**GOOD, "consumed": ORDER.rows + 1}, "damaged"),
     ],
 )
-def test_what_is_not_a_state_is_refused(value: Any, words: str) -> None:
+def test_invalid_states_are_rejected(value: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        State.from_json(value)
+        LoaderState.from_json(value)

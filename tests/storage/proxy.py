@@ -1,4 +1,4 @@
-"""A TCP proxy that spoils connections by script."""
+"""A TCP proxy that injects faults by script."""
 
 import select
 import socket
@@ -13,9 +13,9 @@ Action = Literal["pass", "reset", "503", "403", "hang", "swallow"]
 
 
 class FaultProxy:
-    """Serves each new connection by the next action of its script, and by the last one from then on.
+    """Applies the next action of its script to each new connection; the last action repeats.
 
-    `reset` cuts the answer after 20,000 bytes; `swallow` passes the request on and loses the answer.
+    `reset` resets the connection after 20,000 response bytes; `swallow` forwards the request and drops the response.
     """
 
     def __init__(self, upstream_port: int, script: Sequence[Action]) -> None:
@@ -24,7 +24,7 @@ class FaultProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.taken: list[Action] = []
+        self.actions: list[Action] = []
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class FaultProxy:
             except TimeoutError:
                 continue
             action = self._script.pop(0) if len(self._script) > 1 else self._script[0]
-            self.taken.append(action)
+            self.actions.append(action)
             self._spawn(self._serve, client, action)
 
     def _serve(self, client: socket.socket, action: Action) -> None:
@@ -65,7 +65,7 @@ class FaultProxy:
                 self._pump(client, server, action)
 
     def _pump(self, client: socket.socket, server: socket.socket, action: Action) -> None:
-        answered = 0
+        sent_bytes = 0
         while not self._stopping.is_set():
             for source in select.select([client, server], [], [], 0.02)[0]:
                 data = source.recv(1 << 18)
@@ -75,9 +75,9 @@ class FaultProxy:
                     if action != "hang":
                         server.sendall(data)
                     continue
-                if action == "reset" and answered + len(data) > 20_000:
-                    client.sendall(data[: 20_000 - answered])
+                if action == "reset" and sent_bytes + len(data) > 20_000:
+                    client.sendall(data[: 20_000 - sent_bytes])
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     return
                 client.sendall(data)
-                answered += len(data)
+                sent_bytes += len(data)

@@ -1,4 +1,4 @@
-"""What only a folder can get wrong."""
+"""Behaviour specific to folders."""
 
 import multiprocessing
 import os
@@ -9,33 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import AccessDenied, AlreadyExistsError, NotFoundError, StorageError
+from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StorageError
 from penstock.storage import FolderStore, open_store
 
 
 def _claim(root: str, worker: int, keys: int) -> list[int]:
     store, won = open_store(root), []
-    for number in range(keys):
+    for index in range(keys):
         try:
-            store.create(f"log/{number:04}", f"{worker} {number}".encode())
-            won.append(number)
+            store.create(f"log/{index:04}", f"{worker} {index}".encode())
+            won.append(index)
         except AlreadyExistsError:
             pass
     return won
 
 
-def test_racing_processes_share_the_keys_out(tmp_path: Path) -> None:
+def test_racing_processes_create_each_key_once(tmp_path: Path) -> None:
     keys, workers = 60, 4
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         won = pool.starmap(_claim, [(str(tmp_path), worker, keys) for worker in range(workers)])
-    assert sorted(number for numbers in won for number in numbers) == list(range(keys))
+    assert sorted(index for indices in won for index in indices) == list(range(keys))
     store = open_store(tmp_path)
-    for worker, numbers in enumerate(won):
-        for number in numbers:
-            assert store.get(f"log/{number:04}") == f"{worker} {number}".encode()
+    for worker, indices in enumerate(won):
+        for index in indices:
+            assert store.get(f"log/{index:04}") == f"{worker} {index}".encode()
 
 
-def test_a_killed_writer_leaves_nothing_to_see(tmp_path: Path) -> None:
+def test_killed_writer_leaves_no_visible_object(tmp_path: Path) -> None:
     script = f"""
 import os, signal
 from penstock.storage import open_store
@@ -54,7 +54,7 @@ open_store({str(tmp_path)!r}).put_stream("a/k", chunks())
     assert [info.key for info in store.list()] == ["a/k"]
 
 
-def test_no_temporary_files_stay(tmp_path: Path) -> None:
+def test_temporary_files_are_removed(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.put("k", b"1")
     store.create("c", b"2")
@@ -63,7 +63,7 @@ def test_no_temporary_files_stay(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["c", "k"]
 
 
-def test_a_folder_is_no_object(tmp_path: Path) -> None:
+def test_folder_is_not_an_object(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.put("a/b", b"")
     with pytest.raises(StorageError, match="folder"):
@@ -76,7 +76,7 @@ def test_a_folder_is_no_object(tmp_path: Path) -> None:
     assert [info.key for info in store.list()] == ["a/b"]
 
 
-def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+def test_symlinks_to_folders_are_not_followed(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "root")
     store.put("a/b", b"x")
     (tmp_path / "root/a/loop").symlink_to(tmp_path / "root")
@@ -92,18 +92,18 @@ def test_files_obey_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "k").stat().st_mode) == 0o640
 
 
-def test_refusals_are_access_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_errors_are_access_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")  # by hand: root would be let in
+        raise PermissionError(13, "Permission denied")  # simulated: root has access
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(AccessDenied, match="cannot read"):
+    with pytest.raises(AccessDeniedError, match="cannot read"):
         FolderStore(tmp_path).get("k")
-    with pytest.raises(AccessDenied, match="cannot put"):
+    with pytest.raises(AccessDeniedError, match="cannot put"):
         FolderStore(tmp_path).put("k", b"")
 
 
-def test_a_file_system_without_links_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_hard_links_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 

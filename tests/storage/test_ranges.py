@@ -1,4 +1,4 @@
-"""Planning and reading of many ranges."""
+"""Coalesced range reads."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ def test_coalesce(ranges: list[ByteRange], max_gap_bytes: int, max_request_bytes
 
 
 @given(ranges=RANGES, max_gap_bytes=st.integers(0, 50), max_request_bytes=st.integers(1, 200))
-def test_get_ranges_slices_in_the_order_asked(
+def test_get_ranges_returns_views_in_request_order(
     ranges: list[ByteRange], max_gap_bytes: int, max_request_bytes: int
 ) -> None:
     data = bytes(at % 251 for at in range(560))
@@ -46,7 +46,7 @@ def test_get_ranges_slices_in_the_order_asked(
     assert views == [data[item.start : item.end] for item in ranges]
 
 
-def test_close_ranges_are_one_request() -> None:
+def test_nearby_ranges_are_one_request() -> None:
     store = CountingStore(open_store("memory://"))
     store.put("k", bytes(10_000_000))
     get_ranges(store, "k", [ByteRange(at, at + 1000) for at in (5000, 0, 2000)])
@@ -56,7 +56,7 @@ def test_close_ranges_are_one_request() -> None:
     assert (store.requests["get"], store.bytes["get"]) == (2, 20)
 
 
-def test_a_range_past_the_end_is_corrupt() -> None:
+def test_range_past_the_end_is_corrupt() -> None:
     store = open_store("memory://")
     store.put("k", b"0123")
     with pytest.raises(CorruptError, match="4 bytes"):

@@ -1,34 +1,34 @@
-"""Every store passes the exam of the contract."""
+"""Every store passes the conformance suite."""
 
 from penstock.storage import Store
 from penstock.testing import StoreTests
-from tests.servers import new_place
+from tests.servers import new_location
 
 
 class TestMemoryStore(StoreTests):
-    many = 1050
+    list_objects = 1050
 
     def new_store(self) -> Store:
-        return new_place("memory").open()
+        return new_location("memory").open()
 
 
 class TestFolderStore(StoreTests):
     def new_store(self) -> Store:
-        return new_place("folder").open()
+        return new_location("folder").open()
 
 
 class TestS3(StoreTests):
     def new_store(self) -> Store:
-        return new_place("s3").open()
+        return new_location("s3").open()
 
 
 class TestGoogleCloudStorage(StoreTests):
-    many = 1050
+    list_objects = 1050
 
     def new_store(self) -> Store:
-        return new_place("gs").open()
+        return new_location("gs").open()
 
 
 class TestAzure(StoreTests):
     def new_store(self) -> Store:
-        return new_place("az").open()
+        return new_location("az").open()

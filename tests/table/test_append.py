@@ -1,4 +1,4 @@
-"""Append takes rows in any form, stores what it was given, and keeps nothing of a call that it refuses."""
+"""Append accepts rows in any form, stores them exactly, and rolls back a call that fails."""
 
 import io
 import os
@@ -24,8 +24,8 @@ from penstock.errors import InvalidInputError, StorageError
 from penstock.format.kinds import Kind
 from penstock.storage import Store, open_store
 from penstock.testing import Fault, FaultyStore, assert_same
-from tests.format.test_kinds import kinds_of_anything, same
-from tests.servers import Place
+from tests.format.test_kinds import any_kind, same
+from tests.servers import StoreLocation
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MIB = 1 << 20
@@ -45,8 +45,8 @@ TABLE = pa.table({"n": [1, 2, 3], "t": ["a", "b", "c"], "v": pa.array(COLUMNS["v
 SCHEMA = {"n": int, "t": str, "v": Tensor("float64", (2,))}
 
 
-class HasAnArrowStream:
-    """Polars, DuckDB and others."""
+class ArrowStreamExporter:
+    """Has the Arrow C stream interface, like Polars and DuckDB."""
 
     def __arrow_c_stream__(self, requested: Any = None) -> Any:
         return TABLE.__arrow_c_stream__(requested)
@@ -76,13 +76,13 @@ FORMS: dict[str, Callable[[], Any]] = {
     "rows and record batches": lambda: [ROWS[0], *TABLE.slice(1, 1).to_batches(), ROWS[2]],
     "slice of a chunked table": lambda: pa.concat_tables([TABLE, TABLE, TABLE]).slice(2, 5).slice(1, 3),
     "data frame": lambda: TABLE.to_pandas(),
-    "arrow stream": HasAnArrowStream,
+    "arrow stream": ArrowStreamExporter,
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("schema", [SCHEMA, None], ids=["given", "found"])
-def test_every_form_of_rows_is_the_same_rows(form: str, schema: Any) -> None:
+@pytest.mark.parametrize("schema", [SCHEMA, None], ids=["given", "inferred"])
+def test_every_input_form_appends_the_same_rows(form: str, schema: Any) -> None:
     ds = penstock.create("memory://", schema)
     assert ds.append(FORMS[form]()) == 3
     assert_same(list(ds), ROWS)
@@ -113,7 +113,7 @@ ARROW: dict[str, tuple[pa.Array, Any]] = {
     "dictionary": (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
     "dictionary of numbers": (pa.array([7, 7, 8]).dictionary_encode(), [7, 7, 8]),
     "bool": (pa.array([True, False]), [True, False]),
-    "bools with a gap": (pa.array([True, None]), [True, None]),
+    "bools with a null": (pa.array([True, None]), [True, None]),
     "half float": (pa.array(np.array([1.5, 2], np.float16)), [1.5, 2]),
     "uint64": (pa.array([2**64 - 1], pa.uint64()), [2**64 - 1]),
     "timestamp": (pa.array([datetime(2020, 1, 2)]), [np.datetime64("2020-01-02", "us")]),
@@ -129,7 +129,7 @@ ARROW: dict[str, tuple[pa.Array, Any]] = {
     "list of lists": (pa.array([[[1], [2, 3]], []]), [[[1], [2, 3]], []]),
     "list of times": (pa.array([[5]], pa.list_(pa.timestamp("s"))), [[np.datetime64(5, "s")]]),
     "fixed list": (pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)), [[1, 2], [3, 4]]),
-    "fixed list with a gap": (pa.array([[1, 2], None], pa.list_(pa.int16(), 2)), [[1, 2], None]),
+    "fixed list with a null": (pa.array([[1, 2], None], pa.list_(pa.int16(), 2)), [[1, 2], None]),
     "fixed list of bools": (pa.array([[True, False]], pa.list_(pa.bool_(), 2)), [[True, False]]),
     "fixed list of times": (pa.array([[5, 6]], pa.list_(pa.timestamp("s"), 2)), [np.array([5, 6], "M8[s]")]),
     "fixed list of lists": (pa.array([[[1], [2]]], pa.list_(pa.list_(pa.int8(), 1), 2)), [[[1], [2]]]),
@@ -146,7 +146,7 @@ ARROW: dict[str, tuple[pa.Array, Any]] = {
 
 
 @pytest.mark.parametrize("case", ARROW)
-def test_arrow_of_every_usual_type_is_taken_as_it_is(case: str) -> None:
+def test_arrow_columns_of_every_common_type_are_inferred(case: str) -> None:
     array, expected = ARROW[case]
     ds = penstock.create("memory://")
     assert ds.append(pa.table({"x": array})) == len(expected)
@@ -156,13 +156,18 @@ def test_arrow_of_every_usual_type_is_taken_as_it_is(case: str) -> None:
         assert_same(values_of(ds), expected * 2)
 
 
-def test_arrow_tensors_are_taken_whichever_way_their_axes_lie() -> None:
-    numbers = pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.int32()), 6)
+def test_arrow_tensors_are_accepted_with_any_axis_permutation() -> None:
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.int32()), 6)
     rows = np.arange(12, dtype=np.int32).reshape(2, 2, 3)
-    plain = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 3)), numbers)
-    named = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 3), dim_names=["a", "b"]), numbers)
-    turned = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 3), permutation=[1, 0]), numbers)
-    for tensors, expected in ((plain, rows), (named, rows), (turned, rows.swapaxes(1, 2)), (plain.slice(1), rows[1:])):
+    plain = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 3)), storage)
+    named = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 3), dim_names=["a", "b"]), storage)
+    permuted = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 3), permutation=[1, 0]), storage)
+    for tensors, expected in (
+        (plain, rows),
+        (named, rows),
+        (permuted, rows.swapaxes(1, 2)),
+        (plain.slice(1), rows[1:]),
+    ):
         ds = penstock.create("memory://")
         ds.append({"x": tensors})
         np.testing.assert_array_equal(ds["x"][:], expected)
@@ -193,15 +198,15 @@ def test_arrow_tensors_are_taken_whichever_way_their_axes_lie() -> None:
     ],
     ids=str,
 )
-def test_arrow_of_another_type_is_converted_where_nothing_is_lost(kind: Kind, array: pa.Array, expected: Any) -> None:
+def test_arrow_of_another_type_is_converted_if_lossless(kind: Kind, array: pa.Array, expected: Any) -> None:
     ds = penstock.create("memory://", {"x": Column(kind, nullable=True)})
     ds.append({"x": array})
     assert_same(values_of(ds), expected)
 
 
 @steady
-@given(st.data(), kinds_of_anything(), st.booleans())
-def test_what_a_table_gives_as_arrow_it_takes_again(data: st.DataObject, drawn: Any, nullable: bool) -> None:
+@given(st.data(), any_kind(), st.booleans())
+def test_arrow_exports_round_trip(data: st.DataObject, drawn: Any, nullable: bool) -> None:
     kind, strategy = drawn
     values = data.draw(st.lists(st.none() | strategy if nullable else strategy, min_size=1, max_size=4))
     ds = penstock.create("memory://", {"x": Column(kind, nullable=nullable)})
@@ -211,7 +216,7 @@ def test_what_a_table_gives_as_arrow_it_takes_again(data: st.DataObject, drawn: 
     assert same(values_of(copy), values[::-1])
 
 
-ARROW_REFUSED: dict[str, tuple[Kind, pa.Array, int, str]] = {
+ARROW_INVALID: dict[str, tuple[Kind, pa.Array, int, str]] = {
     "number for text": (Text(), pa.array([1]), 0, "expected a string, got int"),
     "text for a number": (Tensor("int64"), pa.array(["1"]), 0, "strings cannot"),
     "text for bytes": (Bytes(), pa.array(["1"]), 0, "expected bytes, got str"),
@@ -221,8 +226,8 @@ ARROW_REFUSED: dict[str, tuple[Kind, pa.Array, int, str]] = {
     "too large a float": (Tensor("float32"), pa.array([1.0, 1e300]), 1, "does not fit float32"),
     "number for bool": (Tensor("bool"), pa.array([0, 5]), 0, "cannot be stored as bool"),
     "byte for bool": (Tensor("bool"), pa.array([0, 5], pa.uint8()), 1, "1 and 0"),
-    "gap in a list": (Tensor("int64", (None,)), pa.array([[1], [1, None]]), 1, "inside it is missing"),
-    "gap in a fixed list": (Tensor("int64", (2,)), pa.array([[1, None]], pa.list_(pa.int64(), 2)), 0, "NoneType"),
+    "null in a list": (Tensor("int64", (None,)), pa.array([[1], [1, None]]), 1, "an element is null"),
+    "null in a fixed list": (Tensor("int64", (2,)), pa.array([[1, None]], pa.list_(pa.int64(), 2)), 0, "NoneType"),
     "other length": (Tensor("int64", (2,)), pa.array([[1, 2, 3]], pa.list_(pa.int64(), 3)), 0, r"got shape \(3,\)"),
     "too fine a time": (Tensor("datetime64[s]"), pa.array([0, 1], pa.timestamp("ns")), 1, "without loss"),
     "time for a number": (Tensor("int64"), pa.array([1], pa.timestamp("s")), 0, "datetime64"),
@@ -231,7 +236,7 @@ ARROW_REFUSED: dict[str, tuple[Kind, pa.Array, int, str]] = {
     "no class": (Label(("a", "b")), pa.array([0, 7]), 1, "not one of the 2 classes"),
     "no class name": (Label(("a", "b")), pa.array(["a", "z"]), 1, "'z' is not one"),
     "no json": (Json(), pa.array(['{"a": 1}', "nope"]), 1, "not JSON"),
-    "no picture": (Image(), pa.array([b"x"]), 0, "not of an image format"),
+    "no image": (Image(), pa.array([b"x"]), 0, "not of an image format"),
     "other sound": (Audio("wav"), pa.array([b"fLaC" + bytes(30)]), 0, "these are flac"),
     "missing": (Tensor("int64"), pa.array([1, None]), 1, "missing, and the column is not nullable"),
     "all missing": (Text(), pa.nulls(2), 0, "missing, and the column is not nullable"),
@@ -245,13 +250,13 @@ ARROW_REFUSED: dict[str, tuple[Kind, pa.Array, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ARROW_REFUSED)
-def test_arrow_that_does_not_fit_is_refused_by_column_and_row(case: str) -> None:
-    kind, array, row, reason = ARROW_REFUSED[case]
+@pytest.mark.parametrize("case", ARROW_INVALID)
+def test_arrow_that_does_not_fit_raises_with_column_and_row(case: str) -> None:
+    kind, array, row, reason = ARROW_INVALID[case]
     ds = penstock.create("memory://", {"x": kind})
-    with pytest.raises(InvalidInputError, match=f"column 'x', row {row}: .*{reason}.*Nothing of this call was kept"):
+    with pytest.raises(InvalidInputError, match=f"column 'x', row {row}: .*{reason}.*The whole call was rolled back"):
         ds.append({"x": array})
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
 
 
 @pytest.mark.parametrize(
@@ -276,11 +281,11 @@ def test_arrow_that_does_not_fit_is_refused_by_column_and_row(case: str) -> None
     ],
     ids=str,
 )
-def test_what_are_not_rows_of_the_table_is_refused_with_a_reason(data: Any, reason: str) -> None:
+def test_invalid_appends_raise_with_a_reason(data: Any, reason: str) -> None:
     ds = penstock.create("memory://", {"n": int, "t": str})
     with pytest.raises(InvalidInputError, match=reason):
         ds.append(data)
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
     assert len(ds) == 0
 
 
@@ -288,13 +293,13 @@ def test_what_are_not_rows_of_the_table_is_refused_with_a_reason(data: Any, reas
     "data", [[], {}, {"n": []}, iter([]), pa.table({"n": pa.array([], pa.int64())}), pd.DataFrame()]
 )
 @pytest.mark.parametrize("schema", [{"n": int}, None])
-def test_nothing_can_be_appended(data: Any, schema: Any) -> None:
+def test_an_empty_append_changes_nothing(data: Any, schema: Any) -> None:
     ds = penstock.create("memory://", schema)
     assert ds.append(data) == 0
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
 
 
-def test_rows_without_columns_are_refused() -> None:
+def test_rows_without_columns_raise() -> None:
     ds = penstock.create("memory://")
     with pytest.raises(InvalidInputError, match="no columns"):
         ds.append([{}, {}])
@@ -324,75 +329,75 @@ def fail() -> Any:
     ],
     ids=["value", "missing", "column", "file", "source"],
 )
-@pytest.mark.parametrize("found", [True, False])
-def test_a_refused_append_leaves_nothing_behind(
-    store_uri: Place, last: Callable[[], Any], error: type[Exception], reason: str, found: bool
+@pytest.mark.parametrize("inferred", [True, False])
+def test_a_failed_append_leaves_no_objects(
+    store_uri: StoreLocation, last: Callable[[], Any], error: type[Exception], reason: str, inferred: bool
 ) -> None:
-    schema = None if found else {"n": Column(Tensor("int64"), file_bytes=4096, page_bytes=1024), "b": Bytes()}
-    ds = penstock.create(store_uri.uri, schema, options=store_uri.options)
+    schema = None if inferred else {"n": Column(Tensor("int64"), file_bytes=4096, page_bytes=1024), "b": Bytes()}
+    ds = penstock.create(store_uri.uri, schema, storage_options=store_uri.options)
     before = keys(store_uri.open())
     with pytest.raises(error, match=reason):
         ds.append(rows_then(last))
     assert keys(store_uri.open()) == before
-    assert not ds.has_changes
-    assert (len(ds), len(ds.columns)) == (0, 0 if found else 2)
+    assert not ds.summary().has_changes
+    assert (len(ds), len(ds.schema.names)) == (0, 0 if inferred else 2)
     assert ds.append([{"n": 1, "b": b"x"}]) == 1
     ds.commit()
-    assert_same(list(penstock.load(store_uri.uri, options=store_uri.options)), [{"n": 1, "b": b"x"}])
+    assert_same(list(penstock.load(store_uri.uri, storage_options=store_uri.options)), [{"n": 1, "b": b"x"}])
 
 
-class WaitsForAll(FaultyStore):
-    """Says when a data file has been stored, or has failed."""
+class SignalsPuts(FaultyStore):
+    """Signals each put that has ended, with success or failure."""
 
     def __init__(self, store: Store, *faults: Fault) -> None:
         super().__init__(store, *faults)
-        self.ended = threading.Semaphore(0)
+        self.puts_ended = threading.Semaphore(0)
 
     def put(self, key: str, data: Any) -> None:
         try:
             super().put(key, data)
         finally:
-            self.ended.release()
+            self.puts_ended.release()
 
 
 @pytest.mark.parametrize("failing", [0, 3])
-@pytest.mark.parametrize("together", [False, True])
-def test_a_store_that_fails_leaves_nothing_behind_and_can_be_tried_again(failing: int, together: bool) -> None:
+@pytest.mark.parametrize("wait_for_puts", [False, True])
+def test_a_store_failure_leaves_no_objects_and_can_be_retried(failing: int, wait_for_puts: bool) -> None:
     store = open_store("memory://")
     penstock.create(store, {"n": Column(Tensor("int64"), file_bytes=8192, page_bytes=8192)})
-    faulty = WaitsForAll(store, Fault("fail_before", "put", "data/*", skip=failing))
+    faulty = SignalsPuts(store, Fault("fail_before", "put", "data/*", skip=failing))
     ds = penstock.load(faulty)
     before = keys(store)
 
     def rows() -> Iterator[dict[str, int]]:
-        for number in range(1024 * (8 if together else 4)):
-            if together and number == 1024 * 7 - 1:
+        for number in range(1024 * (8 if wait_for_puts else 4)):
+            if wait_for_puts and number == 1024 * 7 - 1:
                 for _ in range(6):
-                    faulty.ended.acquire()
+                    faulty.puts_ended.acquire()
                 time.sleep(0.1)
             yield {"n": number}
 
     with pytest.raises(StorageError, match="injected"):
         ds.append(rows())
     assert keys(store) == before
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
     ds.append({"n": np.arange(1000)})
     ds.commit()
     np.testing.assert_array_equal(penstock.load(store)["n"][:], np.arange(1000))
 
 
-def test_a_later_batch_must_fit_the_schema_that_the_first_gave() -> None:
+def test_later_batches_must_fit_the_schema_inferred_from_the_first() -> None:
     ds = penstock.create("memory://")
     with pytest.raises(InvalidInputError, match="column 'x', row 2000: strings cannot be stored as int64"):
         ds.append({"x": number if number < 2000 else "a"} for number in range(2001))
-    assert ds.columns == []
+    assert ds.schema.names == []
     ds.append({"x": [1]})
     with pytest.raises(InvalidInputError, match="column 'x', row 0: float64"):
         ds.append({"x": [1.5]})
     assert values_of(ds) == [1]
 
 
-def test_rows_may_lack_what_is_nullable_or_filled_wherever_batches_end() -> None:
+def test_rows_may_omit_nullable_and_filled_columns_across_batches() -> None:
     ds = penstock.create("memory://", {"a": int, "b": Column(Text(), nullable=True)})
     ds.add_column("c", Column(Tensor("int64"), nullable=True), fill=7)
     ds.add_column("d", Image(), fill=np.full((1, 1, 3), 9, np.uint8))
@@ -408,24 +413,24 @@ def test_rows_may_lack_what_is_nullable_or_filled_wherever_batches_end() -> None
 
 def test_a_generator_is_consumed_as_its_rows_are_stored(tmp_path: Path) -> None:
     alive: set[int] = set()
-    most = 0
+    most_alive = 0
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal most
+        nonlocal most_alive
         for number in range(200):
             value = np.full(MIB // 2, number % 256, np.uint8)
             alive.add(number)
             weakref.finalize(value, alive.discard, number)
-            most = max(most, len(alive))
+            most_alive = max(most_alive, len(alive))
             yield {"x": value}
 
     ds = penstock.create(tmp_path, {"x": Tensor("uint8", (MIB // 2,))})
     assert ds.append(rows()) == 200
-    assert most <= 130  # two batches of 32 MiB: one that is gathered, one that is stored
+    assert most_alive <= 130  # two batches of 32 MiB: one buffered, one being stored
     assert ds["x"][199][0] == 199
 
 
-def test_files_by_their_paths_are_read_as_they_are_stored(tmp_path: Path) -> None:
+def test_files_given_by_path_are_streamed(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(2 * MIB))
     ds = penstock.create(tmp_path / "table", {"x": Bytes()})
@@ -439,7 +444,7 @@ def test_files_by_their_paths_are_read_as_they_are_stored(tmp_path: Path) -> Non
     assert len(ds["x"][79]) == 2 * MIB
 
 
-def test_very_many_small_appends_are_kept_in_order() -> None:
+def test_many_small_appends_stay_in_order() -> None:
     ds = penstock.create("memory://", {"x": int})
     for number in range(300):
         ds.append({"x": [number]})
@@ -450,7 +455,7 @@ def test_very_many_small_appends_are_kept_in_order() -> None:
     assert penstock.load(ds._session.store)[-1] == {"x": 299}
 
 
-def test_paths_and_open_files_stand_for_their_bytes(tmp_path: Path) -> None:
+def test_paths_and_open_files_are_read_as_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"from a path")
     read, write = os.pipe()
@@ -468,25 +473,25 @@ def test_paths_and_open_files_stand_for_their_bytes(tmp_path: Path) -> None:
     assert ds["x"][:] == [b"from a path", b"from a path", b"in memory", b"x" * 999 * 9, b"ac"]
 
 
-class ReadsLittle(io.RawIOBase):
-    """A file that gives fewer bytes than it is asked for, as sockets do."""
+class ShortReads(io.RawIOBase):
+    """A file whose reads return fewer bytes than requested, as sockets do."""
 
     def __init__(self, data: bytes) -> None:
-        self._left = data
+        self._rest = data
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        part, self._left = self._left[: min(size, 70_000)], self._left[70_000:]
+        part, self._rest = self._rest[: min(size, 70_000)], self._rest[70_000:]
         return part
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 70_001, 16 * MIB, 16 * MIB + 1, 17 * MIB])
-def test_a_file_is_read_to_its_end(size: int) -> None:
+def test_short_reads_do_not_end_a_file(size: int) -> None:
     data = np.arange(size, dtype=np.uint32).astype(np.uint8).tobytes()
     ds = penstock.create("memory://", {"x": Bytes()})
-    ds.append({"x": [ReadsLittle(data)]})
+    ds.append({"x": [ShortReads(data)]})
     assert ds["x"][0] == data
 
 
@@ -498,13 +503,13 @@ def test_a_file_is_read_to_its_end(size: int) -> None:
         (io.StringIO("text"), "expected a file of bytes, got one of str"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_by_column_and_row(value: Any, reason: str) -> None:
+def test_an_unreadable_file_raises_with_column_and_row(value: Any, reason: str) -> None:
     ds = penstock.create("memory://", {"x": Bytes()})
     with pytest.raises(InvalidInputError, match=f"column 'x', row 1: {reason}"):
         ds.append({"x": [b"", value]})
 
 
-def test_a_file_that_is_closed_is_refused() -> None:
+def test_a_closed_file_raises() -> None:
     closed = io.BytesIO(b"x")
     closed.close()
     with pytest.raises(InvalidInputError, match=r"column 'x', row 0: cannot be read: .*closed"):
@@ -513,7 +518,7 @@ def test_a_file_that_is_closed_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [100, 17 * MIB])
 @pytest.mark.parametrize("form", ["bytes", "file", "arrow"])
-def test_bytes_of_another_kind_are_refused_however_long_they_are(size: int, form: str) -> None:
+def test_bytes_of_another_kind_raise_at_any_length(size: int, form: str) -> None:
     given: Any = [bytes(size)]
     if form == "file":
         given = [io.BytesIO(bytes(size))]
@@ -526,49 +531,49 @@ def test_bytes_of_another_kind_are_refused_however_long_they_are(size: int, form
     assert keys(ds._session.store) == before
 
 
-def found(values: Any) -> Dataset:
+def inferred(values: Any) -> Dataset:
     ds = penstock.create("memory://")
     ds.append({"x": values})
     return ds
 
 
-def test_data_frames_lose_their_index_and_keep_their_gaps() -> None:
+def test_data_frames_lose_their_index_and_keep_nulls() -> None:
     frame = pd.DataFrame(
         {"n": [1.5, None], "t": ["a", None], "d": np.array(["2020-01-01", "NaT"], "M8[us]")}, index=[7, 9]
     )
     ds = penstock.create("memory://")
     ds.append(frame)
-    assert ds.columns == ["n", "t", "d"]
+    assert ds.schema.names == ["n", "t", "d"]
     assert_same(list(ds), [{"n": 1.5, "t": "a", "d": np.datetime64("2020-01-01")}, {"n": None, "t": None, "d": None}])
 
 
-def test_numbers_that_pandas_made_floats_fit_a_nullable_column_of_ints() -> None:
+def test_integers_that_pandas_widened_to_float_fit_a_nullable_int_column() -> None:
     ds = penstock.create("memory://", {"n": Column(Tensor("int64"), nullable=True)})
     ds.append(pd.DataFrame({"n": [1, None, 3]}))
     assert_same(values_of(ds, "n"), [1, None, 3])
 
 
-def test_categories_are_text() -> None:
-    assert values_of(found(pd.Series(["a", "b", "a"], dtype="category"))) == ["a", "b", "a"]
+def test_pandas_categories_become_text() -> None:
+    assert values_of(inferred(pd.Series(["a", "b", "a"], dtype="category"))) == ["a", "b", "a"]
 
 
-def test_pages_of_light_columns_are_smaller_unless_a_size_was_chosen() -> None:
+def test_pages_of_light_columns_are_smaller_unless_a_size_is_set() -> None:
     ds = penstock.create(
         "memory://",
         {
             "n": int,
             "label": Tensor("float32"),
-            "chosen": Column(Tensor("int64"), page_bytes=64 << 10),
+            "custom": Column(Tensor("int64"), page_bytes=64 << 10),
             "heavy": Tensor("uint8", (512,)),
         },
     )
     rows = 12_000
     numbers = np.arange(rows)
-    ds.append({"n": numbers, "label": numbers, "chosen": numbers, "heavy": np.zeros((rows, 512), np.uint8)})
+    ds.append({"n": numbers, "label": numbers, "custom": numbers, "heavy": np.zeros((rows, 512), np.uint8)})
     ds.commit()
     (fragment,) = ds._session.tree.fragments(ds._session.snapshot.nodes)
-    row_bytes = {"n": 12, "label": 12, "chosen": 8, "heavy": 512}
-    page_bytes = {"n": 32 << 10, "label": 32 << 10, "chosen": 64 << 10, "heavy": 256 << 10}
+    row_bytes = {"n": 12, "label": 12, "custom": 8, "heavy": 512}
+    page_bytes = {"n": 32 << 10, "label": 32 << 10, "custom": 64 << 10, "heavy": 256 << 10}
     for name, size in row_bytes.items():
         (file,) = fragment.files_of(ds.schema[name].id)
         assert np.abs(file.page_rows[:-1] * size - page_bytes[name]).max() < size

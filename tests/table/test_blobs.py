@@ -1,4 +1,4 @@
-"""Huge values: objects of their own, streamed in, read like files, verified MiB by MiB."""
+"""Blobs: large values as objects of their own, streamed, read like files, verified by block."""
 
 import io
 import tracemalloc
@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Bytes, Column, Dataset, Image, Tensor, Video
 from penstock.errors import CorruptError, InvalidInputError, StorageError
-from penstock.format import BLOB_BLOCK, INLINE_BYTES
+from penstock.format import BLOB_BLOCK_BYTES, MAX_INLINE_BYTES
 from penstock.storage import open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
-from tests.servers import Place, new_place
+from tests.servers import StoreLocation, new_location
 
 MIB = 1 << 20
-SIZE = INLINE_BYTES + 3 * MIB + 123
+SIZE = MAX_INLINE_BYTES + 3 * MIB + 123
 DATA = np.random.default_rng(0).bytes(SIZE)
-BLOCKS = -(-SIZE // BLOB_BLOCK)
+BLOCKS = -(-SIZE // BLOB_BLOCK_BYTES)
 
 
 def blobs(ds: Dataset) -> list[str]:
@@ -36,11 +36,13 @@ def with_blob(store: Any) -> Dataset:
     return ds
 
 
-def test_huge_values_come_back_from_every_store(store_uri: Place) -> None:
-    ds = penstock.create(store_uri.uri, {"n": int, "x": Column(Bytes(), nullable=True)}, options=store_uri.options)
+def test_blobs_round_trip_on_every_store(store_uri: StoreLocation) -> None:
+    ds = penstock.create(
+        store_uri.uri, {"n": int, "x": Column(Bytes(), nullable=True)}, storage_options=store_uri.options
+    )
     ds.append({"n": [0, 1, 2, 3], "x": [DATA, b"short", None, memoryview(DATA)[1:]]})
     ds.commit()
-    ds = penstock.load(store_uri.uri, options=store_uri.options)
+    ds = penstock.load(store_uri.uri, storage_options=store_uri.options)
     assert len(blobs(ds)) == 2
     assert ds["x"][:] == [DATA, b"short", None, DATA[1:]]
     assert ds[3]["x"] == DATA[1:]
@@ -50,11 +52,11 @@ def test_huge_values_come_back_from_every_store(store_uri: Place) -> None:
     with ds["x"].open(0) as file:
         file.seek(5 * MIB - 3)
         assert file.read(6) == DATA[5 * MIB - 3 : 5 * MIB + 3]
-    assert penstock.verify(store_uri.uri, options=store_uri.options).damaged == []
+    assert penstock.verify(store_uri.uri, storage_options=store_uri.options).damaged == []
 
 
-@pytest.mark.parametrize(("size", "count"), [(INLINE_BYTES, 0), (INLINE_BYTES + 1, 1)])
-def test_a_value_is_a_blob_from_the_first_byte_too_many(size: int, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "count"), [(MAX_INLINE_BYTES, 0), (MAX_INLINE_BYTES + 1, 1)])
+def test_a_value_one_byte_over_the_inline_limit_is_a_blob(size: int, count: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(size))
     for value in (bytes(size), bytearray(size), memoryview(bytes(size)), tmp_path / "file", io.BytesIO(bytes(size))):
         ds = penstock.create("memory://", {"x": Bytes()})
@@ -63,28 +65,28 @@ def test_a_value_is_a_blob_from_the_first_byte_too_many(size: int, count: int, t
         assert len(ds["x"][0]) == size
 
 
-class Stream:
-    """A huge file that is made as it is read, and never held."""
+class SyntheticFile:
+    """A huge file whose bytes are generated as it is read."""
 
     def __init__(self, size: int, fail_at: int | None = None, error: type[Exception] = OSError) -> None:
-        self._left, self._fail_at, self._error = size, fail_at, error
+        self._rest, self._fail_at, self._error = size, fail_at, error
         self._size = size
 
     def read(self, size: int) -> bytes:
-        if self._fail_at is not None and self._size - self._left >= self._fail_at:
-            raise self._error("the cable was pulled")
-        count = min(size, self._left)
-        self._left -= count
-        return bytes([self._left % 251]) * count
+        if self._fail_at is not None and self._size - self._rest >= self._fail_at:
+            raise self._error("connection lost")
+        count = min(size, self._rest)
+        self._rest -= count
+        return bytes([self._rest % 251]) * count
 
 
 @pytest.mark.parametrize(("kind", "size"), [("folder", 400 * MIB), ("s3", 200 * MIB)])
-def test_a_huge_file_is_streamed_without_being_held(kind: str, size: int) -> None:
-    place = new_place(kind)
-    ds = penstock.create(place.uri, {"x": Video()}, options=place.options)
+def test_a_huge_file_is_streamed_with_bounded_memory(kind: str, size: int) -> None:
+    place = new_location(kind)
+    ds = penstock.create(place.uri, {"x": Video()}, storage_options=place.options)
     tracemalloc.start()
     try:
-        ds.append({"x": [Stream(size)]})
+        ds.append({"x": [SyntheticFile(size)]})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -96,17 +98,17 @@ def test_a_huge_file_is_streamed_without_being_held(kind: str, size: int) -> Non
 
 
 @pytest.mark.parametrize(("error", "raised"), [(OSError, InvalidInputError), (RuntimeError, RuntimeError)])
-def test_a_file_that_breaks_half_way_leaves_nothing_behind(
-    store_uri: Place, error: type[Exception], raised: type[Exception]
+def test_a_file_that_fails_half_way_leaves_no_objects(
+    store_uri: StoreLocation, error: type[Exception], raised: type[Exception]
 ) -> None:
-    ds = penstock.create(store_uri.uri, {"x": Bytes()}, options=store_uri.options)
-    with pytest.raises(raised, match="the cable was pulled"):
-        ds.append({"x": [DATA, Stream(40 * MIB, fail_at=30 * MIB, error=error)]})
+    ds = penstock.create(store_uri.uri, {"x": Bytes()}, storage_options=store_uri.options)
+    with pytest.raises(raised, match="connection lost"):
+        ds.append({"x": [DATA, SyntheticFile(40 * MIB, fail_at=30 * MIB, error=error)]})
     assert blobs(ds) == []
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
 
 
-def test_reading_a_part_costs_the_mebibytes_it_lies_in() -> None:
+def test_reading_a_range_fetches_only_its_blocks() -> None:
     store = open_store("memory://")
     with_blob(store)
     counting = CountingStore(store)
@@ -123,8 +125,8 @@ def test_reading_a_part_costs_the_mebibytes_it_lies_in() -> None:
         assert file.read(size) == DATA[offset : offset + size]
         return counting.requests["get"], counting.bytes["get"]
 
-    assert cost(4 * MIB + 5, 10) == (2, MIB + 4 * BLOCKS)  # the checksums, once, and a MiB
-    assert cost(4 * MIB + 15, 100_000) == (0, 0)  # more of the same MiB
+    assert cost(4 * MIB + 5, 10) == (2, MIB + 4 * BLOCKS)  # the checksums, once, and one block
+    assert cost(4 * MIB + 15, 100_000) == (0, 0)  # the same block, cached
     assert cost(4 * MIB, MIB) == (0, 0)
     assert cost(5 * MIB - 1, 2) == (1, MIB)
     assert cost(0, 3 * MIB) == (1, 3 * MIB)
@@ -152,21 +154,21 @@ operations = st.one_of(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.lists(operations, max_size=12))
-def test_a_blob_reads_like_any_file(table: Dataset, steps: list[Any]) -> None:
+def test_a_blob_reads_like_a_file(table: Dataset, steps: list[Any]) -> None:
     blob, model = table["x"].open(1), io.BytesIO(DATA)
     for step, *arguments in steps:
         if step == "seek" and arguments[1] == 1:
             arguments[0] = max(arguments[0], -model.tell())
         if step == "readinto":
-            mine, its = bytearray(arguments[0]), bytearray(arguments[0])
-            assert blob.readinto(mine) == model.readinto(its)
-            assert mine == its
+            actual, expected = bytearray(arguments[0]), bytearray(arguments[0])
+            assert blob.readinto(actual) == model.readinto(expected)
+            assert actual == expected
         else:
             assert getattr(blob, step)(*arguments) == getattr(model, step)(*arguments)
         assert blob.tell() == model.tell()
 
 
-def test_a_short_value_opens_as_a_file_too(table: Dataset) -> None:
+def test_an_inline_value_opens_as_a_file(table: Dataset) -> None:
     with table["x"].open(0) as file:
         assert (file.read(2), file.seek(-1, io.SEEK_END), file.read()) == (b"sh", 4, b"t")
     assert table["x"].open(-1).seek(0, io.SEEK_END) == SIZE
@@ -179,7 +181,7 @@ def test_a_blob_can_be_wrapped_and_read_whole(table: Dataset) -> None:
     assert (file.readable(), file.seekable(), file.writable()) == (True, True, False)
 
 
-def test_a_blob_that_is_closed_or_sought_wrongly_says_so(table: Dataset) -> None:
+def test_a_closed_blob_and_an_invalid_seek_raise(table: Dataset) -> None:
     file: io.RawIOBase = table["x"].open(1)
     for offset, whence in ((-1, 0), (-SIZE - 1, 2), (-1, 1), (0, 7)):
         with pytest.raises(ValueError, match="seek"):
@@ -191,7 +193,7 @@ def test_a_blob_that_is_closed_or_sought_wrongly_says_so(table: Dataset) -> None
             use()
 
 
-def test_a_flipped_bit_in_a_blob_is_named_and_only_its_mebibyte_is_lost() -> None:
+def test_a_flipped_bit_is_reported_and_only_its_block_is_lost() -> None:
     store = open_store("memory://")
     ds = with_blob(store)
     key = blobs(ds)[0]
@@ -209,7 +211,7 @@ def test_a_flipped_bit_in_a_blob_is_named_and_only_its_mebibyte_is_lost() -> Non
 
 
 @pytest.mark.parametrize("at", [SIZE, SIZE + 4 * BLOCKS - 1])
-def test_flipped_checksums_of_a_blob_are_named(at: int) -> None:
+def test_flipped_blob_checksums_are_reported(at: int) -> None:
     store = open_store("memory://")
     ds = with_blob(store)
     key = blobs(ds)[0]
@@ -221,7 +223,7 @@ def test_flipped_checksums_of_a_blob_are_named(at: int) -> None:
         ds["x"].open(1).read(1)
 
 
-def test_a_store_that_does_not_answer_is_no_damage() -> None:
+def test_a_storage_error_is_not_reported_as_damage() -> None:
     store = open_store("memory://")
     with_blob(store)
     ds = penstock.load(FaultyStore(store, Fault("fail_before", "get", "blobs/*", skip=1, times=1)))
@@ -232,7 +234,7 @@ def test_a_store_that_does_not_answer_is_no_damage() -> None:
     assert file.read(5) == DATA[:5]
 
 
-def test_blobs_come_and_go_with_updates_deletes_and_columns() -> None:
+def test_blobs_survive_updates_deletes_and_column_changes() -> None:
     ds = penstock.create("memory://", {"n": int, "x": Column(Bytes(), nullable=True)})
     ds.append({"n": range(4), "x": [DATA, b"a", None, b"b"]})
     ds.update([1, 2], {"x": [b"c", DATA[5:]]})
@@ -252,16 +254,16 @@ def test_blobs_come_and_go_with_updates_deletes_and_columns() -> None:
     assert penstock.verify(ds._session.store).damaged == []
 
 
-def test_a_fill_that_would_be_a_blob_is_refused_and_leaves_nothing() -> None:
+def test_a_blob_as_fill_value_raises_and_leaves_no_objects() -> None:
     ds = penstock.create("memory://", {"n": int})
     ds.append({"n": [1]})
     with pytest.raises(InvalidInputError, match="column 'x': the fill value is too large"):
         ds.add_column("x", Bytes(), fill=DATA)
     assert blobs(ds) == []
-    assert ds.columns == ["n"]
+    assert ds.schema.names == ["n"]
 
 
-def test_an_update_that_is_refused_takes_its_blobs_away() -> None:
+def test_a_failed_update_deletes_its_blobs() -> None:
     ds = penstock.create("memory://", {"x": Bytes()})
     ds.append({"x": [b"a", b"b"]})
     with pytest.raises(InvalidInputError, match="column 'x', row 1: expected bytes, got int"):
@@ -270,25 +272,25 @@ def test_an_update_that_is_refused_takes_its_blobs_away() -> None:
     assert ds["x"][:] == [b"a", b"b"]
 
 
-def test_arrow_holds_blobs_far_behind_short_values() -> None:
+def test_arrow_export_mixes_inline_values_and_blobs() -> None:
     ds = penstock.create("memory://", {"x": Bytes()})
     ds.append({"x": [b"short"] * 20_000})
     ds.append({"x": [DATA]})
     assert ds.to_arrow()["x"][-1].as_py() == DATA
 
 
-def test_a_huge_picture_decodes() -> None:
-    picture = np.frombuffer(np.random.default_rng(1).bytes(2600 * 2200 * 3), np.uint8).reshape(2600, 2200, 3)
-    encoded = Image("bmp").to_array([picture])[0].as_py()
-    assert len(encoded) > INLINE_BYTES
+def test_a_huge_image_decodes() -> None:
+    image = np.frombuffer(np.random.default_rng(1).bytes(2600 * 2200 * 3), np.uint8).reshape(2600, 2200, 3)
+    encoded = Image("bmp").to_array([image])[0].as_py()
+    assert len(encoded) > MAX_INLINE_BYTES
     ds = penstock.create("memory://", {"x": Image()})
     ds.append({"x": [encoded, np.zeros((1, 1, 3), np.uint8)]})
     assert len(blobs(ds)) == 1
-    np.testing.assert_array_equal(ds["x"][0], picture)
-    assert [value.shape for value in ds["x"][:]] == [picture.shape, (1, 1, 3)]
+    np.testing.assert_array_equal(ds["x"][0], image)
+    assert [value.shape for value in ds["x"][:]] == [image.shape, (1, 1, 3)]
 
 
-def test_a_row_beside_a_blob_does_not_read_it() -> None:
+def test_reading_another_row_or_column_does_not_read_a_blob() -> None:
     store = open_store("memory://")
     ds = penstock.create(store, {"n": int, "x": Bytes()})
     ds.append({"n": [1, 2], "x": [DATA, b"short"]})
@@ -300,9 +302,9 @@ def test_a_row_beside_a_blob_does_not_read_it() -> None:
     assert counting.bytes["get"] < 20_000
 
 
-def test_huge_tensors_and_text_are_kept_whole() -> None:
+def test_huge_tensors_and_text_round_trip() -> None:
     ds = penstock.create("memory://", {"v": Tensor("uint8", (SIZE,)), "r": Tensor("uint8", (None,)), "t": str})
-    numbers = np.frombuffer(DATA, np.uint8)
-    ds.append({"v": [numbers], "r": [numbers], "t": ["ü" * (10 * MIB)]})
+    values = np.frombuffer(DATA, np.uint8)
+    ds.append({"v": [values], "r": [values], "t": ["ü" * (10 * MIB)]})
     assert ds["v"][0].tobytes() == ds["r"][0].tobytes() == DATA
     assert ds["t"][0] == "ü" * (10 * MIB)

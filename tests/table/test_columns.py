@@ -1,4 +1,4 @@
-"""Columns come, go and change their names; rows and versions that were there before are as they were."""
+"""Add, drop and rename columns; existing rows and versions stay as they are."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format.kinds import Kind
 from penstock.storage import open_store
 from penstock.testing import CountingStore, assert_same
-from tests.format.test_kinds import kinds_of_anything, same
+from tests.format.test_kinds import any_kind, same
 
 
-def holey(store: Any = "memory://") -> Dataset:
-    """Rows 0 to 29 in five fragments, of which those that 3 divides are deleted; one fragment has no row left."""
+def sparse_table(store: Any = "memory://") -> Dataset:
+    """Rows 0 to 29 in five fragments with every third row deleted; one fragment has no live row."""
     ds = penstock.create(store, {"n": int, "t": str})
     for numbers in ([0, 1, 2, 3, 4], [5], [6], range(7, 20), range(20, 30)):
         ds.append({"n": list(numbers), "t": [str(number) for number in numbers]})
@@ -28,7 +28,7 @@ def holey(store: Any = "memory://") -> Dataset:
     return ds
 
 
-NUMBERS = [number for number in range(30) if number % 3]
+LIVE = [number for number in range(30) if number % 3]
 
 
 def column(ds: penstock.View, name: str) -> list[Any]:
@@ -46,34 +46,34 @@ def column(ds: penstock.View, name: str) -> list[Any]:
         ({"fill": False}, [False] * 20),
         ({"column": Column(Tensor("int8"), nullable=True)}, [None] * 20),
         ({"column": Column(Boxes(), nullable=True)}, [None] * 20),
-        ({"column": int, "values": NUMBERS}, NUMBERS),
-        ({"values": np.array(NUMBERS, np.int16)}, NUMBERS),
-        ({"values": pa.array(NUMBERS)}, NUMBERS),
-        ({"values": [str(number) for number in NUMBERS]}, [str(number) for number in NUMBERS]),
+        ({"column": int, "values": LIVE}, LIVE),
+        ({"values": np.array(LIVE, np.int16)}, LIVE),
+        ({"values": pa.array(LIVE)}, LIVE),
+        ({"values": [str(number) for number in LIVE]}, [str(number) for number in LIVE]),
         ({"column": Column(Text(), nullable=True), "values": [None, "a"] * 10}, [None, "a"] * 10),
-        ({"compute": lambda batch: batch["n"] * 2, "inputs": ["n"]}, [2 * number for number in NUMBERS]),
-        ({"column": "float32", "compute": lambda batch: batch["n"]}, NUMBERS),
-        ({"compute": lambda batch: [text + "!" for text in batch["t"]]}, [f"{number}!" for number in NUMBERS]),
+        ({"compute": lambda batch: batch["n"] * 2, "inputs": ["n"]}, [2 * number for number in LIVE]),
+        ({"column": "float32", "compute": lambda batch: batch["n"]}, LIVE),
+        ({"compute": lambda batch: [text + "!" for text in batch["t"]]}, [f"{number}!" for number in LIVE]),
     ],
 )
-def test_a_column_is_added_to_rows_with_holes_between_them(options: Any, expected: list[Any], committed: bool) -> None:
-    ds = holey()
+def test_a_column_is_added_to_a_table_with_deleted_rows(options: Any, expected: list[Any], committed: bool) -> None:
+    ds = sparse_table()
     ds.add_column("x", **options)
     if committed:
         ds.commit()
         ds = penstock.load(ds._session.store)
-    assert ds.columns == ["n", "t", "x"]
+    assert ds.schema.names == ["n", "t", "x"]
     assert_same(column(ds, "x"), expected)
     assert_same(column(ds[[19, 0, 7]].select("x"), "x"), [expected[19], expected[0], expected[7]])
-    assert column(ds, "n") == NUMBERS
+    assert column(ds, "n") == LIVE
     ds.append([{"n": 99, "t": "z", "x": expected[0]}])
     ds.delete([0, 1])
     assert_same(column(ds, "x"), [*expected[2:], expected[0]])
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data(), kinds_of_anything())
-def test_a_fill_of_any_kind_is_every_row_s_value(data: st.DataObject, drawn: tuple[Kind, Any]) -> None:
+@given(st.data(), any_kind())
+def test_a_fill_value_of_any_kind_is_the_value_of_every_row(data: st.DataObject, drawn: tuple[Kind, Any]) -> None:
     kind, strategy = drawn
     value = data.draw(strategy)
     ds = penstock.create("memory://", {"n": int})
@@ -103,8 +103,8 @@ def test_a_fill_of_any_kind_is_every_row_s_value(data: st.DataObject, drawn: tup
     ],
     ids=str,
 )
-def test_an_empty_column_of_any_kind_is_none_in_every_row(kind: Kind) -> None:
-    ds = holey()
+def test_a_nullable_column_of_any_kind_is_null_in_every_row(kind: Kind) -> None:
+    ds = sparse_table()
     ds.add_column("x", Column(kind, nullable=True))
     assert column(ds, "x") == [None] * 20
     assert ds[3]["x"] is None
@@ -115,9 +115,9 @@ def test_an_empty_column_of_any_kind_is_none_in_every_row(kind: Kind) -> None:
     assert column(ds, "x") == [None] * 21
 
 
-def test_a_fill_costs_no_data() -> None:
+def test_a_fill_value_writes_no_data() -> None:
     store = open_store("memory://")
-    holey(store)
+    sparse_table(store)
     counting = CountingStore(store)
     ds = penstock.load(counting)
     counting.reset()
@@ -130,15 +130,15 @@ def test_a_fill_costs_no_data() -> None:
     assert not [key for key in counting.requests if key != "get"]
 
 
-def test_adding_a_column_rewrites_nothing() -> None:
+def test_adding_a_column_rewrites_no_files() -> None:
     store = open_store("memory://")
-    ds = holey(store)
+    ds = sparse_table(store)
     before = {item.key: item.etag for item in store.list("data/")}
-    ds.add_column("x", values=NUMBERS)
+    ds.add_column("x", values=LIVE)
     ds.commit()
     after = {item.key: item.etag for item in store.list("data/")}
     assert before.items() <= after.items()
-    assert len(after) == len(before) + 4  # one for each fragment that has a row
+    assert len(after) == len(before) + 4  # one per fragment with live rows
 
 
 @pytest.mark.parametrize(
@@ -161,38 +161,38 @@ def test_adding_a_column_rewrites_nothing() -> None:
         ("x", {"fill": "y" * 100_000}, "too large"),
     ],
 )
-def test_a_column_that_cannot_be_added_is_refused_and_leaves_nothing(name: str, options: Any, reason: str) -> None:
-    ds = holey()
+def test_an_invalid_column_raises_and_leaves_no_objects(name: str, options: Any, reason: str) -> None:
+    ds = sparse_table()
     before = [item.key for item in ds._session.store.list()]
     with pytest.raises(InvalidInputError, match=reason):
         ds.add_column(name, **options)
     assert [item.key for item in ds._session.store.list()] == before
-    assert (ds.columns, ds.has_changes) == (["n", "t"], False)
+    assert (ds.schema.names, ds.summary().has_changes) == (["n", "t"], False)
 
 
-def test_a_function_that_fails_half_way_leaves_nothing() -> None:
-    ds = holey()
+def test_a_compute_function_that_fails_leaves_no_objects() -> None:
+    ds = sparse_table()
     before = [item.key for item in ds._session.store.list()]
     calls = []
 
     def compute(batch: Any) -> Any:
         calls.append(batch)
         if len(calls) == 3:
-            raise RuntimeError("out of ideas")
+            raise RuntimeError("compute failed")
         return batch["n"]
 
-    with pytest.raises(RuntimeError, match="out of ideas"):
+    with pytest.raises(RuntimeError, match="compute failed"):
         ds.add_column("x", compute=compute)
     assert [item.key for item in ds._session.store.list()] == before
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
 
 
-def test_inputs_that_are_not_there_are_named() -> None:
+def test_missing_inputs_are_named() -> None:
     with pytest.raises(NotFoundError, match="no column 'z'"):
-        holey().add_column("x", compute=lambda batch: batch["z"], inputs=["z"])
+        sparse_table().add_column("x", compute=lambda batch: batch["z"], inputs=["z"])
 
 
-def test_a_column_of_a_table_without_rows_needs_no_values() -> None:
+def test_a_column_of_an_empty_table_needs_no_values() -> None:
     ds = penstock.create("memory://", {"n": int})
     ds.add_column("x", str)
     ds.add_column("y", str, compute=lambda batch: batch["n"])
@@ -205,7 +205,7 @@ def test_a_column_of_a_table_without_rows_needs_no_values() -> None:
 @pytest.mark.parametrize(
     "between", [lambda _: None, lambda ds: ds.commit(), lambda ds: ds.append({"n": [9], "t": ["9"]})]
 )
-def test_a_column_that_was_dropped_never_shows_through_its_successor(between: Any) -> None:
+def test_a_dropped_column_never_shows_in_a_new_one_of_its_name(between: Any) -> None:
     ds = penstock.create("memory://", {"n": int, "t": str, "x": Column(Tensor("int64"), nullable=True)})
     ds.append({"n": [1, 2], "t": ["a", "b"], "x": [5, 6]})
     ds.commit()
@@ -222,7 +222,7 @@ def test_a_column_that_was_dropped_never_shows_through_its_successor(between: An
     assert column(penstock.load(ds._session.store, version=1), "x") == [5, 6]
 
 
-def test_names_can_be_passed_around() -> None:
+def test_column_names_can_be_swapped() -> None:
     ds = penstock.create("memory://", {"a": int, "b": str, "c": float})
     ds.append({"a": [1], "b": ["b"], "c": [1.5]})
     ds.commit()
@@ -245,41 +245,41 @@ def test_names_can_be_passed_around() -> None:
         ("n", "", InvalidInputError, "printable"),
     ],
 )
-def test_a_name_that_cannot_be_given_is_refused(old: str, new: str, error: type[Exception], reason: str) -> None:
-    ds = holey()
+def test_an_invalid_rename_raises(old: str, new: str, error: type[Exception], reason: str) -> None:
+    ds = sparse_table()
     with pytest.raises(error, match=reason):
         ds.rename_column(old, new)
-    assert (ds.columns, ds.has_changes) == (["n", "t"], False)
+    assert (ds.schema.names, ds.summary().has_changes) == (["n", "t"], False)
 
 
-def test_no_column_is_renamed_to_the_mask_of_another() -> None:
+def test_a_column_cannot_take_the_name_of_a_mask() -> None:
     ds = penstock.create("memory://", {"x": Column(Tensor("int64"), nullable=True), "y": str})
     ds.append({"x": [1, None], "y": ["a", "b"]})
     with pytest.raises(InvalidInputError, match="x_mask"):
         ds.rename_column("y", "x_mask")
     with pytest.raises(InvalidInputError, match="x_mask"):
         ds.add_column("x_mask", fill=1)
-    assert ds.columns == ["x", "y"]
+    assert ds.schema.names == ["x", "y"]
     assert ds.to_numpy()["x_mask"].tolist() == [True, False]  # type: ignore[union-attr]
 
 
-def test_a_column_that_is_not_there_cannot_be_dropped() -> None:
+def test_dropping_a_missing_column_raises() -> None:
     with pytest.raises(NotFoundError, match="no column 'z'; the table has n, t"):
-        holey().drop_column("z")
+        sparse_table().drop_column("z")
 
 
-def test_a_version_that_is_open_keeps_its_names() -> None:
+def test_an_open_version_keeps_its_column_names() -> None:
     store = open_store("memory://")
-    ds = holey(store)
+    ds = sparse_table(store)
     old, view = penstock.load(store), penstock.load(store)[:2]
     ds.rename_column("n", "m")
     ds.drop_column("t")
     ds.add_column("t", fill=0)
     ds.commit()
-    assert (old.columns, column(old[:2], "t")) == (["n", "t"], ["1", "2"])
+    assert (old.schema.names, column(old[:2], "t")) == (["n", "t"], ["1", "2"])
     assert list(view) == [{"n": 1, "t": "1"}, {"n": 2, "t": "2"}]
-    assert column(penstock.load(store, version=2), "n") == NUMBERS
-    old.refresh()
+    assert column(penstock.load(store, version=2), "n") == LIVE
+    old.checkout()
     assert list(old[:1]) == [{"m": 1, "t": 0}]
-    with pytest.raises(InvalidInputError, match="to be read"):
+    with pytest.raises(InvalidInputError, match="opened read-only"):
         penstock.load(store, version=2).drop_column("n")

@@ -1,4 +1,4 @@
-"""Any history of operations equals a dictionary, on every store."""
+"""Stateful test: any sequence of operations equals a model of dictionaries, on every store."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 import penstock
 from penstock import Column, Json, Label, List, Struct, Tensor, Text
 from penstock.testing import ModelTable
-from tests.servers import KINDS, new_place
+from tests.servers import KINDS, new_location
 
 int16 = st.integers(-(2**15), 2**15 - 1)
 float32 = st.floats(width=32, allow_nan=False)
@@ -47,11 +47,11 @@ VALUES: dict[str, tuple[penstock.format.kinds.Kind, st.SearchStrategy[Any]]] = {
 
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[Column, str]:
-    word = draw(st.sampled_from(sorted(VALUES)))
+    kind_name = draw(st.sampled_from(sorted(VALUES)))
     codec = draw(st.sampled_from(["none", "none", "lz4", "zstd:1"]))
     tiny = draw(st.booleans())  # many pages and files, even of few rows
     sizes = {"page_bytes": 16, "file_bytes": 64} if tiny else {}
-    return Column(VALUES[word][0], nullable=draw(st.booleans()), codec=codec, **sizes), word
+    return Column(VALUES[kind_name][0], nullable=draw(st.booleans()), codec=codec, **sizes), kind_name
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -59,17 +59,17 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize(schema=st.dictionaries(st.sampled_from("abcd"), columns(), min_size=1, max_size=4))
     def create(self, schema: dict[str, tuple[Column, str]]) -> None:
-        place = new_place(self.store_kind)
+        place = new_location(self.store_kind)
         self.uri, self.options = place.uri, place.options
-        self.words = {name: (word, column.nullable) for name, (column, word) in schema.items()}
-        self.saved_words = dict(self.words)
+        self.kinds = {name: (word, column.nullable) for name, (column, word) in schema.items()}
+        self.committed_kinds = dict(self.kinds)
         self.ds = penstock.create(
-            self.uri, {name: column for name, (column, _) in schema.items()}, options=self.options
+            self.uri, {name: column for name, (column, _) in schema.items()}, storage_options=self.options
         )
         self.model = ModelTable(list(schema))
 
     def values(self, data: st.DataObject, name: str, count: int) -> list[Any]:
-        word, nullable = self.words[name]
+        word, nullable = self.kinds[name]
         value = VALUES[word][1]
         return data.draw(st.lists(value | st.none() if nullable else value, min_size=count, max_size=count), name)
 
@@ -78,7 +78,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(0, 7), form=st.sampled_from(["columns", "rows", "generator", "arrow"]))
     def append(self, data: st.DataObject, count: int, form: str) -> None:
-        columns = {name: self.values(data, name, count) for name in self.words}
+        columns = {name: self.values(data, name, count) for name in self.kinds}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         given: Any = {"columns": columns, "rows": rows, "generator": iter(rows)}.get(form)
         if form == "arrow":
@@ -90,7 +90,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def update(self, data: st.DataObject) -> None:
         where = self.positions(data)
-        names = data.draw(st.lists(st.sampled_from(sorted(self.words)), min_size=1, unique=True), "columns")
+        names = data.draw(st.lists(st.sampled_from(sorted(self.kinds)), min_size=1, unique=True), "columns")
         values = {name: self.values(data, name, len(where)) for name in names}
         assert self.ds.update(where, values) == len(where)
         self.model.update(where, values)
@@ -102,15 +102,15 @@ class TableMachine(RuleBasedStateMachine):
         assert self.ds.delete(where) == len(where)
         self.model.delete(where)
 
-    @precondition(lambda self: any(word == "int16" for word, _ in self.words.values()))
+    @precondition(lambda self: any(word == "int16" for word, _ in self.kinds.values()))
     @rule(data=st.data(), bound=int16)
     def delete_by_expression(self, data: st.DataObject, bound: int) -> None:
-        name = data.draw(st.sampled_from(sorted(n for n, (word, _) in self.words.items() if word == "int16")))
-        gone = [i for i, row in enumerate(self.model.rows) if row[name] is not None and row[name] > bound]
-        assert self.ds.delete(pc.field(name) > bound) == len(gone)
-        self.model.delete(gone)
+        name = data.draw(st.sampled_from(sorted(n for n, (word, _) in self.kinds.items() if word == "int16")))
+        matching = [i for i, row in enumerate(self.model.rows) if row[name] is not None and row[name] > bound]
+        assert self.ds.delete(pc.field(name) > bound) == len(matching)
+        self.model.delete(matching)
 
-    @precondition(lambda self: len(self.words) < 6)
+    @precondition(lambda self: len(self.kinds) < 6)
     @rule(
         data=st.data(),
         column=columns(),
@@ -118,11 +118,11 @@ class TableMachine(RuleBasedStateMachine):
         how=st.sampled_from(["fill", "values", "compute"]),
     )
     def add_column(self, data: st.DataObject, column: tuple[Column, str], name: str, how: str) -> None:
-        if name in self.words:
+        if name in self.kinds:
             with pytest.raises(penstock.errors.InvalidInputError, match="already"):
                 self.ds.add_column(name, column[0], fill=1)
             return
-        self.words[name] = (column[1], column[0].nullable)
+        self.kinds[name] = (column[1], column[0].nullable)
         count = len(self.model.rows)
         if how == "fill":
             values = self.values(data, name, 1) * count
@@ -141,60 +141,60 @@ class TableMachine(RuleBasedStateMachine):
                 )
         self.model.add_column(name, values)
 
-    @precondition(lambda self: len(self.words) > 1)
+    @precondition(lambda self: len(self.kinds) > 1)
     @rule(data=st.data())
     def drop_column(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.words)))
+        name = data.draw(st.sampled_from(sorted(self.kinds)))
         self.ds.drop_column(name)
         self.model.drop_column(name)
-        del self.words[name]
+        del self.kinds[name]
 
     @rule(data=st.data(), new=st.sampled_from("abcdefgh"))
     def rename_column(self, data: st.DataObject, new: str) -> None:
-        old = data.draw(st.sampled_from(sorted(self.words)))
-        if new in self.words:
+        old = data.draw(st.sampled_from(sorted(self.kinds)))
+        if new in self.kinds:
             with pytest.raises(penstock.errors.InvalidInputError):
                 self.ds.rename_column(old, new)
             return
         self.ds.rename_column(old, new)
         self.model.rename_column(old, new)
-        self.words = {new if name == old else name: word for name, word in self.words.items()}
+        self.kinds = {new if name == old else name: word for name, word in self.kinds.items()}
 
     @rule()
     def commit(self) -> None:
-        changed = self.ds.has_changes
+        changed = self.ds.summary().has_changes
         self.ds.commit("step")
-        assert not self.ds.has_changes
+        assert not self.ds.summary().has_changes
         if changed:
             self.model.commit()
-        self.saved_words = dict(self.words)
+        self.committed_kinds = dict(self.kinds)
         assert self.ds.version == f"main@{len(self.model.versions) - 1}"
 
     @rule()
     def rollback(self) -> None:
         self.ds.rollback()
         self.model.rollback()
-        self.words = dict(self.saved_words)
+        self.kinds = dict(self.committed_kinds)
 
     @rule()
     def reload(self) -> None:
         self.rollback()
-        self.ds = penstock.load(self.uri, options=self.options)
+        self.ds = penstock.load(self.uri, storage_options=self.options)
 
     @rule(data=st.data())
-    def look_back(self, data: st.DataObject) -> None:
+    def read_older_version(self, data: st.DataObject) -> None:
         version = data.draw(st.integers(0, len(self.model.versions) - 1))
-        old = penstock.load(self.uri, version=version, options=self.options)
+        old = penstock.load(self.uri, version=version, storage_options=self.options)
         self.model.check(old, version)
 
     @invariant()
-    def same(self) -> None:
+    def equals_model(self) -> None:
         if hasattr(self, "model"):
             self.model.check(self.ds)
 
     def teardown(self) -> None:
         if hasattr(self, "ds"):
-            report = penstock.verify(self.uri, options=self.options)
+            report = penstock.verify(self.uri, storage_options=self.options)
             assert report.damaged == []
 
 
@@ -203,7 +203,7 @@ EXAMPLES = {"memory": (60, 30), "folder": (30, 25)}
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_history_equals_a_dictionary(kind: str) -> None:
+def test_any_sequence_of_operations_equals_the_model(kind: str) -> None:
     machine = type(f"{kind}Machine", (TableMachine,), {"store_kind": kind})
     examples, steps = EXAMPLES.get(kind, (12, 15))
     run_state_machine_as_test(
@@ -212,14 +212,14 @@ def test_any_history_equals_a_dictionary(kind: str) -> None:
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes longer than to find it
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes longer than finding
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
-def test_zero_copy_where_the_bytes_are_the_values(tmp_path: Any) -> None:
+def test_page_batches_of_fixed_width_columns_are_views(tmp_path: Any) -> None:
     ds = penstock.create(tmp_path / "t", {"x": Column(Tensor("uint8", (64,)), page_bytes=640)})
     ds.append({"x": np.arange(64 * 20, dtype=np.uint8).reshape(20, 64)})
     batches = list(ds.batches(None))

@@ -1,4 +1,4 @@
-"""Reading: any rows in any order are the rows that were written, for as few requests as can be."""
+"""Reads: any rows in any order equal the rows written, with as few requests as possible."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Boxes, Bytes, Column, Dataset, Image, Json, Label, List, Tensor, Text
-from penstock.errors import AccessDenied, CorruptError, InvalidInputError, NotFoundError, StorageError, StorageTimeout
+from penstock.errors import (
+    AccessDeniedError,
+    CorruptError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+    StorageTimeoutError,
+)
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore, assert_same
-from tests.servers import Place
+from tests.servers import StoreLocation
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -50,56 +57,56 @@ def row(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[Dataset, list[dict[str, Any]]]:
-    """A table of four fragments, with holes in three of them, and the rows it has."""
+    """A table of four fragments, three of them with deleted rows, and its live rows."""
     ds = penstock.create("memory://", SCHEMA)
     numbers = list(range(60))
     for start, end in ((0, 25), (25, 26), (26, 30), (30, 60)):
         ds.append([row(number) for number in numbers[start:end]])
     ds.commit()
-    gone = [0, 3, 4, 5, 24, 26, 27, 28, 29, 31, 33, 59]
-    ds.delete(gone)
+    deleted = [0, 3, 4, 5, 24, 26, 27, 28, 29, 31, 33, 59]
+    ds.delete(deleted)
     ds.commit()
-    return ds, [row(number) for number in numbers if number not in gone]
+    return ds, [row(number) for number in numbers if number not in deleted]
 
 
 def keys(count: int) -> st.SearchStrategy[Any]:
-    """What may stand between brackets and gives a view of a table of that many rows."""
+    """Index keys that select a view of a table with `count` rows."""
     if not count:
         return st.slices(0) | st.just([])
     index = st.integers(-count, count - 1)
-    numbers = st.lists(index, max_size=8)
+    indices = st.lists(index, max_size=8)
     mask = st.lists(st.booleans(), min_size=count, max_size=count)
     return st.one_of(
         st.slices(count),
-        numbers,
-        numbers.map(lambda items: np.array(items, np.int16)),
-        numbers.map(tuple),
+        indices,
+        indices.map(lambda items: np.array(items, np.int16)),
+        indices.map(tuple),
         mask,
         mask.map(np.array),
     )
 
 
-def chosen(rows: list[Any], key: Any) -> list[Any]:
-    """The same by hand."""
+def select(rows: list[Any], key: Any) -> list[Any]:
+    """The expected rows."""
     if isinstance(key, slice):
         return rows[key]
     items = list(key)
     if items and isinstance(items[0], bool | np.bool_):
-        return [row for row, there in zip(rows, items, strict=True) if there]
+        return [row for row, selected in zip(rows, items, strict=True) if selected]
     return [rows[index] for index in items]
 
 
 @steady
 @given(st.data())
-def test_views_of_views_show_what_lists_of_lists_do(table: Any, data: st.DataObject) -> None:
+def test_nested_views_equal_nested_list_indexing(table: Any, data: st.DataObject) -> None:
     view, rows = table
     for _ in range(data.draw(st.integers(1, 3))):
         key = data.draw(keys(len(rows)))
-        view, rows = view[key], chosen(rows, key)
+        view, rows = view[key], select(rows, key)
         assert len(view) == len(rows)
     names = data.draw(st.lists(st.sampled_from(sorted(SCHEMA)), min_size=1, max_size=3, unique=True))
     view, rows = view.select(names), [{name: row[name] for name in names} for row in rows]
-    assert view.columns == names
+    assert view.schema.names == names
     assert_same(list(view), rows)
     if rows:
         index = data.draw(st.integers(-len(rows), len(rows) - 1))
@@ -113,15 +120,15 @@ def test_views_of_views_show_what_lists_of_lists_do(table: Any, data: st.DataObj
 def test_batches_hold_every_row_once_and_in_order(table: Any, data: st.DataObject) -> None:
     view, rows = table
     key = data.draw(st.none() | keys(len(rows)))
-    view, rows = (view, rows) if key is None else (view[key], chosen(rows, key))
+    view, rows = (view, rows) if key is None else (view[key], select(rows, key))
     size = data.draw(st.sampled_from([1, 2, 7, 1000, None]))
     batches = list(view.batches(size))
     if size is not None:
         assert [len(batch["n"]) for batch in batches] == [len(rows[i : i + size]) for i in range(0, len(rows), size)]
-    together = [
+    found = [
         {name: value_of(batch, name, index) for name in SCHEMA} for batch in batches for index in range(len(batch["n"]))
     ]
-    assert_same(together, rows)
+    assert_same(found, rows)
 
 
 def value_of(batch: dict[str, Any], name: str, index: int) -> Any:
@@ -129,7 +136,7 @@ def value_of(batch: dict[str, Any], name: str, index: int) -> Any:
     return None if mask is not None and not mask[index] else batch[name][index]
 
 
-def test_a_batch_is_arrays_where_shapes_are_one_and_masks_where_values_lack(table: Any) -> None:
+def test_a_batch_has_arrays_for_fixed_shapes_and_masks_for_nullable_columns(table: Any) -> None:
     batch = next(iter(table[0].batches(20)))
     shapes = {name: values.shape for name, values in batch.items() if isinstance(values, np.ndarray)}
     assert shapes == {"n": (20,), "m": (20, 2), "m_mask": (20,), "l": (20,), "i": (20, 1, 1, 3)}
@@ -143,17 +150,17 @@ def test_a_batch_is_arrays_where_shapes_are_one_and_masks_where_values_lack(tabl
 def test_arrow_and_pandas_show_the_same_rows(table: Any, data: st.DataObject) -> None:
     view, rows = table
     key = data.draw(keys(len(rows)))
-    view, rows = view[key].select(["n", "t", "l", "_row_id"]), chosen(rows, key)
+    view, rows = view[key].select(["n", "t", "l", "_row_id"]), select(rows, key)
     arrow = view.to_arrow()
     assert arrow.column_names == ["n", "t", "l", "_row_id"]
     for name in ("n", "t", "l"):
         assert arrow[name].to_pylist() == [row[name] for row in rows]
     assert arrow["_row_id"].to_pylist() == [int(row["_row_id"]) for row in view]
-    frame = view.to_pandas()
+    frame = view.to_arrow().to_pandas()
     assert frame["n"].tolist() == [row["n"] for row in rows]
 
 
-def test_arrow_has_its_own_types_for_bools_and_times() -> None:
+def test_bools_and_times_have_native_arrow_types() -> None:
     ds = penstock.create("memory://", {"b": bool, "d": "datetime64[ms]", "e": "timedelta64[s]"})
     ds.append({"b": [True], "d": np.array([5], "M8[ms]"), "e": np.array([6], "m8[s]")})
     assert ds.to_arrow().schema.types == [pa.bool_(), pa.timestamp("ms"), pa.duration("s")]
@@ -164,7 +171,7 @@ def test_media_stay_encoded_in_arrow(table: Any) -> None:
 
 
 @pytest.mark.parametrize("index", [48, -49, np.int64(48), [0, 48], [-49], np.array([2**64 - 1], np.uint64)])
-def test_a_row_that_is_not_there_is_an_index_error(table: Any, index: Any) -> None:
+def test_a_row_out_of_range_is_an_index_error(table: Any, index: Any) -> None:
     ds, rows = table
     assert len(rows) == 48
     with pytest.raises(IndexError, match="out of range: there are 48 rows"):
@@ -174,26 +181,26 @@ def test_a_row_that_is_not_there_is_an_index_error(table: Any, index: Any) -> No
 
 
 @pytest.mark.parametrize("key", [1.5, None, [[0]], [True], np.ones(47, bool), ["n"], [0.0]])
-def test_what_names_no_rows_is_refused(table: Any, key: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"rows are whole numbers|a mask needs one entry per row: 48"):
+def test_an_invalid_index_raises(table: Any, key: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"rows are selected by integers|a mask needs one entry per row: 48"):
         table[0][key]
 
 
-def test_a_column_that_is_not_there_is_named(table: Any) -> None:
+def test_a_missing_column_is_named(table: Any) -> None:
     ds: Dataset = table[0]
-    asked: list[Callable[[], Any]] = [lambda: ds["z"], lambda: ds.select(["n", "z"]), lambda: ds[:3].select("n")["t"]]
-    for ask in asked:
+    reads: list[Callable[[], Any]] = [lambda: ds["z"], lambda: ds.select(["n", "z"]), lambda: ds[:3].select("n")["t"]]
+    for read in reads:
         with pytest.raises(NotFoundError, match=r"there is no column '[zt]'; the table has n"):
-            ask()
+            read()
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_batch_has_at_least_a_row(table: Any, size: int) -> None:
+def test_a_batch_size_below_one_raises(table: Any, size: int) -> None:
     with pytest.raises(InvalidInputError, match="at least one row"):
         table[0].batches(size)
 
 
-def test_rows_are_found_by_their_ids_in_the_order_asked(table: Any) -> None:
+def test_rows_are_found_by_row_id_in_request_order(table: Any) -> None:
     ds, rows = table
     ids = np.asarray(ds["_row_id"][:])
     assert len(set(ids.tolist())) == len(rows)
@@ -205,7 +212,7 @@ def test_rows_are_found_by_their_ids_in_the_order_asked(table: Any) -> None:
         ds.rows([int(ids[0]), 3])  # deleted
 
 
-def test_an_id_stays_with_its_row(table: Any) -> None:
+def test_a_row_keeps_its_id(table: Any) -> None:
     ds = penstock.create("memory://", {"n": int})
     ds.append({"n": range(10)})
     ids = dict(zip(ds["n"][:].tolist(), ds["_row_id"][:].tolist(), strict=True))
@@ -238,7 +245,7 @@ def test_an_empty_table_can_be_read(empty: Callable[[], Any]) -> None:
     assert (batch["n"].shape, batch["m"].shape, batch["i"].shape, batch["t"]) == ((0,), (0, 2), (0, 1, 1, 3), [])
     assert view.to_arrow().num_rows == 0
     assert view.to_arrow().column_names == list(SCHEMA)
-    assert len(view.to_pandas()) == 0
+    assert len(view.to_arrow().to_pandas()) == 0
     assert len(view["n"][:]) == 0
     with pytest.raises(IndexError):
         view[0]
@@ -253,11 +260,11 @@ def all_deleted() -> Dataset:
 
 def test_a_table_without_columns_can_be_read() -> None:
     ds = penstock.create("memory://")
-    assert (len(ds), ds.columns, list(ds), list(ds.batches())) == (0, [], [], [])
+    assert (len(ds), ds.schema.names, list(ds), list(ds.batches())) == (0, [], [], [])
     assert ds.to_arrow().num_rows == 0
 
 
-def test_rows_that_have_lost_all_columns_are_still_rows() -> None:
+def test_rows_without_any_column_still_count() -> None:
     ds = penstock.create("memory://", {"x": int})
     ds.append({"x": [1, 2, 3]})
     ds.drop_column("x")
@@ -265,7 +272,7 @@ def test_rows_that_have_lost_all_columns_are_still_rows() -> None:
     assert list(ds) == [{}, {}, {}]
 
 
-def test_a_row_of_a_huge_table_costs_no_list_of_all_rows() -> None:
+def test_reading_a_row_of_a_huge_table_uses_little_memory() -> None:
     ds = penstock.create("memory://", {"x": int})
     ds.append({"x": [1, 2, 3]})
     huge = penstock.View(ds._reader, ["x"], range(1_000_000))
@@ -279,28 +286,28 @@ def test_a_row_of_a_huge_table_costs_no_list_of_all_rows() -> None:
 
 
 @pytest.mark.parametrize(("kind", "value"), [(Text(), "abc"), (Tensor("int64"), 5), (Json(), {})])
-def test_only_bytes_open_as_files(kind: Any, value: Any) -> None:
+def test_only_bytes_columns_open_as_files(kind: Any, value: Any) -> None:
     ds = penstock.create("memory://", {"x": kind})
     ds.append({"x": [value]})
     with pytest.raises(InvalidInputError, match="column 'x'"):
         ds["x"].open(0)
 
 
-def test_the_column_of_row_ids_prints(table: Any) -> None:
+def test_the_row_id_column_has_a_repr(table: Any) -> None:
     assert "_row_id" in repr(table[0]["_row_id"])
 
 
-def test_a_column_s_values_are_masked_where_they_lack(table: Any) -> None:
+def test_null_values_of_a_column_are_masked(table: Any) -> None:
     ds, rows = table
     values = ds["m"][:]
     assert isinstance(values, np.ma.MaskedArray)
     assert_same(values.tolist(), [row["m"] or [None, None] for row in rows])
-    there = ds["m"][[index for index, row in enumerate(rows) if row["m"] is not None]]
-    assert not isinstance(there, np.ma.MaskedArray)
+    valid = ds["m"][[index for index, row in enumerate(rows) if row["m"] is not None]]
+    assert not isinstance(valid, np.ma.MaskedArray)
 
 
 def small_table(store: Store) -> Dataset:
-    """Light columns in one file of a page; a heavy one in ten pages of ten rows."""
+    """Light columns in one file of one page; a heavy column in ten pages of ten rows."""
     ds = penstock.create(store, {"a": int, "t": str, "x": Column(Tensor("uint8", (1000,)), page_bytes=10_000)})
     rows = np.arange(100, dtype=np.uint8)
     ds.append({"a": rows.astype(int), "t": [str(n) for n in rows], "x": rows.repeat(1000).reshape(100, 1000)})
@@ -310,7 +317,7 @@ def small_table(store: Store) -> Dataset:
 
 @pytest.fixture
 def counted() -> tuple[Dataset, CountingStore]:
-    """A table whose metadata is known, and the count of what is read from now on."""
+    """A table with its metadata cached, and a store that counts reads from now on."""
     store = open_store("memory://")
     small_table(store)
     counting = CountingStore(store)
@@ -348,7 +355,7 @@ def page_bytes(ds: Dataset, name: str) -> int:
         (lambda ds: ds[[]].to_numpy(), 0, 0, 0),
     ],
 )
-def test_reading_costs_the_pages_it_needs_and_no_request_more(
+def test_reads_fetch_only_the_needed_pages_in_coalesced_requests(
     counted: Any, read: Callable[[Dataset], Any], light: int, heavy: int, requests: int
 ) -> None:
     ds, counting = counted
@@ -358,7 +365,7 @@ def test_reading_costs_the_pages_it_needs_and_no_request_more(
     assert counting.bytes["get"] == light * page_bytes(ds, "a") + heavy * page_bytes(ds, "x")
 
 
-def test_opening_and_a_first_row_cost_a_few_small_requests() -> None:
+def test_opening_and_reading_a_row_needs_few_requests() -> None:
     store = open_store("memory://")
     small_table(store)
     counting = CountingStore(store)
@@ -376,13 +383,13 @@ def damage(store: Store, key: str, at: int) -> None:
     store.put(key, data)
 
 
-def test_a_flipped_bit_in_a_page_is_named_and_only_it_is_lost(store_uri: Place) -> None:
+def test_a_flipped_bit_is_reported_and_only_its_page_is_lost(store_uri: StoreLocation) -> None:
     store = store_uri.open()
     ds = small_table(store)
     fragment = next(iter(ds._session.tree.fragments(ds._session.snapshot.nodes)))
     file = fragment.files_of(ds.schema["x"].id)[0]
     damage(store, file.key, file.page_range(3).start + 200)
-    ds = penstock.load(store_uri.uri, options=store_uri.options)
+    ds = penstock.load(store_uri.uri, storage_options=store_uri.options)
     for read in (lambda: ds["x"][35], lambda: ds["x"][:], lambda: list(ds.batches(8)), lambda: ds.to_arrow()):
         with pytest.raises(CorruptError, match=f"{file.key} is damaged: the checksum of page 3 .*does not match"):
             read()
@@ -390,19 +397,19 @@ def test_a_flipped_bit_in_a_page_is_named_and_only_it_is_lost(store_uri: Place) 
     assert ds["a"][35] == 35
 
 
-def test_a_file_that_was_cut_short_is_named(store_uri: Place) -> None:
+def test_a_truncated_file_is_named(store_uri: StoreLocation) -> None:
     store = store_uri.open()
     ds = small_table(store)
     fragment = next(iter(ds._session.tree.fragments(ds._session.snapshot.nodes)))
     file = fragment.files_of(ds.schema["x"].id)[0]
     store.put(file.key, store.get(file.key, byte_range=file.page_range(0)))
     with pytest.raises(CorruptError, match=file.key):
-        penstock.load(store_uri.uri, options=store_uri.options)["x"][99]
+        penstock.load(store_uri.uri, storage_options=store_uri.options)["x"][99]
 
 
-@pytest.mark.parametrize("error", [StorageError, StorageTimeout, AccessDenied])
+@pytest.mark.parametrize("error", [StorageError, StorageTimeoutError, AccessDeniedError])
 @pytest.mark.parametrize("key", ["data/*", "manifests/*", "snapshots/*", "log/*", "penstock.json"])
-def test_a_store_that_does_not_answer_is_never_called_damage_or_loss(error: type[StorageError], key: str) -> None:
+def test_a_storage_error_is_never_reported_as_damage_or_missing(error: type[StorageError], key: str) -> None:
     store = open_store("memory://")
     small_table(store)
     fault = Fault("fail_before", "get", key, times=1000, error=error)
@@ -417,7 +424,7 @@ def test_a_store_that_does_not_answer_is_never_called_damage_or_loss(error: type
     assert not isinstance(caught.value, CorruptError | NotFoundError)
 
 
-def test_a_page_that_is_gone_is_named() -> None:
+def test_a_missing_data_file_is_named() -> None:
     store = open_store("memory://")
     ds = small_table(store)
     fragment = next(iter(ds._session.tree.fragments(ds._session.snapshot.nodes)))
@@ -427,9 +434,7 @@ def test_a_page_that_is_gone_is_named() -> None:
         ds["x"][0]
 
 
-def test_the_way_may_flip_a_bit_once() -> None:
-    """A page that arrives damaged is asked for again before anybody is alarmed."""
-
+def test_a_page_damaged_in_transit_is_retried() -> None:
     class FlipsOnce(CountingStore):
         def get(self, key: str, **options: Any) -> memoryview:
             data = super().get(key, **options)
@@ -448,7 +453,7 @@ def test_the_way_may_flip_a_bit_once() -> None:
     assert flips.requests["get"] == 2
 
 
-def test_a_reader_that_is_left_half_way_stops_reading() -> None:
+def test_an_abandoned_iterator_stops_prefetching() -> None:
     store = open_store("memory://")
     ds = penstock.create(store, {"x": Column(Tensor("uint8", (1 << 16,)), page_bytes=1 << 16)})
     ds.append({"x": np.zeros((2000, 1 << 16), np.uint8)})
@@ -457,11 +462,11 @@ def test_a_reader_that_is_left_half_way_stops_reading() -> None:
     batches = penstock.load(counting).batches(16)
     assert len(list(islice(batches, 2))) == 2
     del batches
-    ahead = 10 * (8 << 20)  # what ten jobs may have read until then; the table has 125 MiB
+    ahead = 10 * (8 << 20)  # ten prefetched tasks; the table has 125 MiB
     assert counting.bytes["get"] < ahead + (4 << 20)
 
 
-def test_a_version_that_was_loaded_stays_what_it_was() -> None:
+def test_a_loaded_version_does_not_change() -> None:
     store = open_store("memory://")
     ds = penstock.create(store, {"x": int})
     ds.append({"x": [1, 2, 3]})
@@ -472,11 +477,11 @@ def test_a_version_that_was_loaded_stays_what_it_was() -> None:
     ds.commit()
     assert [row["x"] for row in old] == [1, 2, 3]
     assert [row["x"] for row in view] == [2, 3]
-    assert old.refresh() == ds.version
+    assert old.checkout().version == ds.version
     assert [row["x"] for row in old] == [20, 3]
 
 
-def test_bytes_that_lack_are_none_and_others_open_as_files() -> None:
+def test_null_bytes_are_none_and_others_open_as_files() -> None:
     ds = penstock.create("memory://", {"x": Column(Bytes(), nullable=True)})
     ds.append({"x": [b"a", None, b""]})
     assert ds["x"][:] == [b"a", None, b""]

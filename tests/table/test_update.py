@@ -1,4 +1,4 @@
-"""Updates: one value for all, one for each, or a function; rows by position or by an expression."""
+"""Updates: one value for all rows, one per row, or a function; rows by position or expression."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format.kinds import Kind
 from penstock.storage import open_store
 from penstock.testing import CountingStore, assert_same
-from tests.format.test_kinds import kinds_of_anything, same
+from tests.format.test_kinds import any_kind, same
 
 field = pc.field
 
@@ -31,8 +31,8 @@ def column(ds: penstock.View, name: str = "x") -> list[Any]:
     return [row[name] for row in ds]
 
 
-picture = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-ONE: list[tuple[Kind, Any, Any]] = [
+image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+SINGLE_VALUES: list[tuple[Kind, Any, Any]] = [
     (Tensor("int64"), 0, 5),
     (Tensor("int64"), 0, np.int8(5)),
     (Tensor("int64"), 0, np.array(5)),
@@ -49,13 +49,13 @@ ONE: list[tuple[Kind, Any, Any]] = [
     (Json(), {}, {"a": [1]}),
     (Label(("a", "b")), "a", "b"),
     (Struct({"a": Text()}), {"a": "x"}, {"a": "y"}),
-    (Image(), picture, picture + 1),
-    (Image(shape=(2, 2, 3)), picture, picture + 1),
+    (Image(), image, image + 1),
+    (Image(shape=(2, 2, 3)), image, image + 1),
 ]
 
 
-@pytest.mark.parametrize(("kind", "before", "value"), ONE, ids=lambda item: str(item)[:30])
-def test_one_value_is_given_to_all(kind: Kind, before: Any, value: Any) -> None:
+@pytest.mark.parametrize(("kind", "before", "value"), SINGLE_VALUES, ids=lambda item: str(item)[:30])
+def test_one_value_is_broadcast_to_all_rows(kind: Kind, before: Any, value: Any) -> None:
     ds = table_of(kind, [before] * 4)
     ds.commit()
     assert ds.update([0, 2, 3], {"x": value}) == 3
@@ -65,8 +65,8 @@ def test_one_value_is_given_to_all(kind: Kind, before: Any, value: Any) -> None:
     assert same(column(penstock.load(ds._session.store)), column(expected))
 
 
-@pytest.mark.parametrize(("kind", "before", "value"), ONE, ids=lambda item: str(item)[:30])
-def test_a_list_has_one_for_each(kind: Kind, before: Any, value: Any) -> None:
+@pytest.mark.parametrize(("kind", "before", "value"), SINGLE_VALUES, ids=lambda item: str(item)[:30])
+def test_a_list_has_one_value_per_row(kind: Kind, before: Any, value: Any) -> None:
     ds = table_of(kind, [before] * 4)
     assert ds.update([3, 0], {"x": [value, before]}) == 2
     assert same(column(ds), column(table_of(kind, [before, before, before, value])))
@@ -74,21 +74,21 @@ def test_a_list_has_one_for_each(kind: Kind, before: Any, value: Any) -> None:
     assert same(column(ds), column(table_of(kind, [before, value, before, value])))
 
 
-def test_pictures_in_one_array_are_one_for_each() -> None:
-    ds = table_of(Image(), [picture] * 3)
-    ds.update([0, 2], {"x": np.stack([picture + 1, picture + 2])})
-    assert same(column(ds), [picture + 1, picture, picture + 2])
+def test_a_stacked_array_of_images_has_one_per_row() -> None:
+    ds = table_of(Image(), [image] * 3)
+    ds.update([0, 2], {"x": np.stack([image + 1, image + 2])})
+    assert same(column(ds), [image + 1, image, image + 2])
 
 
-def test_a_list_column_takes_a_list_for_each_row() -> None:
+def test_a_list_column_takes_one_list_per_row() -> None:
     ds = table_of(List(Text()), [["a"], [], ["b"]])
     ds.update([0, 1], {"x": [["c", "d"], []]})
     assert column(ds) == [["c", "d"], [], ["b"]]
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data(), kinds_of_anything(), st.booleans())
-def test_any_rows_take_any_values(data: st.DataObject, drawn: tuple[Kind, Any], tiny: bool) -> None:
+@given(st.data(), any_kind(), st.booleans())
+def test_any_rows_can_be_updated_to_any_values(data: st.DataObject, drawn: tuple[Kind, Any], tiny: bool) -> None:
     kind, strategy = drawn
     sizes: Any = {"page_bytes": 16, "file_bytes": 32} if tiny else {}
     values = data.draw(st.lists(st.none() | strategy, min_size=1, max_size=6))
@@ -104,7 +104,7 @@ def test_any_rows_take_any_values(data: st.DataObject, drawn: tuple[Kind, Any], 
     assert same(column(ds), values)
 
 
-def test_a_function_sees_its_rows_and_gives_their_values() -> None:
+def test_an_update_function_gets_the_batch_and_returns_values() -> None:
     ds = penstock.create("memory://", {"n": int, "t": str, "m": Column(Tensor("int64"), nullable=True)})
     ds.append({"n": range(6), "t": list("abcdef"), "m": [None, 1] * 3})
     seen: list[Any] = []
@@ -136,12 +136,12 @@ def test_a_function_sees_its_rows_and_gives_their_values() -> None:
     ],
     ids=str,
 )
-def test_rows_are_named_in_many_ways(where: Any, rows: list[int]) -> None:
+def test_rows_are_selected_by_index_slice_mask_or_expression(where: Any, rows: list[int]) -> None:
     ds = table_of(int, [0, 10, 20, 30, 40, 50])
     ds.commit()
     assert ds.update(where, {"x": -1}) == len(rows)
     assert column(ds) == [-1 if number in rows else 10 * number for number in range(6)]
-    assert ds.has_changes == bool(rows)
+    assert ds.summary().has_changes == bool(rows)
     ds.rollback()
     assert ds.delete(where) == len(rows)
     assert column(ds) == [10 * number for number in range(6) if number not in rows]
@@ -159,11 +159,11 @@ def test_rows_are_named_in_many_ways(where: Any, rows: list[int]) -> None:
         ([0, 1], {"x": [1, None]}, InvalidInputError, "column 'x', row 1: the value is missing"),
         ([0], {"x": 1.5}, InvalidInputError, "column 'x', row 0: float64"),
         ([0], lambda _: {"x": [1, 2]}, InvalidInputError, "1 rows, but 2 values"),
-        ("x > 1", {"x": 1}, InvalidInputError, "rows are whole numbers"),
-        (1.5, {"x": 1}, InvalidInputError, "rows are whole numbers"),
+        ("x > 1", {"x": 1}, InvalidInputError, "rows are selected by integers"),
+        (1.5, {"x": 1}, InvalidInputError, "rows are selected by integers"),
     ],
 )
-def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(
+def test_an_invalid_update_raises_and_changes_nothing(
     where: Any, values: Any, error: type[Exception], reason: str
 ) -> None:
     ds = table_of(int, [1, 2, 3])
@@ -172,7 +172,7 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(
     with pytest.raises(error, match=reason):
         ds.update(where, values)
     assert column(ds) == [1, 2, 3]
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
     assert [item.key for item in ds._session.store.list()] == before
 
 
@@ -180,10 +180,10 @@ def test_an_update_of_no_columns_is_no_change() -> None:
     ds = table_of(int, [1, 2])
     ds.commit()
     assert ds.update([0], {}) == 0
-    assert not ds.has_changes
+    assert not ds.summary().has_changes
 
 
-def test_columns_that_are_filled_or_empty_can_be_updated() -> None:
+def test_filled_and_null_columns_can_be_updated() -> None:
     ds = penstock.create("memory://", {"n": int})
     for part in ([0, 1], [2, 3], [4]):
         ds.append({"n": part})
@@ -194,12 +194,12 @@ def test_columns_that_are_filled_or_empty_can_be_updated() -> None:
     ds.commit()
     assert column(ds, "f") == [7, 10, 20, 7, 7]
     assert_same(column(ds, "e"), [None, [[1, 2, 3, 4]], None, None, None])
-    assert column(ds.find(field("f") == 7), "n") == [0, 3, 4]
+    assert column(ds[field("f") == 7], "n") == [0, 3, 4]
     ds.append({"n": [5]})
     assert column(ds, "f")[-1] == 7
 
 
-def test_an_update_rewrites_only_files_that_hold_its_rows() -> None:
+def test_an_update_rewrites_only_files_with_updated_rows() -> None:
     store = open_store("memory://")
     ds = penstock.create(
         store,
@@ -289,8 +289,8 @@ def every_kind() -> Dataset:
     ],
     ids=str,
 )
-def test_expressions_find_rows_of_every_scalar_kind(every_kind: Dataset, expression: Any, rows: list[int]) -> None:
-    assert column(every_kind.find(expression), "id") == rows
+def test_expressions_filter_every_scalar_kind(every_kind: Dataset, expression: Any, rows: list[int]) -> None:
+    assert column(every_kind[expression], "id") == rows
 
 
 @pytest.mark.parametrize(
@@ -307,23 +307,23 @@ def test_expressions_find_rows_of_every_scalar_kind(every_kind: Dataset, express
     ],
     ids=str,
 )
-def test_an_expression_that_does_not_fit_is_refused(every_kind: Dataset, expression: Any) -> None:
-    for use in (every_kind.find, every_kind.delete, lambda where: every_kind.update(where, {"id": 1})):
+def test_an_invalid_expression_raises(every_kind: Dataset, expression: Any) -> None:
+    for use in (every_kind.__getitem__, every_kind.delete, lambda where: every_kind.update(where, {"id": 1})):
         with pytest.raises(InvalidInputError, match="the filter does not fit the table: "):
             use(expression)
 
 
-def test_an_expression_reads_only_the_columns_it_needs() -> None:
+def test_an_expression_reads_only_referenced_columns() -> None:
     store = open_store("memory://")
     ds = penstock.create(store, {"n": int, "x": Tensor("uint8", (10_000,))})
     ds.append({"n": range(100), "x": np.zeros((100, 10_000), np.uint8)})
     ds.commit()
     counting = CountingStore(store)
-    assert column(penstock.load(counting).find(field("n") > 97).select("n"), "n") == [98, 99]
+    assert column(penstock.load(counting)[field("n") > 97].select("n"), "n") == [98, 99]
     assert counting.bytes["get"] < 20_000
 
 
-def test_a_name_with_a_blank_before_it_is_a_name_like_any_other() -> None:
+def test_a_column_name_may_begin_with_a_space() -> None:
     ds = penstock.create("memory://", {" position": int, "n": int})
     ds.append({" position": [7, 8], "n": [1, 2]})
-    assert column(ds.find(field(" position") == 8), "n") == [2]
+    assert column(ds[field(" position") == 8], "n") == [2]

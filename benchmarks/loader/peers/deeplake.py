@@ -1,6 +1,6 @@
 """Deep Lake 4: its PyTorch dataset in a standard DataLoader, as its documentation has it; or a view in random order.
 
-Pictures are kept as bytes and decoded by simplejpeg, which is twice as fast as the image type.
+Images are kept as bytes and decoded by simplejpeg, which is twice as fast as the image type.
 """
 
 from collections.abc import Callable, Iterator, Mapping

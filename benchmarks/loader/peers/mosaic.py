@@ -21,7 +21,7 @@ PACKAGE = "mosaicml-streaming"
 
 
 class Decoded(StreamingDataset):  # type: ignore[misc]
-    """Pictures decoded by the fastest decoder, which is not the package's own."""
+    """Images decoded by the fastest decoder, which is not the package's own."""
 
     def __getitem__(self, at: Any) -> Any:
         row = super().__getitem__(at)

@@ -1,3 +1,3 @@
-"""The engine's batches for each framework: one thin file each, imported when asked for."""
+"""Loaders for each framework over the engine: one thin file each, imported on first use."""
 
 __all__ = ()

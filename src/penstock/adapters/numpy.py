@@ -1,31 +1,27 @@
-"""Batches of numpy arrays, for everything that has no adapter of its own."""
+"""Batches of numpy arrays, for frameworks without an adapter."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from penstock.engine import Display, Loader, NumpyFinish, StreamOptions, given_world, ragged_columns
-from penstock.errors import InvalidInputError
-from penstock.table import Reader, Rows
+from penstock.engine import Loader, LoaderOptions, NumpyFormatter, Progress, Transforms, explicit_world, ragged_columns
+from penstock.table import Int64Array, Reader
 
 
 def loader(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Rows,
+    rows: range | Int64Array,
     *,
-    options: StreamOptions,
+    options: LoaderOptions,
+    transforms: Transforms,
     distributed: tuple[int, int] | bool | None,
-    transform: Callable[..., Any] | None,
-    batch_transform: Callable[..., Any] | None,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    ragged: str,
-    display: Display | None,
+    progress: Progress | None,
 ) -> Loader:
     """Batches of arrays; see `View.numpy`."""
-    if ragged not in ("list", "pad"):
-        raise InvalidInputError(f'ragged is "list" or "pad", not {ragged!r}')
-    finish = NumpyFinish(
-        transform, batch_transform, collate_fn, ragged, ragged_columns(reader, names), options.bad.tolerant
+    formatter = NumpyFormatter(
+        transforms.transform, transforms.batch_transform, transforms.collate_fn,
+        transforms.ragged_mode(("list", "pad")), ragged_columns(reader, names), options.bad_samples.tolerant,
+    )  # fmt: skip
+    world = explicit_world(distributed)
+    return Loader(
+        reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress
     )
-    world = given_world(distributed)
-    return Loader(reader, names, rows, world=world, options=options, finish=finish, agree=None, display=display)

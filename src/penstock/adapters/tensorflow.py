@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,23 +13,24 @@ import tensorflow as tf
 
 from penstock.engine import (
     PAD,
-    BadRows,
+    BadRowsError,
     Columns,
-    Display,
-    LiftedFinish,
+    ConvertedFormatter,
     Loader,
-    NumpyFinish,
+    LoaderOptions,
+    NumpyFormatter,
+    Progress,
     RowKeys,
     RowReader,
-    StreamOptions,
-    given_world,
+    Transforms,
+    explicit_world,
     map_leaves,
     ragged_columns,
 )
 from penstock.errors import InvalidInputError
-from penstock.table import Reader, Rows
+from penstock.table import Int64Array, Reader
 
-_EXAMPLES = 64
+_MAX_EXAMPLES = 64
 
 InputContext: TypeAlias = tf.distribute.InputContext
 TensorflowDataset: TypeAlias = tf.data.Dataset
@@ -38,43 +39,43 @@ TensorflowDataset: TypeAlias = tf.data.Dataset
 def dataset(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Rows,
+    rows: range | Int64Array,
     *,
-    options: StreamOptions,
+    options: LoaderOptions,
+    transforms: Transforms,
     distributed: tuple[int, int] | InputContext | bool | None,
-    transform: Callable[..., Any] | None,
-    batch_transform: Callable[..., Any] | None,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    ragged: str,
     output_signature: Any,
-    display: Display | None,
+    progress: Progress | None,
 ) -> TensorflowDataset:
     """Batches of tensors; see `View.tensorflow`."""
-    if ragged not in ("ragged", "pad"):
-        raise InvalidInputError(f'ragged is "ragged" or "pad", not {ragged!r}')
     if isinstance(distributed, tf.distribute.InputContext):
         distributed = (distributed.input_pipeline_id, distributed.num_input_pipelines)
-    world = given_world(distributed)
-    functions = (transform, batch_transform, collate_fn)
-    uneven = "rows" if ragged == "ragged" else "pad"
+    world = explicit_world(distributed)
+    functions = (transforms.transform, transforms.batch_transform, transforms.collate_fn)
+    ragged_mode = "rows" if transforms.ragged_mode(("ragged", "pad")) == "ragged" else "pad"
     columns = ragged_columns(reader, names)
-    finish = LiftedFinish(*functions, uneven, columns, options.bad.tolerant, put=_element)
-    loader = Loader(reader, names, rows, world=world, options=options, finish=finish, agree=None, display=display)
+    formatter = ConvertedFormatter(*functions, ragged_mode, columns, options.bad_samples.tolerant, put=_element)
+    loader = Loader(
+        reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress
+    )
     if output_signature is None:
-        example = _Example(*functions, uneven, columns, options.bad.tolerant)
+        probe = _SignatureProbe(*functions, ragged_mode, columns, options.bad_samples.tolerant)
         row_reader = RowReader(reader, names, rows, options.decode)
-        output_signature = example.signature(row_reader, options, flagged=options.flags(world))
-    # TensorFlow never lets go of the function; the loader's threads end with the dataset, which iterators keep alive.
+        output_signature = probe.signature(row_reader, options, flagged=options.flags_rows(world))
+    # TensorFlow never frees the function, so it has a weak reference: the loader's threads end with the dataset, which
+    # iterators keep alive.
     epoch = partial(_epoch, weakref.ref(loader), output_signature)
-    made = tf.data.Dataset.from_generator(epoch, output_signature=output_signature).with_options(_options())
-    made.penstock = loader
-    return made
+    batches = tf.data.Dataset.from_generator(epoch, output_signature=output_signature).with_options(_options())
+    batches.penstock = loader
+    return batches
 
 
-def _epoch(found: weakref.ref[Loader], signature: Any) -> Iterator[Any]:
-    loader = found()
+def _epoch(loader_ref: weakref.ref[Loader], signature: Any) -> Iterator[Any]:
+    loader = loader_ref()
     if loader is None:
-        raise InvalidInputError("the dataset that ds.tensorflow(…) returned is gone: hold it while you read from it")
+        raise InvalidInputError(
+            "the dataset that ds.tensorflow(…) returned was deleted: keep a reference to it while reading"
+        )
     for batch in loader:
         if isinstance(batch, dict) and isinstance(signature, dict):
             yield {name: batch[name] for name in signature if name in batch}
@@ -85,30 +86,30 @@ def _epoch(found: weakref.ref[Loader], signature: Any) -> Iterator[Any]:
 
 def _options() -> tf.data.Options:
     options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False  # or the state would run ahead of the loop
+    options.experimental_optimization.inject_prefetch = False  # else the loader's state runs ahead
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
 
 
 def _element(batch: Any) -> Any:
-    """A batch as tf.data takes it."""
-    return map_leaves(_leaf, batch, whole=list)
+    """Convert a batch to values that tf.data accepts."""
+    return map_leaves(_leaf, batch, leaf_type=list)
 
 
 def _leaf(value: Any) -> Any:
     if isinstance(value, list):
         if any(isinstance(item, np.ndarray) for item in value):
             lengths = [len(item) for item in value]
-            return tf.RaggedTensor.from_row_lengths(_number(np.concatenate(value)), lengths, validate=False)
-        return np.array([_text(item) for item in value], object)
-    return _number(value) if isinstance(value, np.ndarray) else value
+            return tf.RaggedTensor.from_row_lengths(_datetimes_to_int64(np.concatenate(value)), lengths, validate=False)
+        return np.array([_to_bytes(item) for item in value], object)
+    return _datetimes_to_int64(value) if isinstance(value, np.ndarray) else value
 
 
-def _number(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _datetimes_to_int64(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.view(np.int64) if array.dtype.kind in "Mm" else array
 
 
-def _text(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     if value is None:
         return b""
     if isinstance(value, bytes):
@@ -116,65 +117,68 @@ def _text(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     try:
-        return json.dumps(value, ensure_ascii=False, default=_listed).encode()
+        return json.dumps(value, ensure_ascii=False, default=_to_list).encode()
     except TypeError as error:
         raise InvalidInputError(
-            f"TensorFlow has nothing to hold a {type(value).__name__} with ({error}); change it with transform=…, or "
+            f"TensorFlow has no type for a {type(value).__name__} ({error}); convert it with transform=…, or "
             "leave the column out with columns=…"
         ) from error
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON serialisable")
 
 
 @dataclass
-class _Example(NumpyFinish):
-    """Makes batches of one row, to see what all batches look like."""
+class _SignatureProbe(NumpyFormatter):
+    """Builds batches of one row, to infer the signature of all batches."""
 
     open_shapes: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
-    """Shapes of rows, without the lengths that other batches may not have, by the id of an array of this one."""
+    """The shape of a row, None where the length varies between batches, by the id of an array of the current batch."""
 
-    def signature(self, reader: RowReader, options: StreamOptions, *, flagged: bool) -> Any:
-        """The specification of the first row that can be used and has all its values, or else of the last of some."""
+    def signature(self, reader: RowReader, options: LoaderOptions, *, flagged: bool) -> Any:
+        """The signature of the first usable row without nulls, or else of the last usable one, of the first rows.
+
+        Raises `InvalidInputError` if no row is usable.
+        """
         size = options.batch_size if options.drop_last else None
-        found, reason = None, None
-        for number in range(min(len(reader), _EXAMPLES)):
+        inferred, reason = None, None
+        for index in range(min(len(reader), _MAX_EXAMPLES)):
             try:
-                columns = reader.read([number])
+                columns = reader.read([index])
                 batch = self._batch(columns | {PAD: np.zeros(1, bool)} if flagged else columns, options.seed)
             except Exception as error:  # a user's function may raise anything
                 if not self.tolerant:
                     raise
                 reason = error
                 continue
-            found = map_leaves(partial(self._spec, size), batch, whole=list)
+            inferred = map_leaves(partial(self._spec, size), batch, leaf_type=list)
             if all(value is not None for values in columns.values() for value in values):
                 break
-        if found is None:
+        if inferred is None:
             raise InvalidInputError(
-                "there is no row that shows what a batch looks like: pass output_signature=…, as for "
+                "the signature of a batch cannot be inferred: no row is usable; pass output_signature=…, as for "
                 "tf.data.Dataset.from_generator"
             ) from reason
-        return found
+        return inferred
 
     def _batch(self, columns: Columns, seed: int) -> Any:
         self.open_shapes.clear()
         try:
             return self(columns, RowKeys(seed, 0, np.zeros(1, np.int64)))
-        except BadRows as bad:
+        except BadRowsError as bad:
             raise bad.failures[0] from None
 
-    def uneven(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
-        """See `NumpyFinish`."""
-        found = super().uneven(name, values, empty)
-        array = found[name]
+    def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
+        """See `NumpyFormatter`."""
+        columns = super().format_ragged(name, values, empty)
+        array = columns[name]
         if isinstance(array, np.ndarray):
             lengths = (0,) * (array.ndim - 1) if empty is None else empty.shape
             self.open_shapes[id(array)] = tuple(length or None for length in lengths)
-        return found
+        return columns
 
     def _spec(self, size: int | None, value: Any) -> Any:
         leaf = _leaf(value)

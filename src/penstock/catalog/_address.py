@@ -1,4 +1,4 @@
-"""The names of managed tables: `penstock://workspace/table`."""
+"""Addresses of managed tables: `penstock://workspace/table`."""
 
 import re
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ _SCHEME = "penstock://"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _GRAMMAR = (
     "a workspace and a table each have 1 to 63 of a-z, 0-9, '.', '_' and '-', "
-    "begin with a letter or a digit, and have no '..' and no '.' at the end"
+    "begin with a letter or a digit, and contain no '..' and no trailing '.'"
 )
 
 
 @dataclass(frozen=True, order=True)
-class Address:
+class TableAddress:
     """The name of a table in a workspace.
 
-    Both parts become names of folders and prefixes of keys on every file system and cloud, so what some of them would
-    fold together or drop (capitals, a dot at the end) is refused on all of them.
+    Both parts become folder names and key prefixes, so names that some file system or cloud changes (upper case, a
+    trailing dot) raise `InvalidInputError` everywhere.
     """
 
     workspace: str
@@ -30,14 +30,14 @@ class Address:
             return
         lower = [name.lower() for name in names]
         if all(map(_is_name, lower)):
-            raise InvalidInputError(f"{self}: names are in lower case; write {_SCHEME}{'/'.join(lower)}")
+            raise InvalidInputError(f"{self}: names must be lower case; write {_SCHEME}{'/'.join(lower)}")
         raise InvalidInputError(f"{str(self)!r} cannot name a table: {_GRAMMAR}; write {_SCHEME}workspace/table")
 
     @classmethod
-    def parse(cls, text: str) -> "Address":
-        """Read what `str` of an address writes."""
+    def parse(cls, text: str) -> "TableAddress":
+        """Parse `penstock://workspace/table`; raises `InvalidInputError`."""
         workspace, _, table = text.removeprefix(_SCHEME).partition("/")
-        if not is_address(text) or not workspace or not table or "/" in table:
+        if not is_table_address(text) or not workspace or not table or "/" in table:
             raise InvalidInputError(f"{text!r} does not name one table of a workspace; write {_SCHEME}workspace/table")
         return cls(workspace, table)
 
@@ -45,8 +45,8 @@ class Address:
         return f"{_SCHEME}{self.workspace}/{self.table}"
 
 
-def is_address(text: str) -> bool:
-    """Whether a text is meant for the catalog; `Address.parse` says whether it is well formed."""
+def is_table_address(text: str) -> bool:
+    """Whether a URI has the `penstock` scheme; `TableAddress.parse` validates the rest."""
     return text.startswith(_SCHEME)
 
 

@@ -1,4 +1,4 @@
-"""One SQLite file: opened for each use, brought up to date, and its errors told in our words."""
+"""The SQLite file of the catalog: connections, schema migrations, and translated errors."""
 
 import errno
 import sqlite3
@@ -7,7 +7,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import AccessDenied, CorruptError, PenstockError, StorageError, StorageTimeout, UnsupportedFormat
+from penstock.errors import (
+    AccessDeniedError,
+    CorruptError,
+    PenstockError,
+    StorageError,
+    StorageTimeoutError,
+    UnsupportedFormatError,
+)
 
 Row = tuple[Any, ...]
 
@@ -27,23 +34,23 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
     ),
 )
-"""Statements that bring a file from the version of their index to the next; never changed once released."""
-_MOVE_AWAY = "restore it from a copy, or move it away and name the tables again: the tables themselves are not in it"
-_PERMIT = "check who owns it and its folder, or set PENSTOCK_HOME to a folder of yours"
+"""Item i migrates a file from version i to i + 1; never changed once released."""
+_RESTORE = "restore it from a copy, or move it away and register the tables again: the tables are stored elsewhere"
+_FIX_ACCESS = "check the owner and permissions of it and its folder, or set PENSTOCK_HOME to another folder"
 _DENIED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-_DAMAGED = {
+_CORRUPT = {
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_ERROR,  # our statements are right: the tables are not those that they were written for
+    sqlite3.SQLITE_ERROR,  # the statements are correct, so the tables do not have the expected schema
 }
 
 
 class Database:
-    """A file that any number of processes and threads use at once.
+    """A SQLite file shared by any number of processes and threads.
 
-    No connection outlives a call, so none is ever shared between threads or carried over a fork. There is no
-    write-ahead log, because homes are on network file systems, which cannot share one.
+    Each call opens its own connection, so that none is shared between threads or inherited by a fork. There is no
+    write-ahead log, because network file systems, where home folders may be, do not support one.
     """
 
     def __init__(self, file: Path, *, busy_timeout_s: float) -> None:
@@ -51,26 +58,26 @@ class Database:
         self._busy_timeout_s = busy_timeout_s
 
     def read(self, sql: str, *values: str) -> list[Row]:
-        """The rows of a query; none where there is no file yet, because looking makes none."""
-        with self._translated():
+        """The rows of a query; no rows if the file does not exist, which a query does not create."""
+        with self._translate_errors():
             if not self.file.exists():
                 return []
-            with self._opened("mode=ro") as db:
+            with self._connect("mode=ro") as db:
                 version = self._version(db)
                 if version == len(_MIGRATIONS):
                     return db.execute(sql, values).fetchall()
-            if not version:  # somebody is about to make it
+            if not version:  # another process is creating it
                 return []
-            with self._opened("mode=rw") as db:
+            with self._connect("mode=rw") as db:
                 self._migrate(db)
                 return db.execute(sql, values).fetchall()
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that no other writer overlaps; an error inside takes it back."""
-        with self._translated():
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """An exclusive write transaction; an exception rolls it back."""
+        with self._translate_errors():
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._opened("mode=rwc") as db:
+            with self._connect("mode=rwc") as db:
                 if self._version(db) < len(_MIGRATIONS):
                     self._migrate(db)
                 db.execute("BEGIN IMMEDIATE")
@@ -78,14 +85,14 @@ class Database:
                 db.execute("COMMIT")
 
     @contextmanager
-    def _opened(self, mode: str) -> Iterator[sqlite3.Connection]:
+    def _connect(self, mode: str) -> Iterator[sqlite3.Connection]:
         uri = f"{self.file.as_uri()}?{mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s, isolation_level=None)) as db:
-            yield db  # closing takes back what was not committed
+            yield db  # closing rolls back uncommitted changes
 
     def _migrate(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")
-        version = self._version(db)  # another process may have been first
+        version = self._version(db)  # another process may have migrated it already
         for number, statements in enumerate(_MIGRATIONS[version:], version + 1):
             for statement in statements:
                 db.execute(statement)
@@ -98,42 +105,42 @@ class Database:
             return 0
         found = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() if "meta" in names else None
         if found is None or not isinstance(found[0], int):
-            raise CorruptError(f"{self.file} is a database, but not a catalog of Penstock; {_MOVE_AWAY}")
+            raise CorruptError(f"{self.file} is a database, but not a Penstock catalog; {_RESTORE}")
         if found[0] > len(_MIGRATIONS):
-            raise UnsupportedFormat(
-                f"the catalog {self.file} was written by a newer Penstock (its version is {found[0]}, and this one "
-                f"knows {len(_MIGRATIONS)}); upgrade Penstock, or set PENSTOCK_HOME to another folder"
+            raise UnsupportedFormatError(
+                f"the catalog {self.file} was written by a newer Penstock (catalog version {found[0]}; this one "
+                f"supports {len(_MIGRATIONS)}); upgrade Penstock, or set PENSTOCK_HOME to another folder"
             )
         return found[0]
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._from_sqlite(error) from error
-        except UnicodeDecodeError as error:  # a name of a table, or an address
-            raise CorruptError(f"the catalog {self.file} is damaged ({error}); {_MOVE_AWAY}") from error
+            raise self._translate_sqlite(error) from error
+        except UnicodeDecodeError as error:  # in a table name or a URI
+            raise CorruptError(f"the catalog {self.file} is damaged ({error}); {_RESTORE}") from error
         except OSError as error:
-            raise self._from_system(error) from error
+            raise self._translate_os(error) from error
 
-    def _from_sqlite(self, error: sqlite3.Error) -> PenstockError:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
+    def _translate_sqlite(self, error: sqlite3.Error) -> PenstockError:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # drop the extended code
         if code in _DENIED:
-            return AccessDenied(f"the catalog {self.file} cannot be opened or written ({error}); {_PERMIT}")
+            return AccessDeniedError(f"the catalog {self.file} cannot be opened or written ({error}); {_FIX_ACCESS}")
         if code in _BUSY:
-            return StorageTimeout(
-                f"the catalog {self.file} was held by another process for {self._busy_timeout_s:g} s ({error}); "
-                "try again, and look for a process that hangs"
+            return StorageTimeoutError(
+                f"the catalog {self.file} was locked by another process for {self._busy_timeout_s:g} s ({error}); "
+                "retry, and check for a hanging process"
             )
-        if code in _DAMAGED:
-            return CorruptError(f"the catalog {self.file} is damaged ({error}); {_MOVE_AWAY}")
-        return StorageError(f"the catalog {self.file} cannot be used ({error}); look at its disk, and try again")
+        if code in _CORRUPT:
+            return CorruptError(f"the catalog {self.file} is damaged ({error}); {_RESTORE}")
+        return StorageError(f"the catalog {self.file} cannot be used ({error}); check its disk, and retry")
 
-    def _from_system(self, error: OSError) -> PenstockError:
+    def _translate_os(self, error: OSError) -> PenstockError:
         reason = error.strerror or str(error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return AccessDenied(f"the catalog {self.file} cannot be opened or written ({reason}); {_PERMIT}")
+            return AccessDeniedError(f"the catalog {self.file} cannot be opened or written ({reason}); {_FIX_ACCESS}")
         return StorageError(
-            f"the catalog {self.file} cannot be used ({reason}); mend its folder, or set PENSTOCK_HOME to another"
+            f"the catalog {self.file} cannot be used ({reason}); fix its folder, or set PENSTOCK_HOME to another"
         )

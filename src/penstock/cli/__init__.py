@@ -1,4 +1,4 @@
-"""The command line: one verb per file."""
+"""The command line: one command per file."""
 
 from penstock.cli._app import main
 

@@ -1,4 +1,4 @@
-"""Columns written as text, on the command line or in a file: `image:jpeg:90`, `float32[3,4]`, `text?`."""
+"""Parse columns from text, on the command line or in a file: `image:jpeg:90`, `float32[3,4]`, `text?`."""
 
 import json
 import re
@@ -30,17 +30,17 @@ from penstock.format.kinds import (
 
 GRAMMAR = """\b
 TYPE is one of
-  text, bytes, json                 strings, plain bytes, anything JSON can say
-  float32, int64, bool, …           one number
-  float32[3,4], uint8[?,4]          a tensor; ? where the length differs from row to row
-  image, image:jpeg:90              pictures; image[224,224,3] where all have one shape
-  mask, audio, audio:flac, video    segmentation masks, sound and film
-  label, label=cat,dog              a class by its number or its name
-  embedding[512]                    a vector to search by
-  boxes, boxes=xywh, points[2]      any number of boxes or points in a row
-  list(TYPE), linked(TYPE)          many values in a row; bytes that stay where they are
+  text, bytes, json                 strings, plain bytes, any JSON value
+  float32, int64, bool, …           a scalar
+  float32[3,4], uint8[?,4]          a tensor; ? for a dimension that varies by row
+  image, image:jpeg:90              images; image[224,224,3] if all have one shape
+  mask, audio, audio:flac, video    segmentation masks, sound and video
+  label, label=cat,dog              a class, by index or by name
+  embedding[512]                    a vector for search
+  boxes, boxes=xywh, points[2]      any number of boxes or points per row
+  list(TYPE), linked(TYPE)          a list per row; a link to bytes stored elsewhere
 with :lz4, :zstd or :zstd:LEVEL after it to compress the column (image, audio: their own codecs)
-and ? at the end where rows may lack a value. Quote it: shells read [ and ? themselves.
+and ? at the end for a nullable column. Quote it: shells interpret [ and ?.
 """
 
 _TYPE = re.compile(
@@ -55,53 +55,53 @@ _PLAIN: dict[str, type[Kind]] = {
 
 
 def parse_columns(texts: Sequence[str]) -> dict[str, Column]:
-    """Understand `name:TYPE`, once for each column."""
+    """Parse `name:TYPE`, once for each column."""
     columns: dict[str, Column] = {}
     for text in texts:
-        name, colon, described = text.partition(":")
+        name, colon, definition = text.partition(":")
         if not colon:
-            raise InvalidInputError(f"--column is written name:TYPE, such as caption:text, and not {text!r}")
+            raise InvalidInputError(f"--column is written name:TYPE, such as caption:text, not {text!r}")
         if name in columns:
-            raise InvalidInputError(f"two columns are called {name!r}")
-        columns[name] = _column(name, described)
+            raise InvalidInputError(f"two columns have the name {name!r}")
+        columns[name] = _parse_column(name, definition)
     return columns
 
 
 def read_columns(path: Path) -> dict[str, Column]:
-    """Read a schema file: an object of names and TYPEs, or what `penstock info --json` prints."""
+    """Read a schema file: an object of names and TYPEs, or the output of `penstock info --json`."""
     try:
         document = json.loads(path.read_bytes())
         if isinstance(document.get("columns"), list):
             document = {column["name"]: column for column in document["columns"]}
-        return {name: _column(name, described) for name, described in document.items()}
+        return {name: _parse_column(name, definition) for name, definition in document.items()}
     except InvalidInputError:
         raise
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"cannot read a schema from {path}: {error}") from error
     except (AttributeError, KeyError, TypeError) as error:
-        wanted = '{"name": "TYPE", …}, or what `penstock info --json` prints'
-        raise InvalidInputError(f"{path} is not a schema: write {wanted}") from error
+        expected = '{"name": "TYPE", …}, or the output of `penstock info --json`'
+        raise InvalidInputError(f"{path} is not a schema: write {expected}") from error
 
 
-def _column(name: str, described: str | Mapping[str, Any]) -> Column:
+def _parse_column(name: str, definition: str | Mapping[str, Any]) -> Column:
     try:
-        return parse_type(described) if isinstance(described, str) else _from_json(described)
+        return parse_type(definition) if isinstance(definition, str) else _from_json(definition)
     except InvalidInputError as error:
         raise InvalidInputError(f"column {name!r}: {error}") from error
 
 
-def _from_json(described: Mapping[str, Any]) -> Column:
-    codec = described.get("codec", "none")
-    sizes = {key: described[key] for key in ("file_bytes", "page_bytes") if key in described}
-    kind = kind_from_json(described["type"])
-    return Column(kind, bool(described.get("nullable")), None if codec == "none" else codec, **sizes)
+def _from_json(document: Mapping[str, Any]) -> Column:
+    codec = document.get("codec", "none")
+    sizes = {key: document[key] for key in ("file_bytes", "page_bytes") if key in document}
+    kind = kind_from_json(document["type"])
+    return Column(kind, bool(document.get("nullable")), None if codec == "none" else codec, **sizes)
 
 
 def parse_type(text: str) -> Column:
-    """Understand a TYPE."""
+    """Parse a TYPE; raises `InvalidInputError` if it is not one."""
     match = _TYPE.fullmatch(text.strip())
     if match is None:
-        raise InvalidInputError(f"{text!r} is not a type; `penstock create --help` shows how types are written")
+        raise InvalidInputError(f"{text!r} is not a type; `penstock create --help` shows the syntax of types")
     kind, codec = _kind(match), match["codec"]
     if isinstance(kind, Audio):
         kind, codec = replace(kind, codec=codec), None
@@ -114,7 +114,7 @@ def _kind(match: re.Match[str]) -> Kind:
     if match["outer"]:
         inner = parse_type(match["inner"])
         if inner.nullable or inner.codec != "none":
-            raise InvalidInputError(f"write the compression and the ? after the brackets of {match['outer']}(…)")
+            raise InvalidInputError(f"write the compression and the ? after the parentheses of {match['outer']}(…)")
         return Linked(inner.kind) if match["outer"] == "linked" else List(inner.kind)
     if base == "label" and words and not dims:
         return Label(tuple(words.split(",")))
@@ -131,7 +131,7 @@ def _kind(match: re.Match[str]) -> Kind:
     if base in _PLAIN and not dims:
         return _PLAIN[base]()
     if base in _PLAIN or base == "embedding":
-        raise InvalidInputError(f"{base} is not written so; `penstock create --help` shows how types are written")
+        raise InvalidInputError(f"{base} does not have this form; `penstock create --help` shows the syntax of types")
     try:
         return Tensor(base, dims)
     except InvalidInputError:

@@ -1,21 +1,22 @@
 """`penstock compact`."""
 
 import penstock
-from penstock.cli._show import amount, count
-from penstock.cli._verb import Answer, Run, Uri
+from penstock.cli._command import CommandContext, CommandResult, Uri
+from penstock.cli._render import format_bytes, pluralize
 from penstock.cli._versions import Branch, Message
 
 
-def compact(run: Run, uri: Uri, branch: Branch = None, message: Message = "") -> Answer:
-    """Join small fragments and leave deleted rows out, as a new commit; rows, their order and ids stay.
+def compact(context: CommandContext, uri: Uri, branch: Branch = None, message: Message = "") -> CommandResult:
+    """Join small fragments and drop deleted rows, as a new commit; rows, their order and row ids stay the same.
 
-    Older versions keep what they have until `penstock vacuum`.
+    Older versions keep their files until `penstock vacuum`.
     """
-    dataset = penstock.load(uri, branch=branch, options=run.options)
+    dataset = penstock.load(uri, branch=branch, storage_options=context.storage_options)
     before = dataset.summary()
-    run.doing = lambda: f"joining the fragments of {before.version}"
-    dataset.compact(message)
-    after = dataset.summary()
+    context.status = lambda: f"compacting the fragments of {before.version}"
+    name = dataset.version.rpartition("@")[0]
+    penstock.compact(uri, branch=name, message=message, storage_options=context.storage_options)
+    after = dataset.checkout().summary()
     document = {
         "uri": dataset.uri,
         "version": after.version,
@@ -25,7 +26,8 @@ def compact(run: Run, uri: Uri, branch: Branch = None, message: Message = "") ->
         "after": {"version": after.version, "fragments": after.fragments, "bytes": after.bytes},
     }
     if after.version == before.version:
-        return Answer(document, [f"{before.version} is well as it is: {count(before.fragments, 'fragment')}."])
-    line = f"{count(before.fragments, 'fragment')}, {amount(before.bytes)}, are now "
-    line += f"{count(after.fragments, 'fragment')}, {amount(after.bytes)}: {after.version}."
-    return Answer(document, [line])
+        line = f"{before.version} needs no compaction: {pluralize(before.fragments, 'fragment')}."
+    else:
+        line = f"{after.version}: compacted {pluralize(before.fragments, 'fragment')} ({format_bytes(before.bytes)})"
+        line += f" into {pluralize(after.fragments, 'fragment')} ({format_bytes(after.bytes)})."
+    return CommandResult(document, [line])

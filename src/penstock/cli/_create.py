@@ -8,114 +8,122 @@ import typer
 
 import penstock
 from penstock.cli._columns import GRAMMAR, parse_columns, read_columns
+from penstock.cli._command import CommandContext, CommandResult, Uri
 from penstock.cli._info import describe
 from penstock.cli._ingest import (
     KINDS,
+    BadSampleLimit,
+    BadSamplesAction,
     DryRun,
-    MaxBad,
     Message,
-    OnBadOption,
+    NumWorkers,
+    ProgressRenderer,
     SourceOption,
-    Watch,
-    Workers,
-    checked_on_bad,
-    document,
+    import_transform,
+    ingest_document,
+    parse_bad_samples,
     parse_codecs,
-    parse_size,
-    source_of,
-    told,
+    parse_image_size,
+    parse_source,
+    render_result,
 )
-from penstock.cli._verb import Answer, Run, Uri
+from penstock.dataset import resolve_uri
 from penstock.errors import AlreadyExistsError, InvalidInputError
 from penstock.storage import open_store
 
 
 def create(
-    run: Run,
+    context: CommandContext,
     uri: Uri,
-    source: Annotated[str | None, typer.Argument(metavar="[from-SOURCE]", help="Data to fill it with.")] = None,
+    source: Annotated[str | None, typer.Argument(metavar="[from-SOURCE]", help="Data to ingest.")] = None,
     column: Annotated[
-        list[str], typer.Option(metavar="NAME:TYPE", help="A column, such as photo:image:jpeg:90; repeat it.")
+        list[str], typer.Option(metavar="NAME:TYPE", help="A column, such as photo:image:jpeg:90; can be repeated.")
     ] = [],  # noqa: B006
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Columns from a JSON file: names and TYPEs, or what `info --json` prints."),
+        typer.Option(metavar="FILE", help="Columns from a JSON file: names and TYPEs, or output of `info --json`."),
     ] = None,
     message: Message = "",
-    kind: Annotated[str | None, typer.Option("--as", metavar="KIND", help="What the source is.")] = None,
-    columns: Annotated[str | None, typer.Option(metavar="A,B,…", help="Take only these columns.")] = None,
+    kind: Annotated[str | None, typer.Option("--as", metavar="KIND", help="The kind of the source.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B,…", help="Ingest only these columns.")] = None,
     codec: Annotated[
-        list[str], typer.Option(metavar="COLUMN=CODEC", help="Store it so, such as image=jpeg:90; repeat it.")
+        list[str], typer.Option(metavar="COLUMN=CODEC", help="A codec, such as image=jpeg:90; can be repeated.")
     ] = [],  # noqa: B006
-    decode: Annotated[bool, typer.Option("--decode", help="Store pictures as tensors, ready to be read.")] = False,
-    resize: Annotated[str | None, typer.Option(metavar="HxW", help="Give every picture this size.")] = None,
-    nullable: Annotated[str, typer.Option(metavar="A,B,…", help="Columns that later rows may lack.")] = "",
+    decode: Annotated[bool, typer.Option("--decode", help="Store images as tensors, ready to read.")] = False,
+    image_size: Annotated[
+        str | None, typer.Option("--image-size", metavar="HxW", help="Resize images to this height and width.")
+    ] = None,
+    nullable: Annotated[str, typer.Option(metavar="A,B,…", help="Columns that may be null in later rows.")] = "",
     transform: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Called with each row; returns the row, or None.")
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Called with each row; returns the row, or None to skip it."),
     ] = None,
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Write files in random order, and mix their rows.")
+        bool, typer.Option("--shuffle", help="Write files in random order, and shuffle their rows.")
     ] = False,
-    link: Annotated[bool, typer.Option("--link", help="Copy nothing: point at the bytes in the source.")] = False,
-    on_bad: OnBadOption = "skip",
-    max_bad: MaxBad = 1000,
+    link: Annotated[bool, typer.Option("--link", help="Store links to the source instead of copies.")] = False,
+    bad_samples: BadSamplesAction = "skip",
+    bad_sample_limit: BadSampleLimit = None,
     dry_run: DryRun = False,
-    workers: Workers = None,
+    num_workers: NumWorkers = None,
     source_option: SourceOption = [],  # noqa: B006
-) -> Answer:
-    """Make a table, and fill it from a folder or a bucket; interrupted, the same command goes on where it stopped.
+) -> CommandResult:
+    """Create a table, and ingest a folder or a bucket into it; after an interruption, the same command resumes.
 
-    Without a source it is empty; without columns they are found from the first rows appended.
+    Without a source the table is empty; without columns they are inferred from the first rows.
     """
     if source is None:
         if column and schema is not None:
             raise InvalidInputError("give the columns with --column or with --schema, and not with both")
         fields = read_columns(schema) if schema is not None else parse_columns(column)
-        return describe(penstock.create(uri, fields, options=run.options, message=message), "Created ")
+        dataset = penstock.create(uri, fields, storage_options=context.storage_options, message=message)
+        return describe(dataset, "Created ")
     if column or schema is not None:
-        raise InvalidInputError("columns of a source are found in it; choose among them with --columns and --codec")
-    place = source_of(source)
-    _check_new(uri, place, run, run.parsed(source_option))
-    watch = Watch(run)
-    done = penstock.ingest(
-        place,
+        raise InvalidInputError("the columns of a source are inferred; select them with --columns and --codec")
+    source_uri, source_options = parse_source(source), context.parse_source_options(source_option)
+    import_transform(transform)
+    _check_destination(uri, source_uri, context, source_options)
+    renderer = ProgressRenderer(context)
+    result = penstock.ingest(
+        source_uri,
         uri,
         kind=kind,
-        columns=None if columns is None else _names(columns),
+        columns=None if columns is None else _split_names(columns),
         codecs=parse_codecs(codec),
         decode=decode,
-        resize=parse_size(resize),
-        nullable=_names(nullable),
+        image_size=parse_image_size(image_size),
+        nullable=_split_names(nullable),
         transform=transform,
         shuffle=shuffle,
         link=link,
-        on_bad=checked_on_bad(on_bad),
-        max_bad=max_bad,
+        bad_samples=parse_bad_samples(bad_samples, bad_sample_limit),
         dry_run=dry_run,
         message=message,
-        options=run.options,
-        source_options=run.parsed(source_option),
-        workers=workers,
-        on_plan=watch.planned,
-        progress=watch,
+        storage_options=context.storage_options,
+        source_storage_options=source_options,
+        num_workers=num_workers,
+        on_plan=renderer.show_plan,
+        progress=renderer,
     )
-    return Answer(document(done), told(done, watch, dry_run=dry_run))
+    return CommandResult(ingest_document(result), render_result(result, renderer.seconds, dry_run=dry_run))
 
 
-def _check_new(uri: str, source: str, run: Run, source_options: Mapping[str, str] | None) -> None:
-    """Refuse a table that has other things in it; one that an interrupted `create` left is gone on with."""
-    if not penstock.exists(uri, options=run.options):
+def _check_destination(
+    uri: str, source: str, context: CommandContext, source_options: Mapping[str, str] | None
+) -> None:
+    """Raise `AlreadyExistsError` for a table with other rows; one that an interrupted `create` left is resumed."""
+    if not penstock.exists(uri, storage_options=context.storage_options):
         return
-    there = penstock.load(uri, options=run.options)
-    options = run.options if source_options is None else source_options
-    if len(there) and open_store(source, options=options).uri not in there.sources:
+    dataset = penstock.load(uri, storage_options=context.storage_options)
+    options = context.storage_options if source_options is None else source_options
+    if len(dataset) and open_store(resolve_uri(source), options=options).uri not in dataset.summary().sources:
         raise AlreadyExistsError(
-            f"{uri} is a table already, and was not made from {source}; choose another place,"
-            " or take the source into it with penstock.ingest"
+            f"{uri} is a table already, and {source} is not its source; choose another URI,"
+            " or ingest the source into it with penstock.ingest"
         )
 
 
-def _names(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

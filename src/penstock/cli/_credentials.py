@@ -1,4 +1,4 @@
-"""Where a store's credentials would come from; says places, never values."""
+"""Where the credentials of a store come from; reports locations, never values."""
 
 import os
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from pathlib import Path
 @dataclass(frozen=True)
 class _Sources:
     options: tuple[str, ...]
-    """Ends of the names of options that carry credentials."""
+    """Suffixes of the names of storage options with credentials."""
     variables: tuple[str, ...]
     files: tuple[str, ...]
-    """Under the home folder."""
+    """Relative to the home folder."""
 
 
 _SOURCES = {
     "s3": _Sources(
         ("access_key_id", "profile", "skip_signature", "web_identity_token_file"),
         ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-         "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE"),
+         "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
         (".aws/credentials", ".aws/config"),
     ),
     "gs": _Sources(
@@ -38,11 +38,15 @@ _SOURCES = {
 
 
 def credentials(uri: str, options: Mapping[str, str]) -> str:
-    """Say where credentials for this address were found."""
+    """A description of where credentials for a URI were found."""
     sources = _SOURCES.get(uri.partition("://")[0])
     if sources is None:
         return "none needed"
     found = [f"--option {key}" for key in options if key.lower().endswith(sources.options)]
     found += [variable for variable in sources.variables if os.environ.get(variable)]
     found += [f"~/{file}" for file in sources.files if (Path.home() / file).exists()]
-    return f"found in {', '.join(found)}" if found else "none found; the cloud's own machines may still be given some"
+    return (
+        f"found in {', '.join(found)}"
+        if found
+        else "none found; machines of the cloud may still get them from its metadata service"
+    )

@@ -12,44 +12,45 @@ from statistics import median
 
 from rich.text import Text
 
+import penstock
+from penstock.cli._command import CommandContext, CommandResult, Uri, printable
 from penstock.cli._credentials import credentials
-from penstock.cli._verb import Answer, Run, Uri, printable
+from penstock.dataset import resolve_uri
 from penstock.errors import NotFoundError, PenstockError, StorageError
-from penstock.history import open_table, open_version
 from penstock.storage import FolderStore, RetryPolicy, Store, open_store, probe
 
 _PACKAGES = ("penstock", "pyarrow", "obstore", "numpy")
-_PATIENCE = RetryPolicy(deadline_s=20.0, attempt_timeout_s=10.0)
+_RETRY = RetryPolicy(deadline_s=20.0, attempt_timeout_s=10.0)
 _ROUNDS = 5
 _BODY = bytes(4096)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried."""
+    """The result of one check."""
 
     name: str
     ok: bool
     detail: str
 
 
-def doctor(run: Run, uri: Uri) -> Answer:
-    """Try what a store can do, and remove what that wrote; needs no table."""
-    return examine(open_store(uri, options=run.options, retry=_PATIENCE), run)
+def doctor(context: CommandContext, uri: Uri) -> CommandResult:
+    """Test what a store supports, and remove the test objects; a table is not needed."""
+    return check_store(open_store(resolve_uri(uri), options=context.storage_options, retry=_RETRY), context)
 
 
-def examine(store: Store, run: Run) -> Answer:
-    """Every check in turn."""
-    checks = [Check("credentials", True, credentials(store.uri, run.options))]
+def check_store(store: Store, context: CommandContext) -> CommandResult:
+    """Run all checks; a store that does not respond ends them."""
+    checks = [Check("credentials", True, credentials(store.uri, context.storage_options))]
     latency: dict[str, float] | None = None
     try:
-        checks.append(_table(store))
-        with _left_as_it_was(store):
-            checks += _capabilities(store)
+        checks.append(_check_table(store))
+        with _remove_new_folders(store):
+            checks += _check_capabilities(store)
             latency = _latency_ms(store)
-        checks.append(Check("latency", True, ", ".join(f"{verb} {ms:.3g} ms" for verb, ms in latency.items())))
-    except StorageError as error:  # the next would only wait for the same
-        checks.append(Check("access", False, run.hide(str(error))))
+        checks.append(Check("latency", True, ", ".join(f"{method} {ms:.3g} ms" for method, ms in latency.items())))
+    except StorageError as error:  # further checks would only wait for the same timeout
+        checks.append(Check("access", False, context.redact(str(error))))
     ok = all(check.ok for check in checks)
     versions = {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     document = {
@@ -59,43 +60,43 @@ def examine(store: Store, run: Run) -> Answer:
         "latency_ms": latency,
         "versions": versions,
     }
-    lines = [_line(check) for check in checks]
+    lines = [_render(check) for check in checks]
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return Answer(document, [Text(printable(store.uri), "bold"), *lines, f"     {packages}"], ok)
+    return CommandResult(document, [Text(printable(store.uri), "bold"), *lines, f"     {packages}"], ok)
 
 
-def _line(check: Check) -> Text:
+def _render(check: Check) -> Text:
     mark = ("ok   ", "green") if check.ok else ("BAD  ", "bold red")
     return Text.assemble(mark, f"{check.name}: {printable(check.detail)}")
 
 
-def _table(store: Store) -> Check:
+def _check_table(store: Store) -> Check:
     try:
-        commit = open_version(store, open_table(store).main).commit
+        dataset = penstock.load(store)
     except NotFoundError as error:
-        there = any(True for _ in store.list("log/"))
-        return Check("table", not there, str(error) if there else "none here yet")
+        damaged = any(True for _ in store.list("log/"))
+        return Check("table", not damaged, str(error) if damaged else "none yet")
     except StorageError:
         raise
     except PenstockError as error:
         return Check("table", False, str(error))
-    return Check("table", True, f"main@{commit.version} with {commit.rows:,} rows")
+    return Check("table", True, f"{dataset.version} with {len(dataset):,} rows")
 
 
-def _capabilities(store: Store) -> list[Check]:
+def _check_capabilities(store: Store) -> list[Check]:
     found = probe(store)
-    apart = "exactly one of racing writers wins" if found.create_only else found.detail
-    listing = "shows" if found.list_after_write else "does not show"
-    ranged = "work" if found.ranged_reads else "return other bytes than were asked for"
+    writers = "exactly one of several concurrent writers wins" if found.create_only else found.detail
+    listing = "includes" if found.list_after_write else "does not include"
+    ranged = "work" if found.ranged_reads else "return other bytes than requested"
     return [
-        Check("writers", found.create_only, apart),
-        Check("listing", found.list_after_write, f"{listing} what was just written"),
+        Check("writers", found.create_only, writers),
+        Check("listing", found.list_after_write, f"{listing} an object right after its write"),
         Check("ranged reads", found.ranged_reads, ranged),
     ]
 
 
 def _latency_ms(store: Store) -> dict[str, float]:
-    """The median time of a few small writes and reads."""
+    """The median latency of a few small writes and reads."""
     keys = [f"doctor-{secrets.token_hex(8)}" for _ in range(_ROUNDS)]
     try:
         puts = [_timed_ms(lambda key=key: store.put(key, _BODY)) for key in keys]  # type: ignore[misc]
@@ -112,8 +113,8 @@ def _timed_ms(call: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _left_as_it_was(store: Store) -> Iterator[None]:
-    """Remove the folders that had to be made for a store in a folder that is not there yet."""
+def _remove_new_folders(store: Store) -> Iterator[None]:
+    """Remove the folders that the checks create for a local store that does not exist yet."""
     if not isinstance(store, FolderStore):
         yield
         return
@@ -123,5 +124,5 @@ def _left_as_it_was(store: Store) -> Iterator[None]:
         yield
     finally:
         for folder in missing:
-            with suppress(OSError):  # somebody has put something into it
+            with suppress(OSError):  # another process has written to it
                 folder.rmdir()

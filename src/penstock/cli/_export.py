@@ -1,6 +1,6 @@
-"""Write the rows of a version as one Arrow or Parquet file, batch by batch.
+"""Export the rows of a version as one Arrow or Parquet file, in batches.
 
-The file appears under its name when it is whole: until then it is a hidden one beside it.
+A hidden temporary file in the same folder is renamed to the target when it is complete.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,56 +18,56 @@ from penstock.format.kinds import Linked
 
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 1 << 16
-_LINKED_ROWS = 64
-"""Rows of a batch where nobody knows how large the objects are that they link to."""
+_LINKED_BATCH_ROWS = 64
+"""Rows of a batch with linked values, whose sizes are not known."""
 FORMATS = (".arrow", ".parquet")
 
 
 def check_target(to: Path, *, force: bool) -> None:
-    """Refuse a file that cannot be written, or must not be, before anything is read."""
+    """Raise `InvalidInputError` or `AlreadyExistsError` for a file that cannot or must not be written."""
     if to.suffix not in FORMATS:
-        raise InvalidInputError(f"{to} is to end with {' or '.join(FORMATS)}, which says what is written")
+        raise InvalidInputError(f"{to} must end with {' or '.join(FORMATS)}, which selects the format")
     if not to.parent.is_dir():
-        raise InvalidInputError(f"there is no folder {to.parent}; make it first")
+        raise InvalidInputError(f"there is no folder {to.parent}; create it first")
     if to.is_dir():
         raise InvalidInputError(f"{to} is a folder; name a file")
     if to.exists() and not force:
-        raise AlreadyExistsError(f"{to} is there already; choose another name, or overwrite it with --force")
+        raise AlreadyExistsError(f"{to} exists already; choose another name, or overwrite it with --force")
 
 
-def part_of(to: Path) -> Path:
-    """The name under which a file is written."""
+def temporary_path(to: Path) -> Path:
+    """A hidden path in the same folder, to write to first."""
     return to.with_name(f".{to.name}.{token_hex(4)}.part")
 
 
-def export(dataset: penstock.Dataset, to: Path, part: Path, progress: Callable[[int], None]) -> None:
-    """Write all rows; `progress` is told how many are written."""
+def export(dataset: penstock.Dataset, to: Path, temporary: Path, progress: Callable[[int], None]) -> None:
+    """Write all rows; `progress` gets the number of rows written. Raises `StorageError` if writing fails."""
     schema = dataset[0:0].to_arrow().schema
     size = batch_rows(dataset)
     try:
-        with _writer(part, schema, parquet=to.suffix == ".parquet") as write:
+        with _writer(temporary, schema, parquet=to.suffix == ".parquet") as write:
             for start in range(0, len(dataset), size):
                 write(dataset[start : start + size].to_arrow())
                 progress(min(start + size, len(dataset)))
-        part.replace(to)
+        temporary.replace(to)
     except OSError as error:
         raise StorageError(f"cannot write {to}: {error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def batch_rows(dataset: penstock.Dataset) -> int:
-    """Rows that are read at once, judged by how many bytes a row has on average."""
-    most = _LINKED_ROWS if any(isinstance(field.kind, Linked) for field in dataset.schema) else _BATCH_ROWS
+    """Rows of a batch, from the average size of a row."""
+    max_rows = _LINKED_BATCH_ROWS if any(isinstance(field.kind, Linked) for field in dataset.schema) else _BATCH_ROWS
     row_bytes = dataset.summary().bytes // max(1, len(dataset))
-    return max(1, min(most, _BATCH_BYTES // max(1, row_bytes)))
+    return max(1, min(max_rows, _BATCH_BYTES // max(1, row_bytes)))
 
 
 @contextmanager
-def _writer(part: Path, schema: Any, *, parquet: bool) -> Iterator[Callable[[Any], None]]:
+def _writer(path: Path, schema: Any, *, parquet: bool) -> Iterator[Callable[[Any], None]]:
     if parquet:
-        with pq.ParquetWriter(part, schema) as file:
+        with pq.ParquetWriter(path, schema) as file:
             yield file.write_table
     else:
-        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
             yield file.write_table

@@ -2,41 +2,44 @@
 
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from penstock.cli._cells import previews
-from penstock.cli._show import Preview, facts
-from penstock.cli._verb import Answer, Run, Uri, printable
-from penstock.cli._versions import AsOf, Branch, Called, Tag, Version, load_at, newest
+from penstock.cli._command import CommandContext, CommandResult, Uri, printable
+from penstock.cli._preview import Preview, preview
+from penstock.cli._render import key_value_table
+from penstock.cli._versions import AsOf, Branch, Tag, Version, VersionNamer, load_version, newest_commit
+from penstock.dataset import preview_rows
 
 
 def head(
-    run: Run,
+    context: CommandContext,
     uri: Uri,
-    n: Annotated[int, typer.Option("-n", min=0, max=1000, metavar="ROWS", help="How many rows.")] = 5,
+    n: Annotated[int, typer.Option("-n", min=0, max=1000, metavar="ROWS", help="Number of rows.")] = 5,
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns.")] = None,
     version: Version = None,
     tag: Tag = None,
     branch: Branch = None,
     as_of: AsOf = None,
-    links: Annotated[bool, typer.Option("--links", help="Follow links, and show what they lead to.")] = False,
-) -> Answer:
+    links: Annotated[bool, typer.Option("--links", help="Follow links, and show the linked values.")] = False,
+) -> CommandResult:
     """Show the first rows: large values by their shape, size and range."""
-    dataset = load_at(run, uri, version=version, tag=tag, branch=branch, as_of=as_of, links=links)
-    at = Called(dataset)(newest(dataset))
-    fields = list(dataset.schema) if columns is None else [dataset.schema[name] for name in columns.split(",")]
-    count = min(n, len(dataset))
-    found = previews(dataset._reader, fields, np.arange(count), follow=links)
-    rows = [{field.name: found[field.name][row] for field in fields} for row in range(count)]
+    dataset = load_version(context, uri, version=version, tag=tag, branch=branch, as_of=as_of, links=links)
+    name = VersionNamer(dataset)(newest_commit(dataset))
+    view = dataset.select(dataset.schema.names if columns is None else columns.split(","))[:n]
+    kinds = {field.name: field.kind for field in view.schema}
+    rows = [
+        {column: preview(kinds[column], value) for column, value in row.items()}
+        for row in preview_rows(view, follow_links=links)
+    ]
     document = {
         "uri": dataset.uri,
-        "version": at,
-        "rows": [{name: value.document for name, value in row.items()} for row in rows],
+        "version": name,
+        "rows": [{column: value.document for column, value in row.items()} for row in rows],
     }
-    shown = [f"{len(rows):,} of {len(dataset):,} rows of {printable(dataset.uri)}, {at}"]
-    return Answer(document, shown + [part for number, row in enumerate(rows) for part in _record(number, row)])
+    title = f"{len(rows):,} of {len(dataset):,} rows of {printable(dataset.uri)}, {name}"
+    return CommandResult(document, [title, *(part for i, row in enumerate(rows) for part in _render_row(i, row))])
 
 
-def _record(number: int, row: dict[str, Preview]) -> list[Any]:
-    return ["", f"row {number}", facts(((name, value.line) for name, value in row.items()), indent=2)]
+def _render_row(position: int, row: dict[str, Preview]) -> list[Any]:
+    values = ((column, value.line) for column, value in row.items())
+    return ["", f"row {position}", key_value_table(values, indent=2)]

@@ -3,23 +3,28 @@
 from rich.text import Text
 
 import penstock
-from penstock.cli._show import amount, count, local_time, table
-from penstock.cli._verb import Answer, Run, Uri, printable
-from penstock.cli._versions import AsOf, Branch, Called, Tag, Version, load_at, newest
+from penstock.cli._command import CommandContext, CommandResult, Uri, printable
+from penstock.cli._render import format_bytes, local_time, pluralize, schema_table
+from penstock.cli._versions import AsOf, Branch, Tag, Version, VersionNamer, load_version, newest_commit
 from penstock.format.kinds import kind_to_json
 
 
 def info(
-    run: Run, uri: Uri, version: Version = None, tag: Tag = None, branch: Branch = None, as_of: AsOf = None
-) -> Answer:
-    """Show what a table is: rows, bytes, version and columns."""
-    return describe(load_at(run, uri, version=version, tag=tag, branch=branch, as_of=as_of))
+    context: CommandContext,
+    uri: Uri,
+    version: Version = None,
+    tag: Tag = None,
+    branch: Branch = None,
+    as_of: AsOf = None,
+) -> CommandResult:
+    """Show a summary of a table: rows, bytes, version and columns."""
+    return describe(load_version(context, uri, version=version, tag=tag, branch=branch, as_of=as_of))
 
 
-def describe(dataset: penstock.Dataset, title: str = "") -> Answer:
-    """A table in short."""
-    summary, commit = dataset.summary(), newest(dataset)
-    version = Called(dataset)(commit)
+def describe(dataset: penstock.Dataset, title: str = "") -> CommandResult:
+    """The summary of a table."""
+    summary, commit = dataset.summary(), newest_commit(dataset)
+    version = VersionNamer(dataset)(commit)
     columns = [
         {
             "name": field.name,
@@ -41,11 +46,7 @@ def describe(dataset: penstock.Dataset, title: str = "") -> Answer:
         "fragments": summary.fragments,
         "columns": columns,
     }
-    facts = f"{version} of {local_time(commit.time)}: {count(summary.rows, 'row')}, {amount(summary.bytes)}, "
-    facts += count(summary.fragments, "fragment")
-    rows = [
-        (field.name, str(field.kind), "yes" if field.nullable else "", "" if field.codec == "none" else field.codec)
-        for field in dataset.schema
-    ]
-    listed = table(["column", "kind", "nullable", "codec"], rows, fold="kind") if rows else "no columns yet"
-    return Answer(document, [Text(title) + Text(printable(summary.uri), "bold"), facts, "", listed])
+    line = f"{version} of {local_time(commit.time)}: {pluralize(summary.rows, 'row')}, {format_bytes(summary.bytes)}, "
+    line += pluralize(summary.fragments, "fragment")
+    listed = schema_table(dataset.schema) if columns else "no columns yet"
+    return CommandResult(document, [Text(title) + Text(printable(summary.uri), "bold"), line, "", listed])

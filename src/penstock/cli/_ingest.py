@@ -1,98 +1,117 @@
-"""Taking other people's data in: what `penstock create URI from-SOURCE` and `penstock sync` share."""
+"""`penstock sync`, and what it shares with `penstock create URI from-SOURCE`."""
 
+import os
 import re
+import sys
 import time
 from collections.abc import Sequence
+from threading import Lock
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 import penstock
-from penstock.cli._show import amount, count, table
-from penstock.cli._verb import Answer, Run, Uri
+from penstock.cli._command import CommandContext, CommandResult, Uri
+from penstock.cli._render import format_bytes, pluralize, render_table, schema_table
+from penstock.engine import BadSamples
 from penstock.errors import InvalidInputError
-from penstock.ingest import SOURCES, OnBad, Progress
+from penstock.ingest import SOURCES, ImageCost, IngestProgress, find_transform
 
-_REJECTS_SHOWN = 10
-_BAR = 24
-_EVENT_S = 1.0
+_MAX_REJECTS = 10
+_BAR_WIDTH = 24
+_EVENT_INTERVAL_S = 1.0
+_SYS_PATH_LOCK = Lock()
 
 SourceOption = Annotated[
     list[str],
     typer.Option(
-        "--source-option", metavar="KEY=VALUE", help="A setting of the source's store, where it needs other ones."
+        "--source-option",
+        metavar="KEY=VALUE",
+        help="A storage option of the source, if it needs others than --option; can be repeated.",
     ),
 ]
-OnBadOption = Annotated[
-    str, typer.Option("--on-bad", metavar="skip|raise", help="What to do with a file or row that cannot be read.")
+BadSamplesAction = Annotated[
+    str, typer.Option("--bad-samples", metavar="skip|raise", help="What to do with a file or row that cannot be read.")
 ]
-MaxBad = Annotated[int, typer.Option("--max-bad", metavar="N", help="Stop when more than N could not be read.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Look at the source, show what would happen, and stop.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Parts at work at once; by default one for each core.")]
-Message = Annotated[str, typer.Option("--message", "-m", help="What the log says about it.")]
+BadSampleLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--bad-sample-limit",
+        metavar="N",
+        help="Stop after more than N bad files or rows, or a share of the rows such as 0.01; by default 1000.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Inspect the source, show the plan, and write nothing.")]
+NumWorkers = Annotated[
+    int | None, typer.Option("--num-workers", metavar="N", help="Concurrent parts; by default the number of cores.")
+]
+Message = Annotated[str, typer.Option("--message", "-m", help="The message of the commit.")]
 
 KINDS = "\n".join(
     [
         "\b",
-        "SOURCE is s3://…, gs://…, az://…, file:///… or a path. Its kind is recognised, or said with --as:",
+        "SOURCE is s3://…, gs://…, az://…, file:///… or a path. Its kind is detected, or set with --as:",
     ]
     + [f"  {source.name:12} {source.about}" for source in SOURCES.values()]
 )
 
 
 def sync(
-    run: Run,
+    context: CommandContext,
     uri: Uri,
     source: Annotated[str | None, typer.Argument(metavar="from-SOURCE", help="Only this one of its sources.")] = None,
-    on_bad: OnBadOption = "skip",
-    max_bad: MaxBad = 1000,
+    bad_samples: BadSamplesAction = "skip",
+    bad_sample_limit: BadSampleLimit = None,
     dry_run: DryRun = False,
-    workers: Workers = None,
+    num_workers: NumWorkers = None,
     transform: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="The one that the table was made with, to call it.")
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="The transform of the first ingest, to allow it.")
     ] = None,
     source_option: SourceOption = [],  # noqa: B006
     message: Message = "",
-) -> Answer:
-    """Take in what is new in the sources that a table was made from, as one commit for each of them."""
-    watch = Watch(run)
-    done = penstock.sync(
+) -> CommandResult:
+    """Ingest the new files of the sources of a table, as one commit for each source."""
+    import_transform(transform)
+    renderer = ProgressRenderer(context)
+    results = penstock.sync(
         uri,
-        None if source is None else source_of(source),
-        on_bad=checked_on_bad(on_bad),
-        max_bad=max_bad,
+        None if source is None else parse_source(source),
+        bad_samples=parse_bad_samples(bad_samples, bad_sample_limit),
         dry_run=dry_run,
         message=message,
-        options=run.options,
-        source_options=run.parsed(source_option),
-        workers=workers,
+        storage_options=context.storage_options,
+        source_storage_options=context.parse_source_options(source_option),
+        num_workers=num_workers,
         transform=transform,
-        progress=watch,
+        progress=renderer,
     )
-    shown: list[RenderableType] = []
-    for one in done:
-        shown += [*found_in(one), *told(one, watch, dry_run=dry_run)]
-    return Answer({"uri": uri, "sources": [document(one) for one in done]}, shown)
+    rendered: list[RenderableType] = []
+    for result in results:
+        rendered += [*render_plan(result), *render_result(result, renderer.seconds, dry_run=dry_run)]
+    return CommandResult({"uri": uri, "sources": [ingest_document(result) for result in results]}, rendered)
 
 
-def source_of(text: str) -> str:
-    """What follows `from-`."""
+def parse_source(text: str) -> str:
+    """The source after `from-`."""
     if not text.startswith("from-") or len(text) == len("from-"):
-        raise InvalidInputError("what follows the URI is from-SOURCE, such as from-s3://bucket/path or from-./photos")
+        raise InvalidInputError("write the source as from-SOURCE, such as from-s3://bucket/path or from-./photos")
     return text.removeprefix("from-")
 
 
-def checked_on_bad(text: str) -> OnBad:
-    if text == "skip":
-        return "skip"
-    if text == "raise":
-        return "raise"
-    raise InvalidInputError(f"--on-bad is skip or raise, not {text!r}")
+def parse_bad_samples(action: str, limit: str | None) -> BadSamples:
+    """Parse --bad-samples and --bad-sample-limit."""
+    if action not in ("skip", "raise"):
+        raise InvalidInputError(f"--bad-samples is skip or raise, not {action!r}")
+    try:
+        number = None if limit is None else int(limit) if limit.isdecimal() else float(limit)
+    except ValueError:
+        raise InvalidInputError(f"--bad-sample-limit is a count or a share, such as 0.01, not {limit!r}") from None
+    return BadSamples(action="skip" if action == "skip" else "raise", limit=number)
 
 
 def parse_codecs(texts: Sequence[str]) -> dict[str, str]:
-    """Understand `column=codec`, once for each column."""
+    """Parse `column=codec`, once for each column."""
     pairs = [text.partition("=") for text in texts]
     for text, (column, equals, codec) in zip(texts, pairs, strict=True):
         if not column or not equals or not codec:
@@ -100,137 +119,153 @@ def parse_codecs(texts: Sequence[str]) -> dict[str, str]:
     return {column: codec for column, _, codec in pairs}
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Understand `256x256` (height and width), or one number for both."""
+def parse_image_size(text: str | None) -> tuple[int, int] | None:
+    """Parse `256x256` (height and width), or one number for both."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not found:
-        raise InvalidInputError(f"--resize is HEIGHTxWIDTH, such as 256x256, not {text!r}")
-    return int(found[1]), int(found[2] or found[1])
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match:
+        raise InvalidInputError(f"--image-size is HEIGHTxWIDTH, such as 256x256, not {text!r}")
+    return int(match[1]), int(match[2] or match[1])
 
 
-class Watch:
-    """Shows how far an ingest is: a line on a terminal, events for programs."""
+def import_transform(name: str | None) -> None:
+    """Import the module of a transform; after the usual places also from the current folder.
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._started, self._told_s = run, time.monotonic(), 0.0
+    Raises `InvalidInputError` if it cannot be imported. The ingest then finds the module among those imported.
+    """
+    if name is None:
+        return
+    folder = os.getcwd()
+    with _SYS_PATH_LOCK:
+        sys.path.append(folder)
+        try:
+            find_transform(name)
+        finally:
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+
+
+class ProgressRenderer:
+    """Shows the progress of an ingest: a line on a terminal, events with --json."""
+
+    def __init__(self, context: CommandContext) -> None:
+        self._context, self._start, self._last_event_s = context, time.monotonic(), 0.0
         self.seconds = 0.0
-        run.doing = lambda: "looking at the source"
+        context.status = lambda: "inspecting the source"
 
-    def planned(self, found: penstock.Ingested) -> None:
-        """Show what was found, before the work starts."""
-        self._run.show(found_in(found))
-        self._run.event({"event": "plan"} | document(found))
+    def show_plan(self, planned: penstock.IngestResult) -> None:
+        """Show the plan before rows are written."""
+        self._context.print_early(render_plan(planned))
+        self._context.emit_event({"event": "plan"} | ingest_document(planned))
 
-    def __call__(self, progress: Progress) -> None:
-        self.seconds = time.monotonic() - self._started
-        self._run.doing = lambda: self._line(progress)
-        if time.monotonic() - self._told_s >= _EVENT_S or progress.files_done == progress.files:
-            self._told_s = time.monotonic()
-            self._run.event({"event": "progress", "seconds": round(self.seconds, 3)} | _counted(progress))
+    def __call__(self, progress: IngestProgress) -> None:
+        self.seconds = time.monotonic() - self._start
+        self._context.status = lambda: self._line(progress)
+        if time.monotonic() - self._last_event_s >= _EVENT_INTERVAL_S or progress.files_done == progress.files:
+            self._last_event_s = time.monotonic()
+            counts = ("files", "files_done", "bytes", "bytes_read", "rows", "rejects")
+            event = {"event": "progress", "seconds": round(self.seconds, 3)}
+            self._context.emit_event(event | {name: getattr(progress, name) for name in counts})
 
-    def _line(self, progress: Progress) -> str:
-        seconds = time.monotonic() - self._started
+    def _line(self, progress: IngestProgress) -> str:
+        seconds = time.monotonic() - self._start
         share = progress.bytes_read / progress.bytes if progress.bytes else 0.0
         rate = max(0, progress.bytes_read - progress.skipped_bytes) / max(seconds, 1e-3)
-        left = (progress.bytes - progress.bytes_read) / rate if rate else 0.0
-        bar = "━" * round(_BAR * share) + "─" * (_BAR - round(_BAR * share))
-        bad = f", {progress.rejects:,} left out" if progress.rejects else ""
+        remaining_s = (progress.bytes - progress.bytes_read) / rate if rate else 0.0
+        bar = "━" * round(_BAR_WIDTH * share) + "─" * (_BAR_WIDTH - round(_BAR_WIDTH * share))
+        bad = f", {progress.rejects:,} skipped" if progress.rejects else ""
         return (
-            f"{bar} {share:4.0%}  {progress.files_done:,} of {count(progress.files, 'file')}, {progress.rows:,} rows,"
-            f" {amount(rate)}/s, {_time_left(left)} left{bad}"
+            f"{bar} {share:4.0%}  {progress.files_done:,} of {pluralize(progress.files, 'file')},"
+            f" {progress.rows:,} rows, {format_bytes(rate)}/s, {_format_duration(remaining_s)} left{bad}"
         )
 
 
-def _counted(progress: Progress) -> dict[str, Any]:
-    names = ("files", "files_done", "bytes", "bytes_read", "rows", "rejects")
-    return {name: getattr(progress, name) for name in names}
-
-
-def _time_left(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def document(done: penstock.Ingested) -> dict[str, Any]:
-    """An ingest for programs."""
+def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
+    """The result of an ingest as a JSON document."""
     return {
-        "uri": done.uri,
-        "source": done.source,
-        "kind": done.kind,
-        "version": done.version,
-        "rows": done.rows,
-        "files": done.files,
-        "source_bytes": done.source_bytes,
-        "written_bytes": done.written_bytes,
-        "continued_rows": done.continued_rows,
-        "changed": list(done.changed),
-        "rejects": [{"name": reject.name, "reason": reject.reason} for reject in done.rejects],
+        "uri": result.uri,
+        "source": result.source,
+        "kind": result.kind,
+        "version": result.version,
+        "rows": result.rows,
+        "files": result.files,
+        "source_bytes": result.source_bytes,
+        "written_bytes": result.written_bytes,
+        "continued_rows": result.resumed_rows,
+        "changed": list(result.changed),
+        "rejects": [{"name": reject.name, "reason": reject.reason} for reject in result.rejects],
         "columns": [
-            {"name": f.name, "kind": str(f.kind), "nullable": f.nullable, "codec": f.codec} for f in done.schema
+            {"name": f.name, "kind": str(f.kind), "nullable": f.nullable, "codec": f.codec} for f in result.schema
         ],
-        "pictures": [
+        "images": [
             {
-                "column": weighed.column,
-                "encoded_bytes": round(weighed.encoded_bytes),
-                "decoded_bytes": round(weighed.decoded_bytes),
-                "decode_ms": round(weighed.decode_s * 1e3, 3),
+                "column": cost.column,
+                "encoded_bytes": round(cost.encoded_bytes),
+                "decoded_bytes": round(cost.decoded_bytes),
+                "decode_ms": round(cost.decode_s * 1e3, 3),
             }
-            for weighed in done.weighed
+            for cost in result.image_costs
         ],
-        "settings": done.settings.to_json(),
+        "settings": result.options.to_json(),
     }
 
 
-def found_in(done: penstock.Ingested) -> list[RenderableType]:
-    """What is in a source, for people."""
-    found = f"{done.source}: {done.kind}, {count(done.files, 'new file')}, {amount(done.source_bytes)}"
-    rows = [
-        (field.name, str(field.kind), "yes" if field.nullable else "", "" if field.codec == "none" else field.codec)
-        for field in done.schema
+def render_plan(planned: penstock.IngestResult) -> list[RenderableType]:
+    """The new files and the columns of a source, for a terminal."""
+    size = format_bytes(planned.source_bytes)
+    return [
+        f"{planned.source}: {planned.kind}, {pluralize(planned.files, 'new file')}, {size}",
+        "",
+        schema_table(planned.schema),
+        "",
+        *(_render_image_cost(cost, decode=planned.options.decode) for cost in planned.image_costs),
     ]
-    shown: list[RenderableType] = [found, "", table(["column", "kind", "nullable", "codec"], rows, fold="kind"), ""]
-    return [*shown, *(_weight(weighed, done) for weighed in done.weighed)]
 
 
-def told(done: penstock.Ingested, watch: Watch, *, dry_run: bool) -> list[RenderableType]:
-    """What an ingest did, for people."""
-    shown: list[RenderableType] = []
+def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: bool) -> list[RenderableType]:
+    """What an ingest did, for a terminal."""
+    rendered: list[RenderableType] = []
     if dry_run:
-        shown.append("Nothing was written: this was a dry run.")
-    elif done.version is None:
-        shown.append("Nothing new." if not done.rejects else "No rows could be read; nothing was committed.")
+        rendered.append("Dry run: nothing was written.")
+    elif result.version is None:
+        rendered.append("Nothing new." if not result.rejects else "No rows could be read; nothing was committed.")
     else:
-        continued = f" ({done.continued_rows:,} of them stored by an earlier run)" if done.continued_rows else ""
-        rate = amount(done.source_bytes / max(watch.seconds, 1e-3))
-        linked = "nothing copied" if done.settings.link else f"{amount(done.written_bytes)} written"
-        shown.append(
-            f"{count(done.rows, 'row')}{continued}, {linked} in {watch.seconds:.1f} s ({rate}/s):"
-            f" {done.version} of {done.uri}"
+        resumed = f" ({result.resumed_rows:,} of them stored by an earlier run)" if result.resumed_rows else ""
+        rate = format_bytes(result.source_bytes / max(seconds, 1e-3))
+        written = "nothing copied" if result.options.link else f"{format_bytes(result.written_bytes)} written"
+        rendered.append(
+            f"{result.version} of {result.uri}: {pluralize(result.rows, 'row')}{resumed}, {written} in {seconds:.1f} s"
+            f" ({rate}/s)"
         )
-    if done.changed:
-        shown.append(
-            f"{count(len(done.changed), 'file')} changed in the source since they were taken in, and were left as they"
-            f" are: {', '.join(done.changed[:3])}{' …' if len(done.changed) > 3 else ''}"
+    if result.changed:
+        rendered.append(
+            f"{pluralize(len(result.changed), 'file')} changed in the source since the last ingest, and were not"
+            f" ingested again: {', '.join(result.changed[:3])}{' …' if len(result.changed) > 3 else ''}"
         )
-    if done.rejects:
-        shown += ["", f"Files or rows left out: {len(done.rejects):,}"]
-        listed = [(reject.name, reject.reason) for reject in done.rejects[:_REJECTS_SHOWN]]
-        shown.append(table(["name", "reason"], listed, fold="reason"))
-        if len(done.rejects) > _REJECTS_SHOWN:
-            shown.append(f"… and {len(done.rejects) - _REJECTS_SHOWN:,} more; all of them with --json")
-    return shown
+    if result.rejects:
+        rejects = [(reject.name, reject.reason) for reject in result.rejects[:_MAX_REJECTS]]
+        rendered += ["", f"Skipped files or rows: {len(result.rejects):,}"]
+        rendered.append(render_table(["name", "reason"], rejects, fold="reason"))
+        if len(result.rejects) > _MAX_REJECTS:
+            rendered.append(f"… and {len(result.rejects) - _MAX_REJECTS:,} more; --json lists all of them")
+    return rendered
 
 
-def _weight(weighed: Any, done: penstock.Ingested) -> str:
-    encoded, decoded = amount(weighed.encoded_bytes), amount(weighed.decoded_bytes)
-    times = weighed.decoded_bytes / max(1, weighed.encoded_bytes)
-    cost = f"{weighed.decode_s * 1e3:.2f} ms of a core for each"
-    if done.settings.decode:
-        return f"{weighed.column}: stored decoded, {decoded} a row instead of {encoded} ({times:.1f}x); saves {cost}."
+def _render_image_cost(cost: ImageCost, *, decode: bool) -> str:
+    encoded, decoded = format_bytes(cost.encoded_bytes), format_bytes(cost.decoded_bytes)
+    ratio = cost.decoded_bytes / max(1, cost.encoded_bytes)
+    decode_time = f"{cost.decode_s * 1e3:.2f} ms of one core for each image"
+    if decode:
+        return (
+            f"{cost.column}: stored decoded, {decoded} a row instead of {encoded} ({ratio:.1f}x); saves {decode_time}."
+        )
     return (
-        f"{weighed.column}: stored as it came, {encoded} a row; decoding takes {cost} while training."
-        f" With --decode: {decoded} a row ({times:.1f}x), and no decoding."
+        f"{cost.column}: stored unchanged, {encoded} a row; training decodes it in {decode_time}."
+        f" With --decode: {decoded} a row ({ratio:.1f}x), and no decoding."
     )

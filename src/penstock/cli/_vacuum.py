@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli._show import amount, count
-from penstock.cli._verb import Answer, Run, Uri
-from penstock.cli._versions import Called, runs
+from penstock.cli._command import CommandContext, CommandResult, Uri
+from penstock.cli._render import format_bytes, pluralize
+from penstock.cli._versions import VersionNamer, version_ranges
 from penstock.errors import InvalidInputError
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -17,45 +17,48 @@ _DURATION = re.compile(r"(?:\d+[smhdw])+")
 
 
 def vacuum(
-    run: Run,
+    context: CommandContext,
     uri: Uri,
     older_than: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="Keep versions that were the newest less than this ago: 30d, 12h, 0s."),
+        typer.Option(metavar="DURATION", help="Retain versions that were the newest within this time: 30d, 12h, 0s."),
     ] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-) -> Answer:
-    """Remove what no version needs that is kept.
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+) -> CommandResult:
+    """Remove objects that no retained version needs.
 
-    Kept are the newest version of every branch, versions that were the newest less than DURATION ago, and those that
-    have a tag or are in use. The log keeps every commit.
+    Retained are the newest version of every branch, versions that were the newest within DURATION, and versions with a
+    tag or a lease. The log retains every commit.
     """
     duration = parse_duration(older_than)
-    dataset = penstock.load(uri, options=run.options)
-    called = Called(dataset)
+    dataset = penstock.load(uri, storage_options=context.storage_options)
+    namer = VersionNamer(dataset)
 
-    def progress(sentence: str) -> None:
-        run.doing = lambda: sentence
+    def progress(message: str) -> None:
+        context.status = lambda: message
 
-    found = dataset.vacuum(duration, dry_run=dry_run, progress=progress)
+    result = penstock.vacuum(
+        uri, older_than=duration, dry_run=dry_run, storage_options=context.storage_options, progress=progress
+    )
     document = {
         "uri": dataset.uri,
         "older_than_s": duration.total_seconds(),
         "dry_run": dry_run,
-        "objects": found.objects,
-        "bytes": found.bytes,
-        "versions": [called(at) for at in found.versions],
+        "objects": result.objects,
+        "bytes": result.bytes,
+        "versions": [namer(at) for at in result.versions],
     }
-    what = f"{count(found.objects, 'object')}, {amount(found.bytes)}"
-    lines = [f"Would remove {what}." if dry_run else f"Removed {what}."]
-    if found.versions:
-        said = "would no longer be readable" if dry_run else "no longer readable"
-        lines.append(f"{count(len(found.versions), 'version')} {said}: {', '.join(runs(found.versions, called))}")
-    return Answer(document, lines)
+    removed = f"{pluralize(result.objects, 'object')}, {format_bytes(result.bytes)}"
+    lines = [f"Would remove {removed}." if dry_run else f"Removed {removed}."]
+    if result.versions:
+        verb = "would become unreadable" if dry_run else "became unreadable"
+        ranges = ", ".join(version_ranges(result.versions, namer))
+        lines.append(f"{pluralize(len(result.versions), 'version')} {verb}: {ranges}")
+    return CommandResult(document, lines)
 
 
 def parse_duration(text: str) -> timedelta:
-    """Understand `30d`, `12h` or `1d12h`; a number alone is refused, because nobody can know what it counts."""
+    """Parse `30d`, `12h` or `1d12h`; raises `InvalidInputError` for a number without a unit."""
     if not _DURATION.fullmatch(text):
         raise InvalidInputError(f"{text!r} is not a duration; write 30d, 12h, 45m or 0s")
     parts = re.findall(r"(\d+)([smhdw])", text)

@@ -6,34 +6,38 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli._show import amount
-from penstock.cli._verb import Answer, Run, Uri, printable
+from penstock.cli._command import CommandContext, CommandResult, Uri, printable
+from penstock.cli._render import format_bytes
 from penstock.errors import NotFoundError
-from penstock.table import Report
+from penstock.table import VerifyReport
 
 
 def verify(
-    run: Run,
+    context: CommandContext,
     uri: Uri,
     links: Annotated[bool, typer.Option("--links", help="Read linked objects too.")] = False,
-) -> Answer:
-    """Read everything back, every version of it, and name what is damaged."""
+) -> CommandResult:
+    """Read every object of every version, and list what is damaged or missing."""
     start = time.monotonic()
 
-    def progress(report: Report) -> None:
-        run.doing = lambda: _progress(report, time.monotonic() - start)
+    def progress(report: VerifyReport) -> None:
+        context.status = lambda: format_progress(report, time.monotonic() - start)
 
-    report = penstock.verify(uri, options=run.options, links=True if links else None, progress=progress)
+    report = penstock.verify(
+        uri, storage_options=context.storage_options, links=True if links else None, progress=progress
+    )
     if report.objects == 0:
-        raise NotFoundError(f"{uri} is not a table: there is nothing in it to verify")
+        raise NotFoundError(f"{uri} is not a table: it has no objects to verify")
     document = {"uri": uri, "objects": report.objects, "bytes": report.bytes, "damaged": report.damaged}
-    read = f"read {report.objects:,} objects, {amount(report.bytes)}"
+    read = f"read {report.objects:,} objects, {format_bytes(report.bytes)}"
     if not report.damaged:
-        return Answer(document, [f"All is well: {read}."])
-    head = f"{len(report.damaged):,} damaged or missing: {read}."
-    return Answer(document, [head, *(f"  {printable(sentence)}" for sentence in report.damaged)], ok=False)
+        return CommandResult(document, [f"No damage: {read}."])
+    title = f"{len(report.damaged):,} damaged or missing: {read}."
+    return CommandResult(document, [title, *(f"  {printable(message)}" for message in report.damaged)], ok=False)
 
 
-def _progress(report: Report, seconds: float) -> str:
-    found = f", {len(report.damaged):,} damaged" if report.damaged else ""
-    return f"{report.objects:,} objects, {amount(report.bytes)}, {amount(report.bytes / seconds)}/s{found}"
+def format_progress(report: VerifyReport, seconds: float) -> str:
+    """The status of a running verification in one line."""
+    damaged = f", {len(report.damaged):,} damaged" if report.damaged else ""
+    rate = format_bytes(report.bytes / seconds)
+    return f"{report.objects:,} objects, {format_bytes(report.bytes)}, {rate}/s{damaged}"

@@ -1,9 +1,9 @@
-"""Bytes to arrays and back: images, sound, video, buffer compression, and what kind of bytes these are."""
+"""Encode and decode images, audio and video; choose buffer compression; detect media formats."""
 
 from penstock.codecs._audio import decode_audio
 from penstock.codecs._compression import Compression
-from penstock.codecs._format import MAX_PIXELS, Mode
-from penstock.codecs._gate import MAX_DECODED_BYTES
+from penstock.codecs._errors import MAX_DECODED_BYTES
+from penstock.codecs._format import MAX_PIXELS, ColorMode
 from penstock.codecs._image import (
     IMAGE_CODECS,
     ImageCodec,
@@ -19,9 +19,9 @@ __all__ = [
     "IMAGE_CODECS",
     "MAX_DECODED_BYTES",
     "MAX_PIXELS",
+    "ColorMode",
     "Compression",
     "ImageCodec",
-    "Mode",
     "decode_audio",
     "decode_image",
     "decode_image_into",

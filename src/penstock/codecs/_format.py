@@ -1,67 +1,67 @@
-"""What every image format offers, and the checks they share."""
+"""The interface of an image format, and checks shared by all formats."""
 
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.codecs._resize import scaled
+from penstock.codecs._resize import resize_pixels
 from penstock.errors import SampleError
 from penstock.types import Buffer
 
 MAX_PIXELS: Final = 89_478_485
-"""Images with more pixels are refused as decompression bombs; Pillow warns from here on, so it never gets to."""
+"""Larger images are rejected as decompression bombs; Pillow's own limit, so its warning never fires."""
 
-Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
-Pixels: TypeAlias = NDArray[Any]
-CHANNELS: Final[dict[Mode, int]] = {"L": 1, "RGB": 3, "RGBA": 4}
+ColorMode: TypeAlias = Literal["L", "RGB", "RGBA"]
+PixelArray: TypeAlias = NDArray[Any]
+CHANNELS: Final[dict[ColorMode, int]] = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 class ImageFormat(Protocol):
-    """One file format; anything it raises is translated by `ImageCodec`."""
+    """One image file format; `ImageCodec` translates all exceptions."""
 
     @property
     def levels(self) -> range | None:
-        """The levels it can be written with."""
+        """Valid compression or quality levels; None if the format has none."""
         ...
 
     @property
     def layouts(self) -> tuple[tuple[str, int], ...]:
-        """The dtypes and channel counts it can write and read back unchanged."""
+        """The dtypes and channel counts that survive a round trip."""
         ...
 
-    def encode(self, array: Pixels, level: int | None) -> bytes:
-        """Write a contiguous array of one of the layouts, HxW when it has one channel."""
+    def encode(self, array: PixelArray, level: int | None) -> bytes:
+        """Encode a contiguous array of one of the layouts; HxW for one channel."""
         ...
 
-    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
-        """Read the (first) image, into `out` where given, which it must fit unless it may be resized."""
+    def decode(self, data: Buffer, mode: ColorMode | None, out: PixelArray | None, *, resize: bool) -> PixelArray:
+        """Decode the first image, into `out` if given; its shape must match unless `resize` is set."""
         ...
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
-        """Read height, width and channels from the header."""
+        """Height, width and channels from the header."""
         ...
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Refuse an image too large to be honest, before memory is taken for it."""
+    """Raise `SampleError` for an image above `MAX_PIXELS`, before memory is allocated."""
     if height * width > MAX_PIXELS:
-        raise SampleError(f"the image claims {height} x {width} pixels; the limit is {MAX_PIXELS}")
+        raise SampleError(f"the image header declares {height} x {width} pixels; the limit is {MAX_PIXELS}")
 
 
-def check_out(out: Pixels, *, height: int, width: int, channels: int, dtype: np.dtype[Any]) -> None:
-    """Refuse a buffer that does not fit the image exactly."""
+def check_out(out: PixelArray, *, height: int, width: int, channels: int, dtype: np.dtype[Any]) -> None:
+    """Raise `SampleError` unless shape and dtype of `out` match the image."""
     shapes = [(height, width, channels)] + [(height, width)] * (channels == 1)
     if out.shape not in shapes or out.dtype != dtype:
         raise SampleError(f"the image is {dtype} of shape {shapes[-1]}, the buffer is {out.dtype} of shape {out.shape}")
 
 
-def deliver(pixels: Pixels, out: Pixels | None, *, resize: bool) -> Pixels:
-    """Copy decoded pixels into `out` where given."""
+def copy_into(pixels: PixelArray, out: PixelArray | None, *, resize: bool) -> PixelArray:
+    """Copy decoded pixels into `out` if given, resized to it if `resize` is set."""
     if out is None:
         return pixels
     if resize:
-        pixels = scaled(pixels, height=out.shape[0], width=out.shape[1])
+        pixels = resize_pixels(pixels, height=out.shape[0], width=out.shape[1])
     height, width, *channels = pixels.shape
     check_out(out, height=height, width=width, channels=channels[0] if channels else 1, dtype=pixels.dtype)
     out[...] = pixels.reshape(out.shape)

@@ -1,4 +1,4 @@
-"""Images as encoded bytes, one sample at a time."""
+"""Encode and decode images of any supported format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from penstock.codecs._format import CHANNELS, ImageFormat, Mode, Pixels
-from penstock.codecs._gate import translated
-from penstock.codecs._jpeg import JpegFormat, decode_as_it_is, decode_each_as_it_is
+from penstock.codecs._errors import translate_errors
+from penstock.codecs._format import CHANNELS, ColorMode, ImageFormat, PixelArray
+from penstock.codecs._jpeg import JpegFormat, decode_exact, decode_many_exact
 from penstock.codecs._pillow import PILLOW_FORMATS
 from penstock.codecs._sniff import sniff
 from penstock.codecs._spec import check_level, join_spec, split_spec
@@ -25,10 +25,10 @@ _MODES: Final = {channels: mode for mode, channels in CHANNELS.items()}
 
 @dataclass(frozen=True, slots=True)
 class ImageCodec:
-    """One image format, safe to use from any thread.
+    """One image format; thread-safe.
 
-    Pixels come as they are stored: EXIF orientation is not applied (only TIFF's own orientation tag is, by Pillow),
-    an animation gives its first frame, and alpha is dropped, not blended, when another mode is asked for.
+    Pixels are returned as stored: EXIF orientation is not applied (Pillow applies TIFF's own orientation tag), an
+    animation yields its first frame, and converting to a mode without alpha drops alpha without blending.
     """
 
     name: str
@@ -41,113 +41,116 @@ class ImageCodec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `png` or, with a level, `jpeg:90`."""
+        """Parse `png` or, with a level, `jpeg:90`; raises `InvalidInputError`."""
         return cls(*split_spec(text))
 
     @property
     def spec(self) -> str:
-        """The text that `parse` reads."""
+        """The text that `parse` accepts."""
         return join_spec(self.name, self.level)
 
-    def encode(self, array: Pixels) -> bytes:
-        """Write HxW or HxWxC pixels."""
+    def encode(self, array: PixelArray) -> bytes:
+        """Encode HxW or HxWxC pixels; raises `InvalidInputError` for a dtype or shape that the format lacks."""
         image_format = _FORMATS[self.name]
         channels = {2: 1, 3: array.shape[-1]}.get(array.ndim, 0) if array.size else 0
         if (array.dtype.name, channels) not in image_format.layouts:
             allowed = ", ".join(f"{dtype} HxW{f'x{c}' if c > 1 else ''}" for dtype, c in image_format.layouts)
             raise InvalidInputError(f"{self.name} takes {allowed}, not {array.dtype} of shape {array.shape}")
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-        with translated(InvalidInputError, f"cannot encode shape {array.shape} as {self.name}"):
+        with translate_errors(InvalidInputError, f"cannot encode shape {array.shape} as {self.name}"):
             return image_format.encode(array.reshape(array.shape[:2]) if channels == 1 else array, self.level)
 
-    def decode(self, data: Buffer, *, mode: Mode | None = None) -> Pixels:
-        """Read uint8 HxW or HxWxC pixels as stored (uint16 HxW for 16-bit gray), or converted to 8 bits of `mode`."""
+    def decode(self, data: Buffer, *, mode: ColorMode | None = None) -> PixelArray:
+        """Decode to uint8 HxW or HxWxC as stored (uint16 HxW for 16-bit gray), or to 8 bits of `mode`.
+
+        Raises `SampleError` for invalid bytes.
+        """
         return self._decode(data, mode, None)
 
-    def decode_into(self, data: Buffer, out: Pixels, *, mode: Mode | None = None) -> None:
-        """Decode into `out`, whose shape and dtype must be the image's own; after an error it may hold anything."""
+    def decode_into(self, data: Buffer, out: PixelArray, *, mode: ColorMode | None = None) -> None:
+        """Decode into `out`, whose shape and dtype must match; after an error its content is undefined."""
         if not (out.flags.c_contiguous and out.flags.writeable):
             raise InvalidInputError("the buffer to decode into must be contiguous and writable")
         self._decode(data, mode, out)
 
     def image_size(self, data: Buffer) -> tuple[int, int, int]:
-        """Read (height, width, channels) from the header, as `decode` without a mode would give them."""
-        self._check_kind(data)
+        """(height, width, channels) from the header, as `decode` without a mode returns them."""
+        self._check_format(data)
         return _size(self.name, data)
 
-    def _decode(self, data: Buffer, mode: Mode | None, out: Pixels | None) -> Pixels:
+    def _decode(self, data: Buffer, mode: ColorMode | None, out: PixelArray | None) -> PixelArray:
         if mode is not None and mode not in CHANNELS:
-            raise InvalidInputError(f"there is no mode {mode!r}: choose one of {', '.join(CHANNELS)}")
-        self._check_kind(data)
-        with translated(SampleError, f"cannot decode {self.name}, {len(data)} bytes"):
+            raise InvalidInputError(f"unknown mode {mode!r}; choose one of {', '.join(CHANNELS)}")
+        self._check_format(data)
+        with translate_errors(SampleError, f"cannot decode {self.name}, {len(data)} bytes"):
             return _FORMATS[self.name].decode(data, mode, out, resize=False)
 
-    def _check_kind(self, data: Buffer) -> None:
-        if (kind := sniff(data)) != self.name:
-            raise SampleError(f"expected {self.name}, found {kind or 'something else'}, {len(data)} bytes")
+    def _check_format(self, data: Buffer) -> None:
+        if (found := sniff(data)) != self.name:
+            raise SampleError(f"expected {self.name}, found {found or 'an unknown format'}, {len(data)} bytes")
 
 
-def decode_image(data: Buffer, *, mode: Mode | None = None) -> Pixels:
-    """Read pixels of any known image format."""
-    return ImageCodec(_kind(data)).decode(data, mode=mode)
+def decode_image(data: Buffer, *, mode: ColorMode | None = None) -> PixelArray:
+    """Decode an image of any supported format; raises `SampleError`."""
+    return ImageCodec(_format_of(data)).decode(data, mode=mode)
 
 
-def decode_image_into(data: Buffer, out: Pixels, *, resize: bool = False) -> None:
-    """Read an image of any known format into its place in a batch, converted to the channels that the place has.
+def decode_image_into(data: Buffer, out: PixelArray, *, resize: bool = False) -> None:
+    """Decode an image of any supported format into one row of a batch, converted to the channels of `out`.
 
-    `out` is contiguous uint8 HxW or HxWx1, x3 or x4; one of uint16, HxW or HxWx1, takes 16-bit gray alone. An image of
-    another height or width is a bad sample, or with `resize` scaled. After an error `out` may hold anything.
+    `out` is contiguous uint8 HxW or HxWx1, x3 or x4; uint16 HxW or HxWx1 accepts only 16-bit gray. An image of another
+    height or width raises `SampleError`, or is resized if `resize` is set. After an error `out` is undefined.
     """
     mode = _mode_of(out)
-    if mode is None or resize or not decode_as_it_is(data, mode, out):
+    if mode is None or resize or not decode_exact(data, mode, out):
         _decode_into(data, out, mode, resize=resize)
 
 
-def _decode_into(data: Buffer, out: Pixels, mode: Mode | None, *, resize: bool) -> None:
-    kind = _kind(data)
-    with translated(SampleError, f"cannot decode {kind}, {len(data)} bytes"):
-        _FORMATS[kind].decode(data, mode, out, resize=resize)
+def _decode_into(data: Buffer, out: PixelArray, mode: ColorMode | None, *, resize: bool) -> None:
+    name = _format_of(data)
+    with translate_errors(SampleError, f"cannot decode {name}, {len(data)} bytes"):
+        _FORMATS[name].decode(data, mode, out, resize=resize)
 
 
 def decode_images_into(
-    pictures: Sequence[Buffer | None], out: Pixels, *, resize: bool = False
+    images: Sequence[Buffer | None], out: PixelArray, *, resize: bool = False
 ) -> dict[int, SampleError]:
-    """The same for a batch of them, with a place for each, which is black where there is none; those that are bad."""
+    """Decode a batch of images, row by row; return the errors by index. Rows of None and of errors become zeros."""
     if not len(out):
         return {}
     mode = _mode_of(out[0])
-    bad: dict[int, SampleError] = {}
-    for number in range(len(out)) if mode is None or resize else decode_each_as_it_is(pictures, mode, out):
-        data = pictures[number]
+    errors: dict[int, SampleError] = {}
+    for index in range(len(out)) if mode is None or resize else decode_many_exact(images, mode, out):
+        data = images[index]
         try:
             if data is not None:
-                _decode_into(data, out[number], mode, resize=resize)
+                _decode_into(data, out[index], mode, resize=resize)
                 continue
         except SampleError as error:
-            bad[number] = error
-        out[number] = 0
-    return bad
+            errors[index] = error
+        out[index] = 0
+    return errors
 
 
 def image_size(data: Buffer) -> tuple[int, int, int]:
-    """Read (height, width, channels) of any known image format from the header, as `decode_image` would give them."""
-    return _size(_kind(data), data)
+    """(height, width, channels) from the header of any supported format, as `decode_image` returns them."""
+    return _size(_format_of(data), data)
 
 
-def _size(kind: str, data: Buffer) -> tuple[int, int, int]:
-    with translated(SampleError, f"cannot read the header of {kind}, {len(data)} bytes"):
-        return _FORMATS[kind].size(data)
+def _size(name: str, data: Buffer) -> tuple[int, int, int]:
+    with translate_errors(SampleError, f"cannot read the header of {name}, {len(data)} bytes"):
+        return _FORMATS[name].size(data)
 
 
-def _kind(data: Buffer) -> str:
-    kind = sniff(data)
-    if kind not in _FORMATS:
-        raise SampleError(f"expected an image, found {kind or 'something else'}, {len(data)} bytes")
-    return kind
+def _format_of(data: Buffer) -> str:
+    name = sniff(data)
+    if name not in _FORMATS:
+        raise SampleError(f"expected an image, found {name or 'an unknown format'}, {len(data)} bytes")
+    return name
 
 
-def _mode_of(out: Pixels) -> Mode | None:
-    """The mode that fills `out`; None for 16 bits, which exist only as stored."""
+def _mode_of(out: PixelArray) -> ColorMode | None:
+    """The color mode of `out`; None for 16 bits, which cannot be converted."""
     flags, shape = out.flags, out.shape
     if not (flags.c_contiguous and flags.writeable):
         raise InvalidInputError("the array to decode into must be contiguous and writable")

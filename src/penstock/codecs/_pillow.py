@@ -1,7 +1,7 @@
-"""The image formats that Pillow reads and writes.
+"""The image formats that Pillow decodes and encodes.
 
-Plugins are called directly, not through `Image.open`, so that the bytes cannot choose another format and no
-decompression-bomb warning is raised; limits and completeness are checked here.
+Plugins are called directly, not through `Image.open`, so that the bytes cannot select another format and Pillow issues
+no decompression-bomb warning; this module checks limits and truncation.
 """
 
 import warnings
@@ -13,35 +13,35 @@ from typing import Any, Final
 import numpy as np
 from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
-from penstock.codecs._format import CHANNELS, Mode, Pixels, check_pixels, deliver
+from penstock.codecs._format import CHANNELS, ColorMode, PixelArray, check_pixels, copy_into
 from penstock.errors import SampleError
 from penstock.types import Buffer
 
-# Pillow warns about metadata we never read. `catch_warnings` is not thread-safe, so this is one entry for the whole
-# process, of the lowest precedence: any filter of the user's comes first.
+# Pillow warns about metadata that is never used here. `catch_warnings` is not thread-safe, so this filter is
+# process-wide, with the lowest precedence: the user's filters come first.
 warnings.filterwarnings("ignore", module=r"PIL\.(Png|Tiff)ImagePlugin", append=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PillowFormat:
-    """One Pillow plugin, and how to know that a file has not lost its end."""
+    """One Pillow plugin, with a check for truncated files."""
 
     plugin: type[ImageFile.ImageFile]
     complete: Callable[[bytes, ImageFile.ImageFile], bool] = lambda *_: True
-    """Whether the end is there, asked before loading; for formats of which Pillow overlooks a missing tail."""
+    """Whether the file is untruncated, checked before decoding; for formats whose truncation Pillow ignores."""
     layouts: tuple[tuple[str, int], ...] = ()
     levels: range | None = None
     level_option: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def encode(self, array: Pixels, level: int | None) -> bytes:
+    def encode(self, array: PixelArray, level: int | None) -> bytes:
         """See `ImageFormat`."""
         stream = BytesIO()
         options = dict(self.options) if level is None else {**self.options, self.level_option: level}
         Image.fromarray(array).save(stream, self.plugin.format, **options)
         return stream.getvalue()
 
-    def decode(self, data: Buffer, mode: Mode | None, out: Pixels | None, *, resize: bool) -> Pixels:
+    def decode(self, data: Buffer, mode: ColorMode | None, out: PixelArray | None, *, resize: bool) -> PixelArray:
         """See `ImageFormat`."""
         whole = bytes(data)
         with self.plugin(BytesIO(whole)) as image:
@@ -49,7 +49,7 @@ class PillowFormat:
             if not self.complete(whole, image):
                 raise SampleError("the end of the file is missing")
             image.load()
-            return deliver(_pixels(image, mode), out, resize=resize)
+            return copy_into(_pixels(image, mode), out, resize=resize)
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
         """See `ImageFormat`."""
@@ -57,23 +57,23 @@ class PillowFormat:
             return image.height, image.width, CHANNELS[_natural_mode(image)]
 
 
-def _natural_mode(image: Image.Image) -> Mode:
+def _natural_mode(image: Image.Image) -> ColorMode:
     if image.mode in ("1", "L") or image.mode.startswith("I;16"):
         return "L"
     if image.mode in ("I", "F"):
-        raise SampleError(f"its mode {image.mode} (Pillow) cannot be read: only 8 bits, and 16 bits of gray")
+        raise SampleError(f"Pillow mode {image.mode} is not supported: only 8 bits, and 16-bit gray")
     has_alpha = image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or (image.mode == "P" and "transparency" in image.info)
     return "RGBA" if has_alpha else "RGB"
 
 
-def _pixels(image: Image.Image, mode: Mode | None) -> Pixels:
+def _pixels(image: Image.Image, mode: ColorMode | None) -> PixelArray:
     natural = _natural_mode(image)
     if image.mode.startswith("I;16"):
         wide = np.array(image).astype(np.uint16, copy=False)
         if mode is None:
             return wide
         image = Image.fromarray((wide >> 8).astype(np.uint8))  # Pillow would clip at 255
-    # In two steps, because Pillow warns when a palette with alpha is converted to a mode without.
+    # In two steps: Pillow warns when a palette with alpha is converted to a mode without alpha.
     for step in (natural, mode or natural):
         image = image if image.mode == step else image.convert(step)
     return np.array(image)
@@ -84,10 +84,10 @@ def _png_complete(data: bytes, _: ImageFile.ImageFile) -> bool:
 
 
 def _gif_complete(data: bytes, image: ImageFile.ImageFile) -> bool:
-    at = image.tile[0].offset
-    while at < len(data) and data[at]:
-        at += data[at] + 1
-    return at + 1 < len(data)  # something, if only the trailer, follows the first frame's terminator
+    offset = image.tile[0].offset
+    while offset < len(data) and data[offset]:
+        offset += data[offset] + 1
+    return offset + 1 < len(data)  # at least the trailer follows the terminator of the first frame
 
 
 def _bmp_complete(data: bytes, image: ImageFile.ImageFile) -> bool:
@@ -115,7 +115,7 @@ PILLOW_FORMATS: Final[dict[str, PillowFormat]] = {
         layouts=(_RGB, _RGBA),
         levels=range(101),
         level_option="quality",
-        options={"exact": True},  # keeps the colours under transparent pixels
+        options={"exact": True},  # preserve the color of transparent pixels
     ),
     "tiff": PillowFormat(plugin=TiffImagePlugin.TiffImageFile, layouts=(_GRAY, _RGB, _RGBA, _GRAY16)),
     "bmp": PillowFormat(plugin=BmpImagePlugin.BmpImageFile, complete=_bmp_complete, layouts=(_GRAY, _RGB)),
@@ -123,6 +123,6 @@ PILLOW_FORMATS: Final[dict[str, PillowFormat]] = {
         plugin=GifImagePlugin.GifImageFile,
         complete=_gif_complete,
         layouts=(_GRAY,),
-        options={"optimize": False},  # an optimised palette no longer reads back as gray
+        options={"optimize": False},  # an optimised palette would not decode as gray
     ),
 }

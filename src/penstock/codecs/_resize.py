@@ -1,4 +1,4 @@
-"""Scale pixels to a given size."""
+"""Resize decoded images."""
 
 from typing import Any, Final
 
@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# Pillow first takes means of whole blocks while at least this factor is left for the filter; its documentation calls
-# the result of 3 indistinguishable from filtering every pixel.
+# Pillow first averages whole blocks as long as this factor remains for the filter; its documentation describes the
+# result of 3 as indistinguishable from filtering every pixel.
 _REDUCING_GAP: Final = 3.0
 
 
-def scaled(pixels: NDArray[Any], *, height: int, width: int) -> NDArray[Any]:
-    """Scale uint8 pixels or uint16 gray by a bilinear filter that is as wide as the reduction, so nothing aliases."""
+def resize_pixels(pixels: NDArray[Any], *, height: int, width: int) -> NDArray[Any]:
+    """Resize uint8 pixels or uint16 gray with an antialiasing bilinear filter."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    plain = pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
-    # Not every Pillow filters 16 bits as they are.
-    image = Image.fromarray(plain.astype(np.int32) if plain.dtype == np.uint16 else plain)
+    planar = pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
+    # Not every Pillow version can filter 16-bit images.
+    image = Image.fromarray(planar.astype(np.int32) if planar.dtype == np.uint16 else planar)
     resized = image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=_REDUCING_GAP)
     return np.asarray(resized).astype(pixels.dtype, copy=False)

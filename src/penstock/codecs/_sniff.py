@@ -1,4 +1,4 @@
-"""Tell media formats apart by their first bytes."""
+"""Detect media formats from their first bytes."""
 
 from typing import Final
 
@@ -18,19 +18,19 @@ _PREFIXES: Final = {
     b"OggS": "ogg",
     b"ID3": "mp3",
 }
-_RIFF_KINDS: Final = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+_RIFF_FORMATS: Final = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _BMP_HEADER_BYTES: Final = {12, 16, 40, 52, 56, 64, 108, 124}
 _IMAGE_BRANDS: Final = {b"avif", b"avis", b"heic", b"heim", b"heis", b"heix", b"hevc", b"hevx", b"mif1", b"msf1"}
 
 
 def sniff(data: Buffer) -> str | None:
-    """Name the format that `data` starts like, or None; a name is no promise that the rest is whole."""
+    """The format that the first bytes indicate, or None; the remaining bytes are not checked."""
     head = bytes(memoryview(data)[:_HEAD_BYTES])
-    for prefix, kind in _PREFIXES.items():
+    for prefix, name in _PREFIXES.items():
         if head.startswith(prefix):
-            return kind
+            return name
     if head[:4] in (b"RIFF", b"RF64"):
-        return _RIFF_KINDS.get(head[8:12])
+        return _RIFF_FORMATS.get(head[8:12])
     if head[4:8] == b"ftyp":
         return None if head[8:12] in _IMAGE_BRANDS else "mp4"
     if head.startswith(b"\x1aE\xdf\xa3"):
@@ -41,7 +41,7 @@ def sniff(data: Buffer) -> str | None:
 
 
 def _is_mp3_frame(head: bytes) -> bool:
-    """Eleven bits of sync, layer III, and no reserved version, bit rate or sample rate."""
+    """Eleven sync bits, layer III, and no reserved version, bit rate or sample rate."""
     return (
         len(head) >= 4
         and head[0] == 0xFF

@@ -1,4 +1,4 @@
-"""Codec choices as text: a name, or a name and a level, such as `zstd` or `jpeg:90`."""
+"""Codec specs: a name, or a name and a level, such as `zstd` or `jpeg:90`."""
 
 import re
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ _SPEC = re.compile(r"([a-z0-9]+)(?::([0-9]{1,3}))?")
 
 
 def split_spec(text: str) -> tuple[str, int | None]:
-    """Take `name` or `name:level` apart."""
+    """Split `name` or `name:level`; raises `InvalidInputError` for other text."""
     if not (match := _SPEC.fullmatch(text)):
-        raise InvalidInputError(f"{text!r} is not a codec: write a name, or a name and a level, such as 'zstd:3'")
+        raise InvalidInputError(f"{text!r} is not a codec; write a name, or a name and a level, such as 'zstd:3'")
     return match[1], None if match[2] is None else int(match[2])
 
 
 def join_spec(name: str, level: int | None) -> str:
-    """Write what `split_spec` reads."""
+    """Inverse of `split_spec`."""
     return name if level is None else f"{name}:{level}"
 
 
 def check_level(name: str, level: int | None, levels: Mapping[str, range | None]) -> None:
-    """Refuse a name that is not in `levels`, and a level that the name does not have."""
+    """Raise `InvalidInputError` for a name that is not in `levels`, or a level out of its range."""
     if name not in levels:
-        raise InvalidInputError(f"there is no codec {name!r} here: choose one of {', '.join(levels)}")
+        raise InvalidInputError(f"unknown codec {name!r}; choose one of {', '.join(levels)}")
     allowed = levels[name]
     if level is None or (allowed and level in allowed):
         return

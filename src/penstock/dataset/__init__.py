@@ -1,25 +1,34 @@
-"""The front door: make a table, load one, read it, change it, and move in its history."""
+"""The front door: create, load, read, change, stream, version and maintain tables."""
 
 from penstock.dataset._dataset import Dataset, Summary
 from penstock.dataset._diff import TableDiff
-from penstock.dataset._ingest import Ingested, ingest, sync
-from penstock.dataset._names import Names
-from penstock.dataset._open import create, delete, exists, load, verify
+from penstock.dataset._ingest import IngestResult, ingest, sync
+from penstock.dataset._maintenance import compact, vacuum
+from penstock.dataset._open import create, delete, exists, load, resolve_uri, verify
+from penstock.dataset._preview import BlobPreview, preview_rows
+from penstock.dataset._refs import Branches, RefMapping, Tags
 from penstock.dataset._view import ColumnView, View
 
 __all__ = [
+    "BlobPreview",
+    "Branches",
     "ColumnView",
     "Dataset",
-    "Ingested",
-    "Names",
+    "IngestResult",
+    "RefMapping",
     "Summary",
     "TableDiff",
+    "Tags",
     "View",
+    "compact",
     "create",
     "delete",
     "exists",
     "ingest",
     "load",
+    "preview_rows",
+    "resolve_uri",
     "sync",
+    "vacuum",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""The table itself: a view that can be changed, and that has a history."""
+"""A table: a view that can be changed, and that has versions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,6 @@ from penstock.table import (
     append_rows,
     delete_rows,
     drop_column,
-    positions,
     rename_column,
     update_rows,
 )
@@ -26,24 +25,29 @@ from penstock.table import (
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table is, in short; print it."""
+    """Size, version and columns of a table; print it."""
 
     uri: str
     version: str
+    has_changes: bool
+    """Whether there are uncommitted changes; the other numbers include them."""
     rows: int
     bytes: int
-    """Of the data files and blobs of this version; linked objects are not counted."""
+    """Bytes of the data files and blobs of this version, without linked objects."""
     fragments: int
     columns: Mapping[str, str]
+    sources: tuple[str, ...]
+    """Where `penstock.ingest` read the rows from."""
 
     def __str__(self) -> str:
         width = max(map(len, self.columns), default=0)
-        head = f"{self.uri}  {self.version}: {self.rows:,} rows, {self.bytes:,} bytes, {self.fragments:,} fragments"
+        version = self.version + (" with changes" if self.has_changes else "")
+        head = f"{self.uri}  {version}: {self.rows:,} rows, {self.bytes:,} bytes, {self.fragments:,} fragments"
         return "\n".join([head, *(f"  {name:<{width}}  {kind}" for name, kind in self.columns.items())])
 
 
 class Dataset(View, Versions):
-    """A table at one version, with the changes made to it since; others see them after `commit`."""
+    """A table at one version, with uncommitted changes on top; `commit` publishes them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -51,7 +55,7 @@ class Dataset(View, Versions):
     @contextmanager
     def _writing(self) -> Iterator[Session]:
         self._session.check_writable()
-        with self._reader.unless_expired():
+        with self._reader.missing_as_expired():
             yield self._session
 
     @property
@@ -67,45 +71,36 @@ class Dataset(View, Versions):
         return range(self._session.snapshot.live)
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """Where rows were taken in from by `penstock.ingest`."""
-        return tuple(self._session.snapshot.sources)
-
-    @property
     def uri(self) -> str:
-        """Where the table is."""
+        """Location of the table."""
         return self._session.store.uri
 
     @property
     def version(self) -> str:
-        """The version this was loaded at, or that the last commit made: `main@7`."""
-        return f"{self._session.branch}@{self._session.version.commit.version}"
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether there are changes that are not committed."""
-        return bool(self._session.changes)
+        """The version that was loaded, or that the last commit created, such as `main@7`."""
+        return self._session.version_name
 
     def append(self, data: Appendable) -> int:
-        """Add rows, and say how many: a dictionary of columns, rows (dictionaries), Arrow data, or a generator.
+        """Append rows and return their number: a dictionary of columns, dictionaries of rows, Arrow data, a data frame.
 
-        A value that does not fit is refused with its column and row, and nothing of the call is kept. A `pathlib.Path`
-        or an open binary file stands for the bytes in it.
+        Any of them can be a generator, which is streamed. A `pathlib.Path` or an open binary file stands for its bytes.
+        A value that does not fit raises `InvalidInputError` with its column and row, and nothing of the call is kept.
         """
         with self._writing() as session:
             return append_rows(session, data)
 
     def update(self, where: Where, values: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]]) -> int:
-        """Give rows other values, and say how many: positions, a slice, a mask or a `pyarrow.compute` expression.
+        """Replace values of some rows, and return their number.
 
-        `values` maps columns to one value for all those rows or to a list with one for each; or it is a function from
-        the batch of those rows to such a mapping.
+        `where` is a position, a list of positions, a slice, a mask or a `pyarrow.compute` expression. `values` maps
+        columns to one value for all of those rows or to one per row; or it is a function from the batch of those rows
+        to such a mapping. A value that does not fit raises `InvalidInputError`, and nothing of the call is kept.
         """
         with self._writing() as session:
             return update_rows(session, where, values)
 
     def delete(self, where: Where) -> int:
-        """Remove rows, and say how many: positions, a slice, a mask or a `pyarrow.compute` expression."""
+        """Delete some rows, and return their number; `where` is as for `update`."""
         with self._writing() as session:
             return delete_rows(session, where)
 
@@ -119,47 +114,46 @@ class Dataset(View, Versions):
         compute: Callable[[dict[str, Values]], Any] | None = None,
         inputs: Sequence[str] | None = None,
     ) -> None:
-        """Add a column, rewriting nothing.
+        """Add a column; existing files are not rewritten.
 
-        `fill` is one value for every row and costs no data; `values` has one for each row; `compute` makes them from
-        batches of the columns named in `inputs` (all by default). Without any, a nullable column is empty.
+        `fill` is one value for all rows and writes no data; `values` has one per row; `compute` derives them from
+        batches of the columns `inputs`, by default of all. Without any of them, a nullable column is null. Raises
+        `InvalidInputError` if the name exists or a value does not fit.
         """
         with self._writing() as session:
             add_column(session, name, column, fill=fill, values=values, compute=compute, inputs=inputs)
 
     def drop_column(self, name: str) -> None:
-        """Remove a column; older versions keep it."""
+        """Drop a column; earlier versions keep it. Raises `NotFoundError` if there is none of this name."""
         with self._writing() as session:
             drop_column(session, name)
 
     def rename_column(self, old: str, new: str) -> None:
-        """Give a column another name."""
+        """Rename a column. Raises `NotFoundError` if there is no `old`, `InvalidInputError` if there is a `new`."""
         with self._writing() as session:
             rename_column(session, old, new)
 
     def commit(self, message: str = "") -> str:
-        """Make the changes a version that everybody sees, and say which; commits of others in between are kept.
+        """Publish the changes as a new version, rebased on concurrent commits, and return its name.
 
-        `ConflictError`: somebody else changed the same; nothing was published. `CommitStateUnknown`: the store stopped
-        answering; call `commit` again.
+        Raises `ConflictError` if another writer changed the same values; nothing is published then. Raises
+        `CommitStateUnknownError` if the store stops answering before the outcome is known; call `commit` again.
         """
         self._session.commit(message)
         return self.version
 
     def rollback(self) -> None:
-        """Forget the changes that are not committed."""
+        """Discard uncommitted changes."""
         self._session.rollback()
 
-    def find(self, where: Where) -> View:
-        """A view of the rows that match a `pyarrow.compute` expression."""
-        return View(self._reader, self._columns, positions(self._reader, where))
-
     def summary(self) -> Summary:
-        """What the table is, in short."""
-        snapshot = self._session.snapshot
-        version = self.version + (" with changes" if self.has_changes else "")
+        """Size, version and columns."""
+        session, snapshot = self._session, self._session.snapshot
         columns = {field.name: str(field).partition(": ")[2] for field in snapshot.schema}
-        return Summary(self.uri, version, snapshot.live, snapshot.bytes, snapshot.fragments, columns)
+        return Summary(
+            self.uri, self.version, bool(session.changes), snapshot.live, snapshot.bytes, snapshot.fragments, columns,
+            tuple(snapshot.sources),
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"Dataset({self.uri!r}, {self.version}, {len(self):,} rows: {', '.join(map(str, self.schema))})"

@@ -1,4 +1,4 @@
-"""The difference of two versions, as a user looks at it."""
+"""The difference of two versions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,27 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset._view import View
-from penstock.table import Diff, Reader, Rows
+from penstock.format import Commit
+from penstock.table import Diff, Int64Array, Reader
 
 
 @dataclass(frozen=True)
 class TableDiff:
-    """What changed from one version to another; print it, or read the rows it names."""
+    """What changed from one version to another; print it, or read the changed rows."""
 
     old_version: str
     new_version: str
     _diff: Diff
+
+    @property
+    def old_commit(self) -> Commit:
+        """The commit of the old version."""
+        return self._diff.before.commit
+
+    @property
+    def new_commit(self) -> Commit:
+        """The commit of the new version, or the one that uncommitted changes are based on."""
+        return self._diff.after.commit
 
     @property
     def added(self) -> View:
@@ -29,41 +40,44 @@ class TableDiff:
         return _view(self._diff.before, self._diff.deleted)
 
     @property
-    def updated(self) -> Mapping[str, Rows]:
-        """By column, as the new version calls it: the ids of rows whose value differs."""
+    def updated(self) -> Mapping[str, Int64Array]:
+        """Ids of the rows whose value differs, by column name in the new version."""
         schema = self._diff.after.snapshot.schema
         return {schema.by_id(id).name: ids for id, ids in self._diff.updated.items()}
 
     @property
-    def updated_rows(self) -> Rows:
-        """Ids of the rows with a value that differs."""
+    def updated_rows(self) -> Int64Array:
+        """Ids of the rows in which any value differs."""
         return self._diff.updated_rows
 
-    def before(self, ids: Sequence[int] | Rows) -> View:
-        """Rows by their ids, as they were."""
+    def before(self, ids: Sequence[int] | Int64Array) -> View:
+        """Rows by row id, at the old version."""
         return _view(self._diff.before, np.asarray(ids, np.int64))
 
-    def after(self, ids: Sequence[int] | Rows) -> View:
-        """Rows by their ids, as they are."""
+    def after(self, ids: Sequence[int] | Int64Array) -> View:
+        """Rows by row id, at the new version."""
         return _view(self._diff.after, np.asarray(ids, np.int64))
 
     @property
     def columns_added(self) -> list[str]:
-        return [known.name for known in self._diff.columns_added]
+        """Columns that only the new version has."""
+        return [field.name for field in self._diff.columns_added]
 
     @property
     def columns_dropped(self) -> list[str]:
-        return [known.name for known in self._diff.columns_dropped]
+        """Columns that only the old version has."""
+        return [field.name for field in self._diff.columns_dropped]
 
     @property
     def columns_renamed(self) -> list[tuple[str, str]]:
+        """Old and new names of renamed columns."""
         return list(self._diff.columns_renamed)
 
     def __bool__(self) -> bool:
         return bool(self._diff)
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers and names, without values."""
+        """Counts and names as a JSON value, without the values."""
         return {
             "old": self.old_version,
             "new": self.new_version,
@@ -84,9 +98,9 @@ class TableDiff:
         lines += [f"  {name}: {len(ids):,} values changed" for name, ids in self.updated.items()]
         lines += [f"  + column {name}" for name in self.columns_added]
         lines += [f"  - column {name}" for name in self.columns_dropped]
-        lines += [f"  column {old} is now {new}" for old, new in self.columns_renamed]
+        lines += [f"  column {old} renamed to {new}" for old, new in self.columns_renamed]
         return "\n".join(lines)
 
 
-def _view(reader: Reader, ids: Rows) -> View:
+def _view(reader: Reader, ids: Int64Array) -> View:
     return View(reader, reader.snapshot.schema.names, range(reader.snapshot.live)).rows(ids)

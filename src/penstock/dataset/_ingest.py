@@ -1,38 +1,41 @@
-"""Take other people's data in: into a new table, or into one that is there."""
+"""Ingest external data into a new or an existing table."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal, Unpack
 
 from penstock.dataset._dataset import Dataset
-from penstock.dataset._open import Place, create, exists, load, open_place
-from penstock.engine import available_cores
+from penstock.dataset._open import UriLike, create, exists, load, open_location
+from penstock.dataset._options import check_keywords
+from penstock.engine import BadSamples, available_cores
 from penstock.errors import ConflictError, InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.ingest import (
     SOURCES,
-    OnBad,
-    Outcome,
-    Prepared,
-    Progress,
+    ImageCost,
+    IngestKeywords,
+    IngestOptions,
+    IngestOutcome,
+    IngestProgress,
+    PreparedIngest,
     Reject,
-    Runner,
-    Settings,
-    Weighed,
+    Transform,
     find_transform,
     prepare,
-    read_list,
+    read_manifest,
     run,
+    transform_name,
 )
 from penstock.storage import Store
 
-_MAX_BAD = 1000
-_ATTEMPTS = 3
+BadSamplesLike = Literal["skip", "raise"] | BadSamples
+
+_MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Ingested:
+class IngestResult:
     """What an ingest did, or would do."""
 
     uri: str
@@ -40,156 +43,152 @@ class Ingested:
     kind: str
     schema: Schema
     version: str | None
-    """The version that has the rows; None where nothing was written."""
+    """The version that has the rows; None if nothing was written."""
     rows: int
     files: int
-    """Files that were new in the source."""
+    """Files of the source that were new."""
     source_bytes: int
     written_bytes: int
-    continued_rows: int
-    """Rows that an interrupted run had stored already."""
+    resumed_rows: int
+    """Rows that an interrupted run had stored."""
     changed: tuple[str, ...]
-    """Files that are in the table, and have other content by now; they were left alone."""
+    """Files that changed since they were ingested; they were not ingested again."""
     rejects: tuple[Reject, ...]
-    """What was left out, each with its name and the reason."""
-    weighed: tuple[Weighed, ...]
-    """What pictures cost as they came, and as tensors."""
-    settings: Settings
+    """Rows and files that were skipped, each with its name and the reason."""
+    image_costs: tuple[ImageCost, ...]
+    """Average cost of images, encoded and decoded."""
+    options: IngestOptions
+
+
+@dataclass(frozen=True)
+class _RunOptions:
+    """How an ingest runs: the keyword arguments of `penstock.ingest.run`."""
+
+    bad_samples: BadSamples
+    message: str
+    num_workers: int
+    progress: Callable[[IngestProgress], None]
 
 
 def ingest(
     source: str | os.PathLike[str],
-    dest: Place,
+    dest: UriLike,
     *,
     kind: str | None = None,
-    columns: Sequence[str] | None = None,
-    codecs: Mapping[str, str] | None = None,
-    decode: bool = False,
-    resize: tuple[int, int] | None = None,
-    nullable: Sequence[str] = (),
-    transform: str | Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
-    shuffle: bool | int = False,
-    link: bool = False,
-    on_bad: OnBad = "skip",
-    max_bad: int = _MAX_BAD,
+    bad_samples: BadSamplesLike = "skip",
     dry_run: bool = False,
     message: str = "",
-    options: Mapping[str, str] | None = None,
-    source_options: Mapping[str, str] | None = None,
-    workers: int | None = None,
-    runner: Runner | None = None,
-    on_plan: Callable[[Ingested], None] | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Ingested:
-    """Take a folder or a bucket of files into a table, which is made if it is not there; as one commit.
+    storage_options: Mapping[str, str] | None = None,
+    source_storage_options: Mapping[str, str] | None = None,
+    num_workers: int | None = None,
+    on_plan: Callable[[IngestResult], None] | None = None,
+    progress: Callable[[IngestProgress], None] | None = None,
+    **options: Unpack[IngestKeywords],
+) -> IngestResult:
+    """Ingest a folder or a bucket of files into a table, as one commit; creates the table if it does not exist.
 
-    What the files are is recognised, or said by `kind` (images, webdataset, parquet, …). What was taken in before is
-    not taken again, so an interrupted call is simply made once more. `columns`, `codecs`, `decode`, `resize`,
-    `nullable`, `transform` and `shuffle` change rows on their way (see `Settings`); with `link` nothing is copied. A
-    file or a row that cannot be read is left out and listed in the answer, or with `on_bad="raise"` ends the call;
-    after `max_bad` of them it ends in any case. With `dry_run` the source is looked at and nothing is written.
-    `on_plan` is told what was found before the work starts, `progress` how far it is.
+    `kind` (images, webdataset, parquet, …) is detected by default. Files that are already in the table are skipped, so
+    calling it again resumes an interrupted ingest. Row options (`columns`, `codecs`, `decode`, `image_size`,
+    `nullable`, `transform`, `shuffle`, `link`) are those of `IngestKeywords`. A file or a row that cannot be read is
+    skipped and listed in the result, up to the limit of `bad_samples` (1,000 by default; a float is a share of the
+    rows seen). With `dry_run` nothing is written. `on_plan` is called before rows are written, `progress` after each
+    part. `source_storage_options` default to `storage_options`. Raises `NotFoundError` for an empty source,
+    `InvalidInputError` for options or columns that do not fit, and `SampleError` for bad samples over the limit.
     """
-    settings = Settings(
-        columns=None if columns is None else tuple(columns),
-        codecs=dict(codecs or {}),
-        decode=decode,
-        resize=resize,
-        nullable=tuple(nullable),
-        transform=_name(transform),
-        shuffle=None if shuffle is False else int(shuffle),
-        link=link,
+    check_keywords(options, "ingest", known=IngestKeywords.__annotations__)
+    row_options = IngestOptions.from_keywords(options)
+    run_options = _run_options(bad_samples, message, num_workers, progress)
+    if row_options.transform is not None:
+        find_transform(row_options.transform)
+    source_store = open_location(
+        source, source_storage_options if source_storage_options is not None else storage_options
     )
-    if on_bad not in ("skip", "raise"):
-        raise InvalidInputError(f"on_bad is 'skip' or 'raise', not {on_bad!r}")
-    if settings.transform is not None:
-        find_transform(settings.transform)
-    place = open_place(source, source_options if source_options is not None else options)
-    there = exists(dest, options=options)
-    ds = load(dest, options=options) if there else create("memory://")
-    prepared = prepare(ds._session, place, SOURCES, kind, settings)
-    planned = replace(_told(ds, prepared, None), uri=dest.uri if isinstance(dest, Store) else os.fspath(dest))
+    is_table = exists(dest, storage_options=storage_options)
+    ds = load(dest, storage_options=storage_options) if is_table else create("memory://")
+    prepared = prepare(ds._session, source_store, SOURCES, kind, row_options)
+    planned = replace(_result(ds, prepared, None), uri=dest.uri if isinstance(dest, Store) else os.fspath(dest))
     if on_plan is not None:
         on_plan(planned)
     if dry_run:
         return planned
-    if not there:
-        ds = create(dest, options=options, message="for an ingest")
-    work = _Work(on_bad, max_bad, message, workers or available_cores(), runner, progress or (lambda _: None))
-    return _run(ds, place, prepared, work)
+    if not is_table:
+        ds = create(dest, storage_options=storage_options, message="for an ingest")
+    return _run(ds, source_store, prepared, run_options)
 
 
 def sync(
-    table: Place,
+    table: UriLike,
     source: str | os.PathLike[str] | None = None,
     *,
-    on_bad: OnBad = "skip",
-    max_bad: int = _MAX_BAD,
+    bad_samples: BadSamplesLike = "skip",
     dry_run: bool = False,
     message: str = "",
-    options: Mapping[str, str] | None = None,
-    source_options: Mapping[str, str] | None = None,
-    workers: int | None = None,
-    runner: Runner | None = None,
-    transform: str | Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> list[Ingested]:
-    """Take in what is new in the sources that a table was made from, or in one of them, as it was done before.
+    storage_options: Mapping[str, str] | None = None,
+    source_storage_options: Mapping[str, str] | None = None,
+    num_workers: int | None = None,
+    transform: str | Transform | None = None,
+    progress: Callable[[IngestProgress], None] | None = None,
+) -> list[IngestResult]:
+    """Ingest the new files of all sources of a table, or of one, with the row options of the first ingest.
 
-    A table that was made with a transform names a function, and is not believed: say it again to have it called.
+    A table that was ingested with a transform stores only its name; the function runs only if `transform` names it
+    again. Raises `NotFoundError` for a source that is not one of the table's, and otherwise what `ingest` raises.
     """
-    ds = load(table, options=options)
+    run_options = _run_options(bad_samples, message, num_workers, progress)
+    ds = load(table, storage_options=storage_options)
     known = ds._session.snapshot.sources
     if not known:
-        raise NotFoundError(f"{ds.uri} was not made from a source; take one in with penstock.ingest(source, table)")
-    source_options = source_options if source_options is not None else options
-    wanted = list(known) if source is None else [open_place(source, source_options).uri]
-    if missing := [uri for uri in wanted if uri not in known]:
-        raise NotFoundError(f"{ds.uri} was not made from {missing[0]}; it was made from {', '.join(known)}")
-    work = _Work(on_bad, max_bad, message, workers or available_cores(), runner, progress or (lambda _: None))
-    told = []
-    for uri in wanted:
-        _, plan = read_list(ds._session.store, known[uri][-1])
-        if plan.settings.transform is not None and plan.settings.transform != _name(transform):
+        raise NotFoundError(f"{ds.uri} has no source; ingest one with penstock.ingest(source, table)")
+    source_storage_options = source_storage_options if source_storage_options is not None else storage_options
+    uris = list(known) if source is None else [open_location(source, source_storage_options).uri]
+    if missing := [uri for uri in uris if uri not in known]:
+        raise NotFoundError(f"{missing[0]} is not a source of {ds.uri}; its sources are {', '.join(known)}")
+    results = []
+    for uri in uris:
+        _, plan = read_manifest(ds._session.store, known[uri][-1])
+        if plan.options.transform is not None and plan.options.transform != transform_name(transform):
             raise InvalidInputError(
-                f"{ds.uri} was made with the transform {plan.settings.transform}, which is somebody's code; to have it"
-                f" called, say transform={plan.settings.transform!r}"
+                f"{ds.uri} was ingested with the transform {plan.options.transform}, and code named by a table does not"
+                f" run by default; to run it, pass transform={plan.options.transform!r}"
             )
-        place = open_place(uri, source_options)
-        prepared = prepare(ds._session, place, SOURCES, plan.kind, plan.settings)
-        told.append(_told(ds, prepared, None) if dry_run or not prepared.new else _run(ds, place, prepared, work))
-    return told
+        source_store = open_location(uri, source_storage_options)
+        prepared = prepare(ds._session, source_store, SOURCES, plan.kind, plan.options)
+        skip = dry_run or not prepared.new
+        results.append(_result(ds, prepared, None) if skip else _run(ds, source_store, prepared, run_options))
+    return results
 
 
-@dataclass(frozen=True)
-class _Work:
-    """How an ingest is run."""
+def _run_options(
+    bad_samples: BadSamplesLike,
+    message: str,
+    num_workers: int | None,
+    progress: Callable[[IngestProgress], None] | None,
+) -> _RunOptions:
+    bad = bad_samples if isinstance(bad_samples, BadSamples) else BadSamples(action=bad_samples)
+    if bad.callback is not None:
+        raise InvalidInputError(
+            "BadSamples(callback=…) is for loaders; an ingest lists bad samples in IngestResult.rejects: leave it out"
+        )
+    return _RunOptions(bad, message, num_workers or available_cores(), progress or (lambda _: None))
 
-    on_bad: OnBad
-    max_bad: int
-    message: str
-    workers: int
-    runner: Runner | None
-    progress: Callable[[Progress], None]
 
-
-def _run(ds: Dataset, place: Store, prepared: Prepared, work: _Work) -> Ingested:
-    """Run it; where somebody else was faster with some of the files, once more with those that are left."""
-    for attempt in range(_ATTEMPTS):
+def _run(ds: Dataset, source_store: Store, prepared: PreparedIngest, options: _RunOptions) -> IngestResult:
+    """Run an ingest; after a concurrent commit, prepare it again for the remaining files."""
+    for attempt in range(_MAX_ATTEMPTS):
         try:
-            return _told(ds, prepared, run(ds._session, prepared, **vars(work)))
+            return _result(ds, prepared, run(ds._session, prepared, **vars(options)))
         except ConflictError:
-            if attempt == _ATTEMPTS - 1:
+            if attempt == _MAX_ATTEMPTS - 1:
                 raise
         ds.rollback()
-        ds.refresh()
-        prepared = prepare(ds._session, place, SOURCES, prepared.plan.kind, prepared.plan.settings)
+        ds.checkout()
+        prepared = prepare(ds._session, source_store, SOURCES, prepared.plan.kind, prepared.plan.options)
     raise AssertionError
 
 
-def _told(ds: Dataset, prepared: Prepared, outcome: Outcome | None) -> Ingested:
+def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None) -> IngestResult:
     sample = prepared.sample
-    return Ingested(
+    return IngestResult(
         uri=ds.uri,
         source=prepared.plan.source,
         kind=prepared.plan.kind,
@@ -199,21 +198,9 @@ def _told(ds: Dataset, prepared: Prepared, outcome: Outcome | None) -> Ingested:
         files=len(prepared.new),
         source_bytes=sum(file.size for file in prepared.new),
         written_bytes=0 if outcome is None else outcome.bytes_written,
-        continued_rows=0 if outcome is None else outcome.continued,
+        resumed_rows=0 if outcome is None else outcome.resumed_rows,
         changed=prepared.changed,
         rejects=() if outcome is None else outcome.rejects,
-        weighed=() if sample is None else sample.weighed,
-        settings=prepared.plan.settings,
+        image_costs=() if sample is None else sample.image_costs,
+        options=prepared.plan.options,
     )
-
-
-def _name(transform: str | Callable[..., Any] | None) -> str | None:
-    """A function by its name, because the table keeps what was done for the next sync."""
-    if transform is None or isinstance(transform, str):
-        return transform
-    name = f"{transform.__module__}:{transform.__qualname__}"
-    if "<" in name or "." in transform.__qualname__:
-        raise InvalidInputError(
-            f"a transform is kept by its name, and {name} cannot be found by it; define it at the top of a module"
-        )
-    return name

@@ -1,4 +1,4 @@
-"""Make a table, open one, and what can be done with a whole table."""
+"""Create, load, verify and delete whole tables."""
 
 import os
 import warnings
@@ -6,41 +6,42 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from penstock.catalog import Address, Catalog, is_address
+from penstock.catalog import Catalog, TableAddress, is_table_address
 from penstock.dataset._dataset import Dataset
 from penstock.dataset._versions import find
 from penstock.errors import AlreadyExistsError, NotFoundError, PenstockWarning
 from penstock.format import LOG_PREFIX, TABLE_KEY, Schema, SchemaLike, Snapshot, make_schema, new_id
-from penstock.history import MAIN, Note, Refs, create_table, open_table, open_version
+from penstock.history import MAIN, CommitInfo, Refs, create_table, open_table, open_version
 from penstock.storage import Store, open_store, probe
-from penstock.table import AllowedLinks, Containers, Report, Session, Verifier, author
+from penstock.table import AllowedLinks, LinkContainers, Session, Verifier, VerifyReport, author
 
-Place = str | os.PathLike[str] | Store
-"""Where a table is: a path, a URI, or a store that is open already."""
+UriLike = str | os.PathLike[str] | Store
+"""Location of a table: a path, a URI, a `penstock://` address, or an open store."""
 
 
 def create(
-    uri: Place,
+    uri: UriLike,
     schema: SchemaLike | None = None,
     *,
-    options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
     links: AllowedLinks = False,
     message: str = "",
 ) -> Dataset:
-    """Make a new table in a folder or a bucket.
+    """Create an empty table in a folder or a bucket.
 
-    Without a schema, the columns are found from the first rows that are appended. `options` are settings of the store
-    (see `open_store`); `links` allows containers that link columns point into. The store is asked to prove that it can
-    keep two writers apart; where it cannot, a warning says so and the table takes one writer at a time.
+    Without a schema, columns are inferred from the first rows appended. `storage_options` configure the store (see
+    `penstock.storage.open_store`); `links` allows containers that link columns point into. The store's conditional
+    writes are probed first: where they do not work, a warning says so and the table allows a single writer only.
+    Raises `AlreadyExistsError` if there is a table.
     """
     fields = make_schema(schema if schema is not None else {})
-    with _named(uri) as place:
-        return _create(open_place(place, options), fields, links, message)
+    with _catalog_entry(uri) as location:
+        return _create(open_location(location, storage_options), fields, links, message)
 
 
 def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> Dataset:
     if _is_table(store):
-        raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another place")
+        raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another location")
     found = probe(store)
     if not found.create_only:
         warnings.warn(
@@ -48,27 +49,28 @@ def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> 
             PenstockWarning,
             stacklevel=3,
         )
-    note = Note(message, author(), new_id())
-    info, version = create_table(store, Snapshot(fields), single_writer=not found.create_only, note=note)
+    commit_info = CommitInfo(message, author(), new_id())
+    info, version = create_table(store, Snapshot(fields), single_writer=not found.create_only, commit_info=commit_info)
     return Dataset(Session(store, info, version, branch=MAIN, links=links))
 
 
 def load(
-    uri: Place,
+    uri: UriLike,
     *,
     version: int | str | None = None,
     tag: str | None = None,
     branch: str | None = None,
     as_of: datetime | str | None = None,
-    options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
     links: AllowedLinks = False,
 ) -> Dataset:
-    """Open a table: the newest version of the branch main, or of another.
+    """Open a table at the newest version of the branch main, or at another version.
 
-    `version` is a number, `branch@number`, a tag or a branch; `as_of` is a time, for what was newest then. A version, a
-    tag and a time are opened to be read; a branch can be changed.
+    `version` is a number, `branch@number`, a tag or a branch; `as_of` is a time, for the version that was newest then.
+    A branch is writable; a version, a tag or a time is read-only. Raises `NotFoundError` if there is no such table or
+    version, and `StorageError` if the store does not answer.
     """
-    store = open_place(uri, options)
+    store = open_location(uri, storage_options)
     info = open_table(store)
     home = Refs(store, info).branch(branch) if branch is not None else info.main
     number = version if isinstance(version, int) and tag is None and as_of is None else None
@@ -81,36 +83,36 @@ def load(
     return Dataset(session)
 
 
-def exists(uri: Place, *, options: Mapping[str, str] | None = None) -> bool:
-    """Whether there is a table; a store that does not answer is an error, and not a no."""
+def exists(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> bool:
+    """Whether there is a table. Raises `StorageError` if the store does not answer."""
     try:
-        return _is_table(open_place(uri, options))
-    except NotFoundError:  # an address that the catalog does not know
+        return _is_table(open_location(uri, storage_options))
+    except NotFoundError:  # an address without a catalog entry
         return False
 
 
-def delete(uri: Place, *, options: Mapping[str, str] | None = None) -> None:
-    """Remove a table with all its versions; refuses a place that is not a table."""
-    store = open_place(uri, options)
+def delete(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> None:
+    """Delete a table with all its versions, and no other files. Raises `NotFoundError` if there is none."""
+    store = open_location(uri, storage_options)
     open_table(store)
     store.delete([TABLE_KEY])
     store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
-    if not isinstance(uri, Store) and is_address(text := os.fspath(uri)):
-        Catalog().remove(Address.parse(text))
+    if not isinstance(uri, Store) and is_table_address(text := os.fspath(uri)):
+        Catalog().remove(TableAddress.parse(text))
 
 
 def verify(
-    uri: Place,
+    uri: UriLike,
     *,
-    options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
     links: AllowedLinks | None = None,
-    progress: Callable[[Report], None] | None = None,
-) -> Report:
-    """Read every byte of every version back and name what is damaged; with `links` given, linked objects too."""
-    store = open_place(uri, options)
-    containers = None if links is None else Containers(links)
+    progress: Callable[[VerifyReport], None] | None = None,
+) -> VerifyReport:
+    """Read back every byte of every version and report damaged objects; with `links`, linked objects too."""
+    store = open_location(uri, storage_options)
+    containers = None if links is None else LinkContainers(links)
     if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
-        raise NotFoundError(f"{store.uri} is not a table: there is nothing of one in it")
+        raise NotFoundError(f"{store.uri} is not a table: it has no log")
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
 
 
@@ -120,27 +122,34 @@ _OWN_PREFIXES = (
 )  # fmt: skip
 
 
-def open_place(place: Place, options: Mapping[str, str] | None) -> Store:
-    """The store at a place; a `penstock://` address is looked up in the catalog."""
-    if isinstance(place, Store):
-        return place
-    if is_address(text := os.fspath(place)):
-        place = Catalog().find(Address.parse(text)).uri
-    return open_store(place, options=options)
+def open_location(location: UriLike, storage_options: Mapping[str, str] | None) -> Store:
+    """The store at a location; a `penstock://` address is looked up in the catalog."""
+    if isinstance(location, Store):
+        return location
+    return open_store(resolve_uri(location), options=storage_options)
+
+
+def resolve_uri(uri: str | os.PathLike[str]) -> str:
+    """The URI of a table's store: a `penstock://` address is looked up in the catalog, any other URI is unchanged.
+
+    Raises `NotFoundError` if the catalog does not have the address.
+    """
+    text = os.fspath(uri)
+    return Catalog().find(TableAddress.parse(text)).uri if is_table_address(text) else text
 
 
 @contextmanager
-def _named(place: Place) -> Iterator[Place]:
-    """The place of a table to be made; an address gets its place in the catalog, and keeps it if the table is made."""
-    if isinstance(place, Store) or not is_address(text := os.fspath(place)):
-        yield place
+def _catalog_entry(location: UriLike) -> Iterator[UriLike]:
+    """The location of a table to be created; a `penstock://` address gets a catalog entry, unless creation fails."""
+    if isinstance(location, Store) or not is_table_address(text := os.fspath(location)):
+        yield location
         return
-    catalog, address = Catalog(), Address.parse(text)
+    catalog, address = Catalog(), TableAddress.parse(text)
     known = any(entry.address == address for entry in catalog.tables(address.workspace))
-    entry = catalog.place(address)
+    entry = catalog.reserve(address)
     try:
         yield entry.uri
-    except AlreadyExistsError:  # the table is there, whoever made it
+    except AlreadyExistsError:  # the table exists, so its entry is right
         raise
     except BaseException:
         if not known:

@@ -1,33 +1,34 @@
-"""Stream a view to a framework."""
+"""Stream a view to a training framework."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from penstock.dataset._keywords import (
-    OnBadSample,
-    StreamKeywords,
+from penstock.dataset._options import (
+    BATCH_SIZE,
+    DEFAULTS,
+    LoaderKeywords,
     Transform,
-    WorkerType,
-    check_display,
-    check_names,
-    stream_options,
+    as_progress,
+    as_transforms,
+    check_keywords,
+    check_no_loader_options,
+    loader_options,
 )
-from penstock.engine import DecodeOptions, Decoder, Display, Loader
+from penstock.device import DeviceOptions
+from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Workers
 from penstock.errors import InvalidInputError
-from penstock.table import ROW_ID, Reader, Rows
+from penstock.plan import Shuffle
+from penstock.table import ROW_ID, Int64Array, Reader
 
 if TYPE_CHECKING:
     from penstock.adapters.jax import Sharding
     from penstock.adapters.tensorflow import InputContext, TensorflowDataset
-    from penstock.adapters.torch import Device, DeviceTransform, Distributed, Ragged, RowDataset
-
-_BATCH_SIZE = 64
+    from penstock.adapters.torch import Distributed, RowDataset
 
 Ranks = tuple[int, int] | Literal[False] | None
-"""(rank, num_ranks) of this process, or that it reads all rows by itself."""
+"""(rank, num_ranks) of this process, or False or None to read all rows."""
 
 
 class Streaming:
@@ -35,14 +36,14 @@ class Streaming:
 
     _reader: Reader
     _columns: tuple[str, ...]
-    _rows: Rows | range
+    _rows: Int64Array | range
 
     @overload
     def pytorch(
         self,
         *,
-        transform: Transform | None = None,
         columns: Sequence[str] | None = None,
+        transform: Transform | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
         image_size: tuple[int, int] | None = None,
     ) -> "RowDataset": ...
@@ -51,234 +52,195 @@ class Streaming:
         self,
         *,
         batch_size: int | None = None,
-        shuffle: bool | None = None,
-        num_workers: int | None = None,
+        shuffle: bool | Shuffle | None = None,
+        num_workers: int | Workers | None = None,
         prefetch_factor: int | None = None,
         distributed: "Distributed" = None,
+        columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
-        columns: Sequence[str] | None = None,
+        collate_fn: Literal["nested", "pad", "list"] | Callable[[list[Any]], Any] | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
         image_size: tuple[int, int] | None = None,
-        ragged: "Ragged" = "nested",
-        collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
-        seed: int = 0,
         memory_budget: int | None = None,
-        on_bad_sample: OnBadSample = "raise",
-        bad_sample_limit: int | float = 0.01,
-        worker_type: WorkerType = "thread",
-        shuffle_block: int | None = None,
-        shuffle_spread: float | None = None,
-        lanes: int | None = None,
-        device: "Device" = None,
-        device_transform: "DeviceTransform | None" = None,
-        device_memory: int | None = None,
-        show: Display | None = None,
+        bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        device: "str | DeviceOptions | Any | None" = None,
+        progress: Progress | bool | None = None,
     ) -> Loader: ...
     def pytorch(
         self,
         *,
         batch_size: int | None = None,
-        shuffle: bool | None = None,
-        num_workers: int | None = None,
+        shuffle: bool | Shuffle | None = None,
+        num_workers: int | Workers | None = None,
         prefetch_factor: int | None = None,
         distributed: Any = None,
+        columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
-        columns: Sequence[str] | None = None,
+        collate_fn: Literal["nested", "pad", "list"] | Callable[[list[Any]], Any] | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
         image_size: tuple[int, int] | None = None,
-        ragged: "Ragged" = "nested",
-        collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
-        seed: int = 0,
         memory_budget: int | None = None,
-        on_bad_sample: OnBadSample = "raise",
-        bad_sample_limit: int | float = 0.01,
-        worker_type: WorkerType = "thread",
-        shuffle_block: int | None = None,
-        shuffle_spread: float | None = None,
-        lanes: int | None = None,
-        device: "Device" = None,
-        device_transform: "DeviceTransform | None" = None,
-        device_memory: int | None = None,
-        show: Display | None = None,
+        bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        device: Any = None,
+        progress: Progress | bool | None = None,
     ) -> "Loader | RowDataset":
-        """Batches for a training loop; or, without the first five options, rows for `torch.utils.data.DataLoader`.
+        """A loader of batches; or, without options, a dataset of rows for `torch.utils.data.DataLoader`.
 
-        batch_size: rows in a batch of one rank; 64 if not given.
-        shuffle: read the rows in another order in each epoch, drawn from all over the table.
-        num_workers: threads (or processes) that decode and transform; the number of cores, up to 8, if not given.
-        prefetch_factor: batches that each worker has ready ahead of the loop; 2 if not given.
-        distributed: ranks share the rows, and take as many steps as each other. Found by itself where
-            torch.distributed is initialised; True insists on that, False turns it off; or a process group, one
-            dimension of a DeviceMesh, or (rank, num_ranks).
-        transform: a function of a sample, a dictionary of tensors; one that takes a second argument gets a
-            `numpy.random.Generator` that depends on the seed, the epoch and the row alone.
+        Any of `batch_size`, `shuffle`, `num_workers`, `prefetch_factor`, `distributed` and `device` gives a loader.
+        Without them, `transform`, `columns`, `decode` and `image_size` apply to rows, and every other option raises
+        `InvalidInputError`, because it would be ignored.
+
+        batch_size: rows in a batch of one rank; by default 64.
+        shuffle: True reads the rows in a different order in each epoch, drawn from the whole table;
+            `penstock.Shuffle(…)` also sets the seed and the quality.
+        num_workers: threads that decode, collate and transform; by default the number of cores, up to 8.
+            `penstock.Workers(8, "process")` for decoders and transforms that spend their time in Python.
+        prefetch_factor: batches that each worker prepares ahead of the loop; by default 2.
+        distributed: partition the rows over ranks, which all take the same number of steps. Detected where
+            torch.distributed is initialised; True requires that, False disables it; or a process group, one dimension
+            of a DeviceMesh, or (rank, num_ranks).
+        columns: the columns to read, `_row_id` among them if named; by default all columns of the view.
+        transform: a function of a sample, a dictionary of tensors; with a second parameter it also gets a
+            `numpy.random.Generator` that depends only on the seed, the epoch and the row.
         batch_transform: the same for a whole batch.
-        columns: the columns to read, `_row_id` among them if named; all of the view's if not given.
-        decode: False leaves media as bytes; a mapping says for each column whether, or by which function of the bytes.
-        image_size: scale pictures to this height and width, so that they can share a batch.
-        ragged: how values of different shapes share a batch: numbers as a "nested" tensor (pictures, sound and what
-            differs in more than its first length then come as lists), or all padded ("pad", with their shapes in
-            `<column>_shape`), or all as a "list".
-        collate_fn: makes a batch of a list of samples, instead of stacking them.
-        drop_last: leave out the rows that do not fill the last step. Else one rank gets a short batch, and several
-            ranks get theirs filled with rows that `batch["_pad"]` marks.
-        seed: another seed, another order.
-        memory_budget: bytes for all that is fetched, decoded or waiting; as much as the shuffle needs if not given.
-        on_bad_sample: "raise"; or "replace" (or "skip"), which puts another row in the place of one that cannot be
-            read or transformed, so that all ranks stay in step; or a function that is told of it first, and may raise.
-        bad_sample_limit: most bad samples, as a number or as a share of the rows, before the run is stopped.
-        worker_type: "process" decodes and transforms in processes, for what is heavy in Python.
-        shuffle_block, shuffle_spread, lanes: how rows are shuffled; see `penstock.plan.Shuffle`.
-        device: where batches arrive: "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
-            Copies and decoding have a stream of their own; a batch is yours for as long as you hold it. Rows of one
-            shape are shuffled in the device's memory, and JPEGs decoded there, unless a transform must see them before.
-        device_transform: a function of a batch that is on the device, or for each column one of its tensor, such as
-            `penstock.Pixels(…)`; one that takes a second argument gets a generator, as above.
-        device_memory: bytes of the device's memory for the shuffle's window; what the shuffle needs, up to a quarter of
-            the free memory, if not given. If it does not fit, the window stays in host memory.
-        show: a live "line" or "table" on standard error.
+        collate_fn: a function from a list of samples to a batch. Or how values of different shapes share a batch:
+            "nested", the default, makes nested tensors of numbers that differ in their first length and lists of the
+            rest; "pad" pads with zeros and adds the shapes as `<column>_shape`; "list" gives lists.
+        decode: False leaves media encoded; a mapping decides by column, or names a function of the encoded bytes.
+        image_size: resize images to this height and width, so that they can share a batch.
+        drop_last: drop the rows that do not fill the last step. Otherwise a single rank gets a short last batch, and
+            several ranks get theirs filled with repeated rows, flagged in `batch["_pad"]`.
+        memory_budget: bytes for everything fetched, decoded or queued; by default what the shuffle window needs.
+        bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
+            (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
+            `penstock.BadSamples(…)` for a limit and a callback.
+        device: put batches on "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
+            `penstock.DeviceOptions(…)` also sets a transform that runs there, and the memory of the shuffle window.
+            Fixed-shape rows are shuffled in device memory, and JPEGs decoded there, unless a transform needs them on
+            the host.
+        progress: show a live "line" or "table" on standard error.
+
+        Raises `InvalidInputError` for an option that is out of range, `NotFoundError` for an unknown column.
         """
+        given: LoaderKeywords = {
+            "shuffle": shuffle, "num_workers": num_workers, "prefetch_factor": prefetch_factor, "transform": transform,
+            "batch_transform": batch_transform, "columns": columns, "decode": decode, "image_size": image_size,
+            "collate_fn": collate_fn, "drop_last": drop_last, "memory_budget": memory_budget,
+            "bad_samples": bad_samples, "progress": progress,
+        }  # fmt: skip
         adapter = _adapter("torch", "PyTorch")
-        names = self._chosen(columns)
-        decoding = DecodeOptions(decode, image_size)
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
+            check_no_loader_options(given)
             dataset: RowDataset = adapter.row_dataset(
-                self._reader, names, self._rows, decode=decoding, transform=transform
+                self._reader,
+                self._selected(columns),
+                self._rows,
+                decode=DecodeOptions(decode, image_size),
+                transform=transform,
             )
             return dataset
-        options = stream_options(
-            batch_size=_BATCH_SIZE if batch_size is None else batch_size,
-            shuffle=shuffle,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            decode=decoding,
-            drop_last=drop_last,
-            seed=seed,
-            memory_budget=memory_budget,
-            on_bad_sample=on_bad_sample,
-            bad_sample_limit=bad_sample_limit,
-            worker_type=worker_type,
-            shuffle_block=shuffle_block,
-            shuffle_spread=shuffle_spread,
-            lanes=lanes,
-            device_memory=device_memory,
-        )
+        if device is not None and not isinstance(device, DeviceOptions):
+            device = DeviceOptions(device=device)
         loader: Loader = adapter.loader(
-            self._reader,
-            names,
-            self._rows,
-            options=options,
+            **self._source(given, BATCH_SIZE if batch_size is None else batch_size, device),
             distributed=distributed,
-            transform=transform,
-            batch_transform=batch_transform,
-            collate_fn=collate_fn,
-            ragged=ragged,
             device=device,
-            device_transform=device_transform,
-            display=check_display(show),
         )
         return loader
 
     def numpy(
-        self,
-        *,
-        batch_size: int = _BATCH_SIZE,
-        distributed: Ranks = None,
-        ragged: Literal["list", "pad"] = "list",
-        **options: Unpack[StreamKeywords],
+        self, *, batch_size: int = BATCH_SIZE, distributed: Ranks = None, **options: Unpack[LoaderKeywords]
     ) -> Loader:
-        """Batches of numpy arrays: dictionaries by column, for everything that has no method of its own.
+        """A loader of batches of numpy arrays: dictionaries by column, for any framework without a method of its own.
 
-        distributed: (rank, num_ranks) of this process; ranks share the rows, and take as many steps as each other.
-        ragged: how values of different shapes share a batch: as a "list", or padded ("pad", with their shapes in
-            `<column>_shape`).
-        options: as for `pytorch`; samples are dictionaries of numpy arrays.
+        distributed: (rank, num_ranks) of this process; ranks partition the rows and take the same number of steps.
+        options: as for `pytorch`; samples are dictionaries of numpy arrays. `collate_fn` is "list", the default, or
+            "pad", or a function.
+
+        Raises `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         loader: Loader = _adapter("numpy", "numpy").loader(
-            **self._source("numpy", batch_size, options), distributed=distributed, ragged=ragged
+            **self._keyword_source("numpy", options, batch_size), distributed=distributed
         )
         return loader
 
     def jax(
         self,
         *,
-        batch_size: int = _BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
         sharding: "Sharding | None" = None,
         distributed: bool | tuple[int, int] | None = None,
-        ragged: Literal["pad", "list"] = "pad",
-        **options: Unpack[StreamKeywords],
+        **options: Unpack[LoaderKeywords],
     ) -> Loader:
-        """Batches of jax arrays, which are on their devices, or on their way, before the loop asks for them.
+        """A loader of batches of jax arrays, transferred to their devices ahead of the loop.
 
         batch_size: rows in a batch of one process.
         sharding: how the first dimension is laid out over devices, such as `NamedSharding(mesh, P("data"))`; batches
-            are then arrays of all processes together. Processes that hold the same part of it read the same rows.
-        distributed: processes share the rows. Found by itself where several run (call `jax.distributed.initialize()`
-            first); True insists on that, False turns it off; or (rank, num_ranks).
-        ragged: how values of different shapes share a batch: padded ("pad", with their shapes in `<column>_shape`), or
-            as a "list".
-        options: as for `pytorch`; samples and batches are numpy arrays until the transforms are done.
+            are then global arrays. Processes that hold the same shard read the same rows.
+        distributed: partition the rows over processes. Detected where several run (call `jax.distributed.initialize()`
+            first); True requires that, False disables it; or (rank, num_ranks).
+        options: as for `pytorch`; samples and batches are numpy arrays until the transforms are done. `collate_fn` is
+            "pad", the default, or "list", or a function.
 
-        Text, times and what else is no number stay as they are. Without `jax_enable_x64`, jax has no numbers of 64
-        bits: they become numbers of 32, and a whole number that does not fit is an error.
+        Text, times and other values that are not numbers are not converted. Without `jax_enable_x64`, 64-bit numbers
+        become 32-bit ones; an integer that does not fit raises `InvalidInputError`.
         """
         loader: Loader = _adapter("jax", "JAX").loader(
-            **self._source("jax", batch_size, options), sharding=sharding, distributed=distributed, ragged=ragged
+            **self._keyword_source("jax", options, batch_size), sharding=sharding, distributed=distributed
         )
         return loader
 
     def tensorflow(
         self,
         *,
-        batch_size: int = _BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
         distributed: "Ranks | InputContext" = None,
-        ragged: Literal["ragged", "pad"] = "ragged",
         output_signature: Any = None,
-        **options: Unpack[StreamKeywords],
+        **options: Unpack[LoaderKeywords],
     ) -> "TensorflowDataset":
-        """Batches as a `tf.data.Dataset`; each iteration over it is the next epoch.
+        """A `tf.data.Dataset` of batches; each iteration over it is the next epoch.
 
-        Its attribute `penstock` is the loader behind it, with `state_dict`, `load_state_dict`, `set_epoch`, `stats` and
-        `len`. It reads ahead by itself; a `prefetch` behind it makes its state run ahead of your loop.
+        Its attribute `penstock` is the loader, with `state_dict`, `load_state_dict`, `set_epoch`, `stats` and `len`. It
+        prefetches by itself; a `prefetch` after it makes its state run ahead of your loop.
 
         distributed: (rank, num_ranks) of this process, or the `tf.distribute.InputContext` that
-            `strategy.distribute_datasets_from_function` gives you.
-        ragged: how values of different shapes share a batch: those that differ in their first length alone as a
-            "ragged" tensor, and all others padded ("pad" pads all), with their shapes in `<column>_shape`.
-        output_signature: the specification of a batch, as for `Dataset.from_generator`; entries of a batch that it does
-            not name are left out. If not given, a first row is read and transformed to find it.
-        options: as for `pytorch`; samples and batches are numpy arrays until the transforms are done.
+            `strategy.distribute_datasets_from_function` passes.
+        output_signature: the specification of a batch, as for `Dataset.from_generator`; columns that it does not name
+            are left out. By default it is derived from a first row, read and transformed.
+        options: as for `pytorch`; samples and batches are numpy arrays until the transforms are done. `collate_fn` is
+            "ragged", the default (ragged tensors for values that differ in their first length, padding for the rest),
+            or "pad" (padding for all, with the shapes in `<column>_shape`), or a function.
 
-        Text is tf.string, empty where it is missing; times are whole numbers; JSON, lists and structs are JSON text.
+        Text is tf.string, empty where it is missing; times are integers; JSON, lists and structs are JSON text. Raises
+        `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         dataset: TensorflowDataset = _adapter("tensorflow", "TensorFlow").dataset(
-            **self._source("tensorflow", batch_size, options),
+            **self._keyword_source("tensorflow", options, batch_size),
             distributed=distributed,
-            ragged=ragged,
             output_signature=output_signature,
         )
         return dataset
 
-    def _source(self, method: str, batch_size: int, given: StreamKeywords) -> dict[str, Any]:
-        """What an adapter is told of rows, options and functions, with `pytorch`'s defaults for what is not given."""
-        check_names(given, method)
-        usual = signature(Streaming.pytorch).parameters
-        choice: Any = {name: usual[name].default for name in StreamKeywords.__annotations__} | given
-        decode = DecodeOptions(choice.pop("decode"), choice.pop("image_size"))
+    def _keyword_source(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
+        check_keywords(given, method)
+        return self._source({**DEFAULTS, **given}, batch_size)
+
+    def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
+        """The arguments that every adapter takes."""
         return {
             "reader": self._reader,
-            "names": self._chosen(choice.pop("columns")),
+            "names": self._selected(given["columns"]),
             "rows": self._rows,
-            "display": check_display(choice.pop("show")),
-            **{name: choice.pop(name) for name in ("transform", "batch_transform", "collate_fn")},
-            "options": stream_options(batch_size=batch_size, decode=decode, **choice),
+            "options": loader_options(given, batch_size=batch_size, device=device),
+            "transforms": as_transforms(given),
+            "progress": as_progress(given["progress"]),
         }
 
-    def _chosen(self, columns: Sequence[str] | None) -> Sequence[str]:
+    def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
         if columns is None:
             return self._columns
         names = [columns] if isinstance(columns, str) else list(columns)

@@ -1,48 +1,44 @@
-"""A table's history: move in it, name its versions, compare and merge them, and clean up behind it."""
+"""Versions of a dataset: log, checkout, branches, tags, diff, merge, reset."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Self
 
 from penstock.dataset._diff import TableDiff
-from penstock.dataset._names import Names
+from penstock.dataset._refs import Branches, Tags
 from penstock.errors import ConflictError, InvalidInputError, PenstockWarning
 from penstock.format import Commit
 from penstock.history import (
-    Vacuum,
-    Vacuumed,
     Version,
     create_branch,
-    find_time,
+    find_commit_at,
     find_version,
-    history,
-    holding,
+    iter_commits,
     merge_base,
     newest_commit,
     read_commit,
     read_snapshot,
+    temporary_lease,
 )
-from penstock.table import OnConflict, Reader, Session, compact, diff, merge
+from penstock.table import OnConflict, Reader, Session, diff, merge
 
-RETENTION = timedelta(days=30)
 _MERGE_ATTEMPTS = 10
 
 
 class Versions:
-    """What a dataset can do with its versions. A version is a number, `branch@number`, a tag or a branch."""
+    """The history of a table, as a dataset shows it.
+
+    Where a method takes a version, it is a number on the current branch, `branch@number`, a tag, or a branch for its
+    newest version.
+    """
 
     _session: Session
 
     def log(self) -> Iterator[Commit]:
         """The commits that led to this version, newest first."""
-        return history(self._session.store, self._session.version.commit)
-
-    def refresh(self) -> str:
-        """Move to the newest version of the branch, with what others have committed."""
-        self._session.refresh()
-        return self._here
+        return iter_commits(self._session.store, self._session.version.commit)
 
     def checkout(
         self,
@@ -52,60 +48,76 @@ class Versions:
         branch: str | None = None,
         as_of: datetime | str | None = None,
     ) -> Self:
-        """Move to another version. A branch can be changed; a version, a tag or a time is only read."""
+        """Move to another version; without arguments, to the newest version of the current branch.
+
+        A branch is writable; a version, a tag or a time is read-only. Raises `NotFoundError` for a version that does
+        not exist, and `ConflictError` if there are uncommitted changes.
+        """
+        if (version, tag, branch, as_of) == (None, None, None, None):
+            self._session.refresh()
+            return self
         commit, name, pinned = find(self._session, version=version, tag=tag, branch=branch, as_of=as_of)
         self._session.checkout(commit, branch=name, pinned=pinned)
         return self
 
     @property
-    def branches(self) -> Names:
-        """Names of the branches and their newest versions; `.rename(old, new)`, `.delete(name)`."""
-        return Names(self._session.store, self._session.refs, "branches")
+    def branches(self) -> Branches[Self]:
+        """Names of the branches and their newest versions; also creates, renames and deletes branches."""
+        return Branches(self._session.store, self._session.refs, self._create_branch)
 
     @property
-    def tags(self) -> Names:
-        """Names of the tags and their versions; `.rename(old, new)`, `.delete(name)`."""
-        return Names(self._session.store, self._session.refs, "tags")
+    def tags(self) -> Tags:
+        """Names of the tags and their versions; also creates, renames and deletes tags."""
+        return Tags(self._session.store, self._session.refs, self._create_tag)
 
-    def branch(self, name: str, at: int | str | None = None) -> Self:
-        """Begin a branch at this version, or at another, and return the table on it."""
+    def _create_branch(self, name: str, at: int | str | None) -> Self:
         session = self._session
-        session.refs.check_free(name)
+        session.refs.check_available(name)
         start = self._find(at)
-        with holding(session.store, start):
+        with temporary_lease(session.store, start):
             first = create_branch(
-                session.store, start, single_writer=session.info.single_writer, note=session.note(f"branch {name}")
+                session.store,
+                start,
+                single_writer=session.info.single_writer,
+                commit_info=session.commit_info(f"branch {name}"),
             )
             session.refs.create("branches", name, first.branch, None)
         version = Version(first, read_snapshot(session.store, first))
         links = session.containers.allowed
         return type(self)(Session(session.store, session.info, version, branch=name, links=links))  # type: ignore[call-arg]
 
-    def tag(self, name: str, at: int | str | None = None) -> None:
-        """Give this version, or another, a name that keeps it from vacuum."""
-        self._session.refs.check_free(name)
+    def _create_tag(self, name: str, at: int | str | None) -> None:
+        self._session.refs.check_available(name)
         commit = self._find(at)
-        with holding(self._session.store, commit):
+        with temporary_lease(self._session.store, commit):
             self._session.refs.create("tags", name, commit.branch, commit.version)
 
     def reset(self, version: int | str, message: str = "") -> str:
-        """Make the table what it was at a version, as a new commit."""
+        """Commit the content of an earlier version as the newest one, and return its name; history is kept.
+
+        Raises `NotFoundError` for an unknown version, and `ConflictError` if there are uncommitted changes.
+        """
         self._session.reset(self._find(version), message)
-        return self._here
+        return self._session.version_name
 
     def diff(self, old: int | str, new: int | str | None = None) -> TableDiff:
-        """What changed from one version to another, or to this one with its uncommitted changes."""
+        """What changed from one version to another, by default to this one with its uncommitted changes.
+
+        The work grows with the difference, not with the table. Raises `NotFoundError` for an unknown version.
+        """
         session = self._session
         before = self._find(old)
         after = session.reader if new is None else self._reader_at(self._find(new))
-        return TableDiff(str(old), self._here if new is None else str(new), diff(self._reader_at(before), after))
+        return TableDiff(
+            str(old), self._session.version_name if new is None else str(new), diff(self._reader_at(before), after)
+        )
 
     def merge(self, other: str, *, on_conflict: OnConflict = "raise", message: str = "") -> str:
-        """Take in what another branch changed since it parted from this one, as a new commit.
+        """Commit what another branch changed since its merge base with this one, and return the new version.
 
-        Both sides' rows and columns are kept, by row id. Where both changed the same value differently, `on_conflict`
-        says what happens: `raise` a `MergeConflict` that names rows and columns, keep `ours`, take `theirs`, or ask a
-        function, which gets a `Conflict` and returns the value (or "ours" or "theirs" where it is no value).
+        Rows are matched by row id. Where both sides changed the same value differently, `on_conflict` decides: "raise"
+        a `MergeConflictError` that names rows and columns; keep "ours"; take "theirs"; or a function that gets a
+        `Conflict` and returns the value, or "ours" or "theirs" for a conflict that is not about a value.
         """
         session = self._session
         session.check_writable()
@@ -115,55 +127,30 @@ class Versions:
             ours = session.version.commit
             base = merge_base(session.store, ours, theirs)
             if base == theirs:
-                return self._here
+                return self._session.version_name
             try:
                 merge(session, self._reader_at(base), self._reader_at(theirs), on_conflict)
                 session.commit(message or f"merge {other}", merged=theirs)
-                return self._here
+                return self._session.version_name
             except ConflictError:
                 session.rollback()
                 if newest_commit(session.store, ours.branch, at_least=ours.version) == ours:
-                    raise  # a conflict of the two branches, and not somebody else's commit in between
+                    raise  # the branches conflict; a concurrent commit would be rebased on
                 session.refresh()
-        raise ConflictError("somebody else was faster every time; merge again when there are fewer writers")
-
-    def compact(self, message: str = "") -> str:
-        """Join small fragments and drop deleted rows from storage, as a new commit; rows, order and ids stay."""
-        self._session.check_writable()
-        self._session.check_no_changes()
-        with self._session.reader.unless_expired():
-            compact(self._session)
-        self._session.commit(message or "compact")
-        return self._here
-
-    def vacuum(
-        self,
-        older_than: timedelta = RETENTION,
-        *,
-        dry_run: bool = False,
-        progress: Callable[[str], None] | None = None,
-    ) -> Vacuumed:
-        """Remove what no version needs that is kept.
-
-        Kept are versions that are the newest of a branch, or were less than `older_than` ago, or are tagged or leased.
-        """
-        if older_than < timedelta(0):
-            raise InvalidInputError("older_than cannot be negative")
-        session = self._session
-        run = Vacuum(session.store, session.info, older_than.total_seconds(), progress or (lambda _: None))
-        return run.run(dry_run=dry_run)
+        raise ConflictError(
+            f"other writers committed during each of {_MERGE_ATTEMPTS} attempts; merge again with fewer writers"
+        )
 
     @contextmanager
     def lease(self, duration: timedelta = timedelta(days=1)) -> Iterator[Self]:
-        """Keep this version from vacuum while the block runs, and for `duration` if the process dies."""
+        """Protect this version from vacuum inside a `with` block, and for `duration` if the process dies.
+
+        On a store that cannot be written to, it warns, and the version is not protected.
+        """
         with self._session.reader.lease(duration.total_seconds()) as held:
             if not held:
-                warnings.warn(self._session.reader.without_lease, PenstockWarning, stacklevel=3)
+                warnings.warn(self._session.reader.lease_warning, PenstockWarning, stacklevel=3)
             yield self
-
-    @property
-    def _here(self) -> str:
-        return f"{self._session.branch}@{self._session.version.commit.version}"
 
     def _find(self, spec: int | str | None) -> Commit:
         session = self._session
@@ -174,7 +161,9 @@ class Versions:
     def _reader_at(self, commit: Commit) -> Reader:
         session = self._session
         snapshot = read_snapshot(session.store, commit)
-        return Reader(session.store, session.tree, session.containers.at(snapshot.containers), snapshot, commit)
+        return Reader(
+            session.store, session.tree, session.containers.with_declared(snapshot.containers), snapshot, commit
+        )
 
 
 def find(
@@ -185,22 +174,22 @@ def find(
     branch: str | None,
     as_of: datetime | str | None,
 ) -> tuple[Commit, str, bool]:
-    """The commit that a user asks for, the name of its branch, and whether it is only to be read."""
+    """The requested commit, the name of its branch, and whether it is read-only."""
     if sum(given is not None for given in (version, tag, as_of)) > 1:
-        raise InvalidInputError("ask for one of version, tag and as_of")
+        raise InvalidInputError("pass at most one of version, tag and as_of")
     store, refs = session.store, session.refs
     name = branch if branch is not None else session.branch
     if tag is not None:
         target = refs.tag(tag)
         commit = read_commit(store, target.branch, target.version)
-        return commit, refs.name_of(commit.branch), True
+        return commit, refs.branch_name(commit.branch), True
     branch_id = refs.branch(name) if branch is not None else session.version.commit.branch
     if as_of is not None:
-        commit = find_time(store, newest_commit(store, branch_id), as_of)
-        return commit, name if commit.branch == branch_id else refs.name_of(commit.branch), True
+        commit = find_commit_at(store, newest_commit(store, branch_id), as_of)
+        return commit, name if commit.branch == branch_id else refs.branch_name(commit.branch), True
     if version is None:
         return newest_commit(store, branch_id), name, False
     if str(version) in refs.branches():
         return newest_commit(store, refs.branch(str(version))), str(version), False
     commit = find_version(store, refs, version, branch_id=branch_id)
-    return commit, name if commit.branch == branch_id else refs.name_of(commit.branch), True
+    return commit, name if commit.branch == branch_id else refs.branch_name(commit.branch), True

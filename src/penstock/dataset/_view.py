@@ -1,36 +1,32 @@
-"""Rows and columns of a table at one version, to be read."""
+"""Rows and columns of a table at one version."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
-from penstock.table import ROW_ID, Reader, Rows, as_batch, resolve, rows_at
+from penstock.table import ROW_ID, Int64Array, Reader, as_batch, find_positions, resolve_positions, take_positions
 
 _ARROW_ROWS = 1 << 14
 
 
 class View(Streaming):
-    """Some rows and columns of a table at one version; reading it fetches only them."""
+    """Some rows and columns of a table at one version; reading fetches only those."""
 
-    def __init__(self, reader: Reader, columns: Sequence[str], rows: Rows | range) -> None:
+    def __init__(self, reader: Reader, columns: Sequence[str], rows: Int64Array | range) -> None:
         self._reader, self._columns, self._rows = reader, tuple(columns), rows
 
     @property
     def schema(self) -> Schema:
-        """The columns there are."""
-        known = self._reader.snapshot.schema
-        return Schema(tuple(known[name] for name in self._columns if name != ROW_ID))
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self._columns)
+        """The selected columns; `schema.names` lists their names."""
+        table = self._reader.snapshot.schema
+        return Schema(tuple(table[name] for name in self._columns if name != ROW_ID))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -40,20 +36,24 @@ class View(Streaming):
     @overload
     def __getitem__(self, key: int) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, key: "slice | Sequence[int] | Rows") -> "View": ...
+    def __getitem__(self, key: "slice | Sequence[int] | Int64Array | pc.Expression") -> "View": ...
     def __getitem__(self, key: Any) -> Any:
-        """A row by its position, a column by its name, or a view of some rows by a slice, a list or a mask."""
+        """A row by position; a column by name; or a view of the rows of a slice, a list, a mask or an expression.
+
+        An expression is one of `pyarrow.compute`, such as `pc.field("reward") > 1`. Raises `IndexError` for a position
+        out of range, and `NotFoundError` for an unknown column.
+        """
         if isinstance(key, str):
             return ColumnView(self, key)
         if isinstance(key, int | np.integer):
-            row = self._reader.columns(self._columns, [self._at(key)])[0]
+            row = self._reader.columns(self._columns, [self._positions(key)])[0]
             return {name: column.item(0) for name, column in row.items()}
         if isinstance(key, slice) and isinstance(self._rows, range):
             return View(self._reader, self._columns, self._rows[key])
-        return View(self._reader, self._columns, self._at(key))
+        return View(self._reader, self._columns, self._positions(key))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Rows, one by one, read ahead."""
+        """Rows as dictionaries, prefetched."""
         if not self._columns:
             yield from ({} for _ in self._rows)
             return
@@ -62,15 +62,15 @@ class View(Streaming):
                 yield {name: column.item(index) for name, column in columns.items()}
 
     def select(self, columns: str | Sequence[str]) -> "View":
-        """A view of these columns; `_row_id` is one of them where it is named."""
+        """A view of some columns; `_row_id` can be one of them. Raises `NotFoundError` for an unknown column."""
         names = [columns] if isinstance(columns, str) else list(columns)
         for name in names:
             if name != ROW_ID:
                 self.schema[name]
         return View(self._reader, names, self._rows)
 
-    def rows(self, ids: Sequence[int] | Rows) -> "View":
-        """A view of the rows that have these ids, in this order."""
+    def rows(self, ids: Sequence[int] | Int64Array) -> "View":
+        """A view of the rows with these row ids, in this order. Raises `NotFoundError` if this version lacks one."""
         wanted = np.asarray(ids, np.int64).reshape(-1)
         found = self._reader.positions_of(wanted)
         if (found < 0).any():
@@ -78,42 +78,45 @@ class View(Streaming):
         return View(self._reader, self._columns, found)
 
     def batches(self, size: int | None = 1024) -> Iterator[dict[str, Values]]:
-        """Rows in batches of `size`, a dictionary of columns each, read ahead in threads.
+        """Batches of `size` rows in order, as dictionaries of columns, prefetched in threads.
 
-        A column is an array where all rows have one shape, else a list. A nullable column that is an array comes with
-        `<column>_mask`, true where a value is there. With `size=None` batches end where the pages of the heaviest
-        column do: its arrays are then views of the bytes that were fetched.
+        A column is an array if all its rows have one shape, otherwise a list. A nullable column that is an array comes
+        with `<column>_mask`, true where there is a value. With `size=None`, batches end at the page boundaries of the
+        heaviest column, and its arrays are views of the fetched bytes.
         """
         if size is not None and size < 1:
             raise InvalidInputError(f"a batch has at least one row, not {size}")
         if size is None and isinstance(self._rows, range) and self._rows.step == 1:
-            return self._reader.pages(self._columns, self._rows.start, self._rows.stop)
+            return self._reader.page_batches(self._columns, self._rows.start, self._rows.stop)
         found = self._reader.batches(self._columns, self._groups(size or 1024))
         return (as_batch(columns) for columns in found)
 
     def to_numpy(self) -> dict[str, Values]:
         """All rows as one batch."""
-        return as_batch(self._reader.columns(self._columns, [self._at(slice(None))])[0])
+        return as_batch(self._reader.columns(self._columns, [self._positions(slice(None))])[0])
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table; media stay encoded."""
         parts = [self._reader.arrow(self._columns, rows) for rows in self._groups(_ARROW_ROWS)]
         return pa.concat_tables(parts or [self._reader.arrow(self._columns, np.zeros(0, np.int64))])
 
-    def to_pandas(self) -> Any:
-        """All rows as a pandas data frame; media stay encoded."""
-        return self.to_arrow().to_pandas()
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows: {', '.join(map(str, self.schema))})"
 
-    def _at(self, key: Any) -> Rows:
+    def _positions(self, key: Any) -> Int64Array:
+        """Positions in the table of the rows that a key selects."""
         if isinstance(key, slice) and isinstance(self._rows, range):
             chosen = self._rows[key]
             return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
-        return rows_at(self._rows, resolve(key, len(self)))
+        if isinstance(key, pc.Expression):
+            matches = find_positions(self._reader, key)
+            if isinstance(self._rows, range) and self._rows == range(self._reader.snapshot.live):
+                return matches
+            rows = np.asarray(self._rows, np.int64)
+            return rows[np.isin(rows, matches)]
+        return take_positions(self._rows, resolve_positions(key, len(self)))
 
-    def _groups(self, size: int) -> Iterator[Rows]:
+    def _groups(self, size: int) -> Iterator[Int64Array]:
         for start in range(0, len(self), size):
             yield np.asarray(self._rows[start : start + size], np.int64)
 
@@ -130,8 +133,11 @@ class ColumnView:
         return len(self._view)
 
     def __getitem__(self, key: Any) -> Any:
-        """One value by its position, or many by a slice, a list or a mask: an array where they have one shape."""
-        column = self._view._reader.columns([self.name], [self._view._at(key)])[0][self.name]
+        """One value by position; or many by a slice, a list or a mask, as an array if they have one shape.
+
+        Missing values of a nullable column are masked in the array.
+        """
+        column = self._view._reader.columns([self.name], [self._view._positions(key)])[0][self.name]
         if isinstance(key, int | np.integer):
             return column.item(0)
         if column.mask is not None and not column.mask.all():
@@ -140,9 +146,9 @@ class ColumnView:
         return column.values
 
     def open(self, row: int) -> Any:
-        """One value of bytes as a binary file, which fetches only what is read of it."""
+        """The bytes of one value as a seekable binary file; only the ranges that are read are fetched."""
         field = self._view.schema[self.name]
-        return self._view._reader.open(field, int(self._view._at(row)[0]))
+        return self._view._reader.open(field, int(self._view._positions(row)[0]))
 
     def __repr__(self) -> str:
         what = self.name if self.name == ROW_ID else str(self._view.schema[self.name])

@@ -1,15 +1,38 @@
-"""Memory on both sides of the bus."""
+"""Buffer pools, shared memory, device memory and image kernels."""
 
-from penstock.device._accelerator import Accelerator, DeviceRows, Mark, Staging
-from penstock.device._buffers import Allocate, HostBuffers, in_small_pages
-from penstock.device._outbox import MIN_BYTES, Inbox, Outbox, Parcel, opened
-from penstock.device._pixels import RANDOM_NUMBERS, Pixels
-from penstock.device._redone import Redo
-from penstock.device._reserved import reserved
-from penstock.device._tensors import array_of, shared_bytes, tensor_of
+from penstock.device._accelerator import Accelerator, DeviceEvent, DeviceRows, Staging
+from penstock.device._buffer_pool import BufferPool, ByteAllocator, empty_small_pages
+from penstock.device._fused_image import FusedImageTransform
+from penstock.device._image_transform import RANDOM_VALUES_PER_IMAGE, ImageTransform
+from penstock.device._lazy_array import lazy_empty
+from penstock.device._options import DeviceOptions, DeviceTransform
+from penstock.device._shared_memory_pool import (
+    MIN_SHARED_BYTES,
+    SharedMemoryHandle,
+    SharedMemoryPool,
+    SharedMemoryReceiver,
+)
+from penstock.device._tensors import as_array, as_tensor, writable_view
 
 __all__ = [
-    "MIN_BYTES", "RANDOM_NUMBERS", "Accelerator", "Allocate", "DeviceRows", "HostBuffers", "Inbox", "Mark", "Outbox",
-    "Parcel", "Pixels", "Redo", "Staging", "array_of", "in_small_pages", "opened", "reserved", "shared_bytes",
-    "tensor_of",
+    "MIN_SHARED_BYTES",
+    "RANDOM_VALUES_PER_IMAGE",
+    "Accelerator",
+    "BufferPool",
+    "ByteAllocator",
+    "DeviceEvent",
+    "DeviceOptions",
+    "DeviceRows",
+    "DeviceTransform",
+    "FusedImageTransform",
+    "ImageTransform",
+    "SharedMemoryHandle",
+    "SharedMemoryPool",
+    "SharedMemoryReceiver",
+    "Staging",
+    "as_array",
+    "as_tensor",
+    "empty_small_pages",
+    "lazy_empty",
+    "writable_view",
 ]  # fmt: skip

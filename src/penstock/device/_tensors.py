@@ -1,57 +1,53 @@
-"""The same memory as an array and as a tensor; numpy's extra types have no name that both know."""
+"""Conversion between numpy arrays and torch tensors without a copy, including the dtypes of ml_dtypes."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from penstock.types import Buffer
+from penstock.types import SMALL_FLOATS, Buffer
 
 if TYPE_CHECKING:
     import torch
 
-_EXTRA = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-
 
 @cache
-def _bits() -> dict[np.dtype[Any], tuple[np.dtype[Any], "torch.dtype"]]:
-    """Types that numpy has from elsewhere: as what they cross over, and what they are then."""
-    import torch  # an extra, and slow to import
+def _extra_dtypes() -> dict[np.dtype[Any], tuple[np.dtype[Any], "torch.dtype"]]:
+    """For each dtype of ml_dtypes, the integer dtype of the same width and torch's dtype."""
+    import torch  # an optional dependency, and slow to import
 
-    types = [np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA]
-    return {type: (np.dtype(f"int{8 * type.itemsize}"), getattr(torch, type.name)) for type in types}
+    return {dtype: (np.dtype(f"int{8 * dtype.itemsize}"), getattr(torch, name)) for name, dtype in SMALL_FLOATS.items()}
 
 
-def tensor_of(array: npt.NDArray[Any]) -> "torch.Tensor":
-    """An array as a tensor; times become whole numbers."""
-    import torch  # an extra, and slow to import
+def as_tensor(array: npt.NDArray[Any]) -> "torch.Tensor":
+    """A tensor that shares the array's memory; datetime64 and timedelta64 become int64."""
+    import torch  # an optional dependency, and slow to import
 
-    if array.dtype in _bits():
-        bits, dtype = _bits()[array.dtype]
+    if array.dtype in _extra_dtypes():
+        bits, dtype = _extra_dtypes()[array.dtype]
         return torch.from_numpy(array.view(bits)).view(dtype)
     return torch.from_numpy(array.view(np.int64) if array.dtype.kind in "Mm" else array)
 
 
-def array_of(tensor: "torch.Tensor") -> npt.NDArray[Any]:
-    """A tensor in this process's memory as an array."""
-    import torch  # an extra, and slow to import
+def as_array(tensor: "torch.Tensor") -> npt.NDArray[Any]:
+    """An array that shares the memory of a CPU tensor."""
+    import torch  # an optional dependency, and slow to import
 
-    for dtype, (bits, its) in _bits().items():
-        if tensor.dtype == its:
+    for dtype, (bits, torch_dtype) in _extra_dtypes().items():
+        if tensor.dtype == torch_dtype:
             return tensor.view(getattr(torch, bits.name)).numpy().view(dtype)
     return tensor.numpy()
 
 
-class _AsWritable:
-    """Memory that may only be read, under another name."""
+class _WritableInterface:
+    """Presents read-only memory as writable."""
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        self._memory, known = memory, memory.__array_interface__
-        self.__array_interface__ = known | {"data": (known["data"][0], False)}
+        self._memory, interface = memory, memory.__array_interface__
+        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
-def shared_bytes(data: Buffer) -> npt.NDArray[np.uint8]:
-    """Bytes as an array that can be a tensor: tensors know no memory that may only be read. Nobody writes to it."""
-    return np.asarray(_AsWritable(np.frombuffer(data, np.uint8)))
+def writable_view(data: Buffer) -> npt.NDArray[np.uint8]:
+    """Bytes as an array that torch accepts: it refuses read-only memory. The caller must not write to it."""
+    return np.asarray(_WritableInterface(np.frombuffer(data, np.uint8)))

@@ -1,27 +1,54 @@
-"""Runs a plan: fetch, verify, window, collate, transform; in order, within one budget, and says where it waits."""
+"""Runs a loader: fetch, verify, shuffle window, collate, transform; batches in order, within one memory budget."""
 
+from penstock.engine._batch_builder import PAD, BadRowsError, BatchFormatter, Placement, RowKeys
 from penstock.engine._decode import Columns, DecodeOptions, Decoder
-from penstock.engine._finish import (
-    LiftedFinish,
-    NumpyFinish,
-    only_first_differs,
+from penstock.engine._engine import available_cores
+from penstock.engine._formatter import (
+    ConvertedFormatter,
+    NumpyFormatter,
+    accepts_generator,
     ragged_columns,
+    ragged_in_first_dimension,
     samples_of,
-    takes_generator,
     writable,
 )
-from penstock.engine._loader import Agree, Loader
-from penstock.engine._process import map_leaves
-from penstock.engine._ranks import agreement, given_world
-from penstock.engine._rows import RowReader
-from penstock.engine._stats import BadSample, LoaderStats
-from penstock.engine._stream import StreamOptions, available_cores
-from penstock.engine._view import Display
-from penstock.engine._work import PAD, BadPolicy, BadRows, Finish, Placement, RowKeys
+from penstock.engine._loader import ConsistencyCheck, Loader
+from penstock.engine._options import BadSamples, LoaderOptions, Transforms, Workers
+from penstock.engine._progress import Progress
+from penstock.engine._ranks import explicit_world, rank_consistency_check
+from penstock.engine._row_reader import RowReader
+from penstock.engine._stats import BadSample, LoaderStats, StageTimes
+from penstock.engine._worker_process import map_leaves
 
 __all__ = [
-    "PAD", "Agree", "BadPolicy", "BadRows", "BadSample", "Columns", "DecodeOptions", "Decoder", "Display", "Finish",
-    "LiftedFinish", "Loader", "LoaderStats", "NumpyFinish", "Placement", "RowKeys", "RowReader", "StreamOptions",
-    "agreement", "available_cores", "given_world", "map_leaves", "only_first_differs", "ragged_columns", "samples_of",
-    "takes_generator", "writable",
+    "PAD",
+    "BadRowsError",
+    "BadSample",
+    "BadSamples",
+    "BatchFormatter",
+    "Columns",
+    "ConsistencyCheck",
+    "ConvertedFormatter",
+    "DecodeOptions",
+    "Decoder",
+    "Loader",
+    "LoaderOptions",
+    "LoaderStats",
+    "NumpyFormatter",
+    "Placement",
+    "Progress",
+    "RowKeys",
+    "RowReader",
+    "StageTimes",
+    "Transforms",
+    "Workers",
+    "accepts_generator",
+    "available_cores",
+    "explicit_world",
+    "map_leaves",
+    "ragged_columns",
+    "ragged_in_first_dimension",
+    "rank_consistency_check",
+    "samples_of",
+    "writable",
 ]  # fmt: skip

@@ -1,15 +1,13 @@
-"""Fetch pages in threads: in the order asked, answered in any order, and asked twice where an answer is late.
+"""Fetch pages with a pool of threads: submitted in order, completed in any order, hedged when late.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- A request is answered once: with pages that have been verified, or with an error.
-- No more requests are under way than the limit. It starts low; if the first answer is long in coming, the store is far,
-  and it is raised at once, for the first batch needs many blocks. It grows while requests take little longer than the
-  quickest of late, for then the store is far and not busy; and it shrinks when they take much longer, for then more
-  only get in each other's way.
-- What is late is asked for once more, one request of twenty at most: on top of the others, for whichever answer comes
-  first; or, if pages are read to their places, where two answers would be in each other's way, instead of the first.
-- `stop` returns at once: requests under way are not repeated, end by themselves, and their answers are dropped.
+- A request completes once: with verified pages, or with an error.
+- The number of requests in flight is limited. The limit starts low; if the first response is slow, latency is high and
+  the limit is raised at once, because the first batch needs many blocks. It grows while latency is close to the recent
+  minimum, and shrinks when latency is far above it, because then the store is saturated.
+- A late request is hedged, at most one in twenty, by a second one; the first response counts.
+- `stop` returns at once: requests in flight are not retried, end by themselves, and their responses are dropped.
 """
 
 import time
@@ -17,89 +15,81 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Event, Lock, Thread
 
-from penstock.engine._stats import Gauge
-from penstock.errors import StorageTimeout
-from penstock.storage import give_up_when
+from penstock.engine._stats import StatsCollector
+from penstock.storage import cancel_retries_on
 
-_LEAST_LIMIT, _FAR_LIMIT = 4, 32
-_NOT_BUSY, _BUSY = 1.6, 3.0
+_MIN_LIMIT, _HIGH_LATENCY_LIMIT = 4, 32
+_GROW_BELOW, _SHRINK_ABOVE = 1.6, 3.0
 _HEDGE_SHARE = 0.05
 _HEDGE_FACTOR = 3.0
 _HEDGE_MIN_S = 0.1
-_WATCH_S = 0.02
+_HEDGE_CHECK_S = 0.02
 _LATENCIES = 512
 
-Runs = list[tuple[int, memoryview]]
+PageRuns = list[tuple[int, memoryview]]
 
 
 class Request:
-    """Pages that somebody waits for."""
+    """A pending read of pages."""
 
-    __slots__ = ("answer", "answered", "in_place", "read", "started_s", "tries")
+    __slots__ = ("attempts", "done", "on_done", "read", "started_s")
 
     def __init__(
-        self,
-        read: Callable[[float | None], tuple[Runs, int]],
-        answer: Callable[[Runs | BaseException], None],
-        *,
-        in_place: bool = False,
+        self, read: Callable[[], tuple[PageRuns, int]], on_done: Callable[[PageRuns | BaseException], None]
     ) -> None:
-        """`read` gives the pages, and the bytes that were fetched for them; none if they were there already.
-
-        If it writes to their place, it raises `StorageTimeout` when they are later than it was told to wait.
-        """
-        self.read, self.answer, self.in_place = read, answer, in_place
+        """`read` returns the pages and the number of bytes fetched, 0 if they were cached."""
+        self.read, self.on_done = read, on_done
         self.started_s = 0.0
-        self.tries = 1
-        """Threads that are at it, or will be."""
-        self.answered = False
+        self.attempts = 1
+        """Threads that execute it, or will."""
+        self.done = False
 
 
 class Fetcher:
     """A pool of threads that read pages."""
 
-    def __init__(self, gauge: Gauge, *, max_threads: int) -> None:
-        self._gauge, self._max_threads = gauge, max_threads
-        self.limit = min(_LEAST_LIMIT, max_threads)
-        self._waiting: deque[Request] = deque()
+    def __init__(self, collector: StatsCollector, *, max_threads: int) -> None:
+        self._collector, self._max_threads = collector, max_threads
+        self.limit = min(_MIN_LIMIT, max_threads)
+        self._queue: deque[Request] = deque()
         self._hedges: deque[Request] = deque()
-        self._under_way: set[Request] = set()
-        self._idle = self._threads = self._hedging = 0
-        self._asked = self._hedged = 0
+        self._in_flight: set[Request] = set()
+        self._idle = self._threads = self._hedge_threads = 0
+        self._submitted = self._hedged = 0
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
-        self._round: list[float] = []
-        """How long requests took since the limit was last looked at."""
-        self._late_s = float("inf")
+        self._recent: list[float] = []
+        """Latencies since the limit was last adjusted."""
+        self._hedge_after_s = float("inf")
         self._lock = Lock()
         self._work = Condition(self._lock)
         self._stopped = False
-        self._over = Event()
-        Thread(target=self._watch, name="penstock-hedge", daemon=True).start()
-        for _ in range(min(_FAR_LIMIT, max_threads)):  # now, for to start one takes long while others compute
+        self._cancelled = Event()
+        Thread(target=self._hedge_late_requests, name="penstock-hedge", daemon=True).start()
+        for _ in range(min(_HIGH_LATENCY_LIMIT, max_threads)):  # now: starting a thread is slow under a busy GIL
             self._start()
 
-    def ask(self, request: Request) -> None:
-        """Fetch pages; the answer is given by a thread of the pool."""
+    def submit(self, request: Request) -> None:
+        """Fetch pages; a thread of the pool calls `on_done`."""
         with self._lock:
-            self._waiting.append(request)
-            self._asked += 1
-            self._staff()
+            self._queue.append(request)
+            self._submitted += 1
+            self._wake_thread()
 
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
-            self._over.set()
-            self._waiting.clear()
+            self._cancelled.set()
+            self._queue.clear()
             self._hedges.clear()
             self._work.notify_all()
 
-    def _staff(self) -> None:
-        """Have a thread for what waits, if it may start; called with the lock."""
-        if len(self._under_way) >= self.limit and not self._hedges:
+    def _wake_thread(self) -> None:
+        """Wake or start a thread if a request may start; called with the lock."""
+        if len(self._in_flight) >= self.limit and not self._hedges:
             return
         if self._idle:
             self._work.notify()
-        elif self._threads < self.limit + self._hedging and not self._stopped:
+        elif self._threads < self.limit + self._hedge_threads and not self._stopped:
             self._start()
 
     def _start(self) -> None:
@@ -111,10 +101,10 @@ class Fetcher:
             while not self._stopped:
                 if self._hedges:
                     return self._hedges.popleft()
-                if self._waiting and len(self._under_way) < self.limit:
-                    request = self._waiting.popleft()
+                if self._queue and len(self._in_flight) < self.limit:
+                    request = self._queue.popleft()
                     request.started_s = time.perf_counter()
-                    self._under_way.add(request)
+                    self._in_flight.add(request)
                     return request
                 self._idle += 1
                 self._work.wait()
@@ -123,83 +113,73 @@ class Fetcher:
             return None
 
     def _run(self) -> None:
-        give_up_when(self._over)
+        cancel_retries_on(self._cancelled)
         while (request := self._next()) is not None:
             started = time.perf_counter()
-            found: Runs | BaseException
+            found: PageRuns | BaseException
             size = 0
             try:
-                found, size = self._read(request)
+                found, size = request.read()
             except BaseException as error:
                 found = error
             seconds = time.perf_counter() - started
             if size or isinstance(found, BaseException):
-                self._gauge.got(size, seconds)
+                self._collector.record_get(size, seconds)
             with self._lock:
-                request.tries -= 1
-                # A failure is an answer only if nobody else may still succeed.
-                first = not request.answered and not (isinstance(found, BaseException) and request.tries)
+                request.attempts -= 1
+                # A failure counts only if no hedged attempt can still succeed.
+                first = not request.done and not (isinstance(found, BaseException) and request.attempts)
                 if first:
-                    request.answered = True
-                    self._under_way.discard(request)
+                    request.done = True
+                    self._in_flight.discard(request)
                     if size:
-                        self._note(seconds)
-                if self._waiting:
-                    self._staff()
+                        self._record_latency(seconds)
+                if self._queue:
+                    self._wake_thread()
                 stopped = self._stopped
             if first and not stopped:
-                request.answer(found)
+                request.on_done(found)
             del request, found
-
-    def _read(self, request: Request) -> tuple[Runs, int]:
-        if request.in_place and self._late_s < float("inf") and self._may_hedge:
-            try:
-                return request.read(self._late_s)
-            except StorageTimeout:
-                with self._lock:
-                    self._hedged += 1
-                    self._gauge.hedges += 1
-        return request.read(None)
 
     @property
     def _may_hedge(self) -> bool:
-        return self._hedged < max(1, _HEDGE_SHARE * self._asked)
+        return self._hedged < max(1, _HEDGE_SHARE * self._submitted)
 
-    def _note(self, seconds: float) -> None:
+    def _record_latency(self, seconds: float) -> None:
         self._latencies.append(seconds)
-        self._round.append(seconds)
-        if len(self._round) >= self.limit:
-            typical, quickest = sum(self._round) / len(self._round), min(self._latencies)
-            if typical < _NOT_BUSY * quickest and self._waiting:
+        self._recent.append(seconds)
+        if len(self._recent) >= self.limit:
+            typical, quickest = sum(self._recent) / len(self._recent), min(self._latencies)
+            if typical < _GROW_BELOW * quickest and self._queue:
                 self.limit = min(self._max_threads, self.limit + self.limit // 2)
-            elif typical > _BUSY * quickest:
-                self.limit = max(min(_LEAST_LIMIT, self._max_threads), self.limit - max(1, self.limit // 4))
-            self._round.clear()
-        if len(self._latencies) >= 32 and (self._asked % 32 == 0 or self._late_s == float("inf")):
+            elif typical > _SHRINK_ABOVE * quickest:
+                self.limit = max(min(_MIN_LIMIT, self._max_threads), self.limit - max(1, self.limit // 4))
+            self._recent.clear()
+        if len(self._latencies) >= 32 and (self._submitted % 32 == 0 or self._hedge_after_s == float("inf")):
             ordered = sorted(self._latencies)
             typical, slow = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
-            self._late_s = max(_HEDGE_MIN_S, min(_HEDGE_FACTOR * typical, 1.5 * slow))
+            self._hedge_after_s = max(_HEDGE_MIN_S, min(_HEDGE_FACTOR * typical, 1.5 * slow))
 
-    def _watch(self) -> None:
-        """Ask again for what is late."""
+    def _hedge_late_requests(self) -> None:
+        """Hedge late requests."""
         while not self._stopped:
-            time.sleep(_WATCH_S)
+            time.sleep(_HEDGE_CHECK_S)
             now = time.perf_counter()
             with self._lock:
-                if not self._latencies and any(now - request.started_s > _WATCH_S for request in self._under_way):
-                    self.limit = max(self.limit, min(_FAR_LIMIT, self._max_threads))
-                    for _ in range(min(self.limit - len(self._under_way), len(self._waiting))):
-                        self._staff()
+                if not self._latencies and any(now - request.started_s > _HEDGE_CHECK_S for request in self._in_flight):
+                    self.limit = max(self.limit, min(_HIGH_LATENCY_LIMIT, self._max_threads))
+                    for _ in range(min(self.limit - len(self._in_flight), len(self._queue))):
+                        self._wake_thread()
                 late = [
-                    request for request in self._under_way
-                    if request.tries == 1 and not request.in_place and now - request.started_s > self._late_s
+                    request for request in self._in_flight
+                    if request.attempts == 1 and now - request.started_s > self._hedge_after_s
                 ]  # fmt: skip
                 for request in sorted(late, key=lambda request: request.started_s):
                     if not self._may_hedge:
                         break
-                    request.tries += 1
+                    request.attempts += 1
                     self._hedged += 1
-                    self._hedging = min(self._hedging + 1, self._max_threads)
+                    self._hedge_threads = min(self._hedge_threads + 1, self._max_threads)
                     self._hedges.append(request)
-                    self._gauge.hedges += 1
-                    self._staff()
+                    self._collector.hedges += 1
+                    self._wake_thread()

@@ -9,43 +9,43 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine._selection import Block, Parts
-from penstock.plan import Epoch, Spread
-from penstock.table import Rows
+from penstock.plan import BoundedSpread, Epoch
+from penstock.table import Int64Array
 
 _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True, eq=False)
 class LaneBlock:
-    """A block, as far as it is in one lane and not read yet."""
+    """The unread part of a block in one lane."""
 
     block: Block
     first: int
-    """The lane's row that the block starts with."""
+    """Lane row at which the block starts."""
     end: int
-    """The lane's row up to which those that are not in an earlier block are in this one, or have been read."""
+    """Lane row before which rows belong to this or an earlier block, or have been read."""
     unread: int
-    """Rows of the block that were still to be read when the lane was entered."""
-    left: int
-    """Rows that the lane has not come to."""
-    closes: int = -1
-    """The turn after which no row is left; -1 while that is not known."""
+    """Rows of the block that were unread when the lane was entered."""
+    remaining: int
+    """Rows that the lane has not reached yet."""
+    last_offset: int = -1
+    """The offset of its last row; -1 while unknown."""
 
 
-Cut = Callable[[Block, Rows, Rows], Sequence[int]]
-"""Where to cut a block that is not read as a whole; told which rows are left, and which of them are needed first."""
+SplitBlock = Callable[[Block, Int64Array, Int64Array], Sequence[int]]
+"""Where to split a block that is not read as a whole, given the unread rows and those needed first."""
 
 
 class PartBlocks(NamedTuple):
     """The blocks of one part of a section in the order of an epoch."""
 
     blocks: Sequence[Block]
-    ends: Rows
-    """Rows of the part up to the end of each."""
+    ends: Int64Array
+    """Cumulative rows of the part at the end of each block."""
 
 
 class Blocks(Protocol):
-    """Where the blocks of an epoch come from."""
+    """Source of an epoch's blocks."""
 
     def parts(self, section: int) -> Parts:
         """The parts of a section."""
@@ -55,7 +55,7 @@ class Blocks(Protocol):
 
 
 def walk(epoch: Epoch, source: Blocks, start: int, end: int) -> Iterator[tuple[Block, int, int]]:
-    """The blocks that lie between two places, cut to them: each with its first place and the one behind its last."""
+    """The blocks between two places of the epoch, clipped to them: each with its start and end place."""
     number = int(np.searchsorted(epoch.section_ends, start, side="right"))
     while start < end:
         section = int(epoch.sections[number])
@@ -76,111 +76,115 @@ def walk(epoch: Epoch, source: Blocks, start: int, end: int) -> Iterator[tuple[B
 
 
 class LaneCursor:
-    """Reads a lane from some turn on; a turn is a row's number in the order in which the lane is read."""
+    """Reads a lane from an offset on; offsets count rows in the order in which the lane is read."""
 
     def __init__(
         self,
-        spread: Spread,
+        spread: BoundedSpread,
         blocks: Callable[[int, int], Iterator[tuple[Block, int, int]]],
-        turn: int,
+        offset: int,
         last: int,
-        cut: Cut | None,
+        split: SplitBlock | None,
     ) -> None:
-        """Begins with the turns from `turn` to `last`; without `cut`, blocks are whole, whatever is left of them."""
+        """Starts with the offsets from `offset` to `last`; without `split`, blocks stay whole even if partly read."""
         self._spread = spread
-        number = spread.find(turn)
+        number = spread.chunk_of(offset)
         self._next_chunk = number
-        self._chunk_start = self._chunk_end = spread.before(number)
-        first = max(number * spread.width - spread.reach, 0)
+        self._chunk_start = self._chunk_end = spread.rows_before(number)
+        first = max(number * spread.chunk_width - spread.spread_rows, 0)
         self._blocks = blocks(first, spread.length)
-        self._near: list[LaneBlock] = []
+        self._active: list[LaneBlock] = []
         self._holders = np.zeros(0, np.int64)
         self._rows = np.zeros(0, np.int64)
-        self._seen = first
-        """Rows of the lane up to here belong to blocks that are known."""
-        self.passed = turn
-        """Turns before this one are over."""
-        if turn < spread.length:
-            chunk = spread.chunk(number)  # here, and not when it is asked for, because many cursors are made at once
-            self._begin(chunk, number, turn, last, cut)
+        self._rows_loaded = first
+        """Lane rows before this one belong to loaded blocks."""
+        self.next_offset = offset
+        """Offsets before this one have been read."""
+        if offset < spread.length:
+            chunk = spread.chunk(number)  # eagerly, because cursors are created concurrently
+            self._enter(chunk, number, offset, last, split)
             self._read_chunk(chunk)
 
-    def take(self, turns: Rows) -> tuple[list[LaneBlock], Rows, Rows]:
-        """For turns, rising: the blocks that hold them; for each turn the number of its block and the lane's row."""
+    def locate(self, offsets: Int64Array) -> tuple[list[LaneBlock], Int64Array, Int64Array]:
+        """For increasing offsets: the blocks that hold them, and for each the index of its block and its lane row."""
         holders, rows, base = [], [], 0
         blocks: list[LaneBlock] = []
-        done, last = 0, int(turns[-1])
-        while done < len(turns):
-            while int(turns[done]) >= self._chunk_end:
+        done, last = 0, int(offsets[-1])
+        while done < len(offsets):
+            while int(offsets[done]) >= self._chunk_end:
                 self._read_chunk(self._spread.chunk(self._next_chunk))
-            upto = int(np.searchsorted(turns, self._chunk_end)) if last >= self._chunk_end else len(turns)
-            inside = turns[done:upto] - self._chunk_start
+            upto = int(np.searchsorted(offsets, self._chunk_end)) if last >= self._chunk_end else len(offsets)
+            inside = offsets[done:upto] - self._chunk_start
             holders.append(self._holders[inside] + base)
             rows.append(self._rows[inside])
-            blocks += self._near
-            base += len(self._near)
+            blocks += self._active
+            base += len(self._active)
             done = upto
-        self.passed = last + 1
+        self.next_offset = last + 1
         if len(rows) == 1:
             return blocks, holders[0], rows[0]
         return blocks, np.concatenate(holders), np.concatenate(rows)
 
-    def _begin(self, chunk: Rows, number: int, turn: int, last: int, cut: Cut | None) -> None:
-        """Know the blocks of the first chunk, and which of their rows have been read, so that nobody fetches those."""
-        start, first = number * self._spread.width, self._seen
-        self._reach(int(chunk.max()) + 1)
-        left = np.zeros(self._seen - first, bool)  # as it was before the chunk, for reading that counts its rows
-        left[self._spread.left(number) - first] = True
-        left[start - first :] = True
-        soon, unread = np.zeros(len(left), bool), left.copy()
-        read = turn - self._chunk_start
+    def _enter(self, chunk: Int64Array, number: int, offset: int, last: int, split: SplitBlock | None) -> None:
+        """Load the blocks of the first chunk without the rows that were consumed before."""
+        start, first = number * self._spread.chunk_width, self._rows_loaded
+        self._load_blocks(int(chunk.max()) + 1)
+        remaining = np.zeros(self._rows_loaded - first, bool)  # as before the chunk: `_read_chunk` subtracts its rows
+        remaining[self._spread.pending_rows(number) - first] = True
+        remaining[start - first :] = True
+        soon, unread = np.zeros(len(remaining), bool), remaining.copy()
+        read = offset - self._chunk_start
         unread[chunk[:read] - first] = False
-        soon[chunk[read : read + last + 1 - turn] - first] = True
-        near, self._near = self._near, []
-        ends = np.array([known.end for known in near]) - first
+        soon[chunk[read : read + last + 1 - offset] - first] = True
+        active, self._active = self._active, []
+        ends = np.array([lane_block.end for lane_block in active]) - first
         special = set(np.searchsorted(ends, np.flatnonzero(soon | ~unread), side="right").tolist())
-        for index, known in enumerate(near):
+        for index, lane_block in enumerate(active):
             if index not in special:
-                self._near.append(known)
+                self._active.append(lane_block)
                 continue
-            here = slice(known.first - first, known.end - first)
-            known.left = int(np.count_nonzero(left[here]))
+            here = slice(lane_block.first - first, lane_block.end - first)
+            lane_block.remaining = int(np.count_nonzero(remaining[here]))
             rows, needed = np.flatnonzero(unread[here]), np.flatnonzero(soon[here])
-            if cut is None or not len(rows):
-                self._near.append(known)
+            if split is None or not len(rows):
+                self._active.append(lane_block)
             else:
-                self._near += _parts(known, left[here], rows, cut(known.block, rows, needed))
+                self._active += _split(lane_block, remaining[here], rows, split(lane_block.block, rows, needed))
 
-    def _reach(self, row: int) -> None:
-        """Know the blocks up to a row of the lane."""
-        while self._seen < min(row, self._spread.length):
+    def _load_blocks(self, row: int) -> None:
+        """Load the blocks up to a lane row."""
+        while self._rows_loaded < min(row, self._spread.length):
             block, first, end = next(self._blocks)
-            self._near.append(LaneBlock(block, first, end, len(block), len(block)))
-            self._seen = end
+            self._active.append(LaneBlock(block, first, end, len(block), len(block)))
+            self._rows_loaded = end
 
-    def _read_chunk(self, rows: Rows) -> None:
+    def _read_chunk(self, rows: Int64Array) -> None:
         self._next_chunk += 1
-        self._near = [known for known in self._near if known.left]
+        self._active = [lane_block for lane_block in self._active if lane_block.remaining]
         if len(rows):
-            self._reach(int(rows.max()) + 1)
-        ends = np.array([known.end for known in self._near], np.int64)
+            self._load_blocks(int(rows.max()) + 1)
+        ends = np.array([lane_block.end for lane_block in self._active], np.int64)
         holders = np.searchsorted(ends, rows, side="right")
-        counts = np.bincount(holders, minlength=len(self._near)).tolist()
+        counts = np.bincount(holders, minlength=len(self._active)).tolist()
         self._chunk_start = self._chunk_end
         self._chunk_end += len(rows)
-        last = np.full(len(self._near), -1)
+        last = np.full(len(self._active), -1)
         last[holders] = np.arange(len(rows))
-        for number, known in enumerate(self._near):
-            known.left -= counts[number]
-            if not known.left:
-                known.closes = self._chunk_start + int(last[number])
+        for number, lane_block in enumerate(self._active):
+            lane_block.remaining -= counts[number]
+            if not lane_block.remaining:
+                lane_block.last_offset = self._chunk_start + int(last[number])
         self._holders, self._rows = holders, rows
 
 
-def _parts(known: LaneBlock, left: npt.NDArray[np.bool_], unread: Rows, cuts: Sequence[int]) -> Iterator[LaneBlock]:
-    """A block in parts, each without what has been read at its ends."""
-    for begin, end in pairwise((0, *cuts, len(known.block))):
+def _split(
+    lane_block: LaneBlock, remaining: npt.NDArray[np.bool_], unread: Int64Array, split_points: Sequence[int]
+) -> Iterator[LaneBlock]:
+    """Split a block into parts without the consumed rows at their ends."""
+    for begin, end in pairwise((0, *split_points, len(lane_block.block))):
         mine = unread[np.searchsorted(unread, begin) : np.searchsorted(unread, end)]
         low, high = (int(mine[0]), int(mine[-1]) + 1) if len(mine) else (begin, end)
-        count = int(np.count_nonzero(left[begin:end]))
-        yield LaneBlock(known.block.part(low, high), known.first + low, known.first + end, len(mine), count)
+        count = int(np.count_nonzero(remaining[begin:end]))
+        yield LaneBlock(
+            lane_block.block.part(low, high), lane_block.first + low, lane_block.first + end, len(mine), count
+        )

@@ -1,4 +1,4 @@
-"""What a user holds: batches of an epoch, a length, a state to resume from, and statistics."""
+"""The user's handle: batches of an epoch, length, state to resume from, statistics."""
 
 import threading
 import warnings
@@ -7,23 +7,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from penstock.engine._decode import Decoding
-from penstock.engine._process import ProcessFinish
+from penstock.engine._batch_builder import BatchFormatter, Placement
+from penstock.engine._decode import ColumnDecoder
+from penstock.engine._engine import EngineRun, LoaderEngine
+from penstock.engine._options import LoaderOptions
+from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._slab import Layout
-from penstock.engine._stats import Gauge, LoaderStats
-from penstock.engine._stream import Run, Stream, StreamOptions
-from penstock.engine._view import Display, Live
-from penstock.engine._work import Finish, Placement
+from penstock.engine._stats import LoaderStats, StatsCollector
+from penstock.engine._worker_process import ProcessFormatter
 from penstock.errors import InvalidInputError, PenstockError, PenstockWarning, StorageError
-from penstock.plan import State
-from penstock.table import Reader, Rows
+from penstock.plan import LoaderState
+from penstock.table import Int64Array, Reader
 from penstock.types import World
 
 _LEASE_S = 7 * 86_400.0
-_GIVE_BACK_S = 0.5
+_RELEASE_S = 0.5
 
-Agree = Callable[[State], None]
-"""Asks the other ranks whether their order and point are the same; raises where they are not."""
+ConsistencyCheck = Callable[[LoaderState], None]
+"""Compares the order and the position of all ranks; raises `InvalidInputError` if they differ."""
 
 _warned: set[str] = set()
 
@@ -31,54 +32,61 @@ _warned: set[str] = set()
 class Loader:
     """Batches of a table: iterate over it, once for each epoch.
 
-    - Every iteration reads the epoch after the last one begun; `epoch` tells its number, and `set_epoch` names another.
-      The order depends on the seed and the epoch's number, and on nothing that machines differ in.
-    - `state_dict` is the point behind the last batch that was delivered, small enough for any checkpoint; after
-      `load_state_dict` the next iteration goes on from it, with any number of ranks, workers, and any batch size.
-    - Leaving an iteration early stops its threads. A batch is yours for as long as you hold it.
+    - Each iteration reads the next epoch; `epoch` is its number, and `set_epoch` selects another. The order depends on
+      the seed and the epoch number, and not on machines, ranks or workers.
+    - `state_dict` is the position after the last delivered batch, small enough for any checkpoint; after
+      `load_state_dict` the next iteration continues there, with any number of ranks or workers and any batch size.
+    - Breaking out of an iteration stops its threads. A batch belongs to the user and is never overwritten.
     """
 
     def __init__(
         self,
         reader: Reader,
         names: Sequence[str],
-        rows: range | Rows,
+        rows: range | Int64Array,
         *,
         world: World,
-        options: StreamOptions,
-        finish: Finish,
+        options: LoaderOptions,
+        formatter: BatchFormatter,
         placement: Placement | None = None,
-        agree: Agree | None,
-        display: Display | None,
+        check_ranks: ConsistencyCheck | None,
+        progress: Progress | None,
     ) -> None:
-        gauge = Gauge()
-        count = max(1, options.num_workers)
-        self._processes: list[ProcessFinish] = []
-        if options.worker_type == "process":
-            decoding = Decoding(options.decode, Layout(reader.snapshot.schema, names).loose)
-            self._processes = [ProcessFinish(finish, decoding, gauge, processes=count) for _ in range(count)]
-        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        weakref.finalize(self, _let_go, self._runs, self._processes)
-        self._reader, self._agree, self._display = reader, agree, display
-        finishers: Sequence[Finish] = self._processes or [finish] * count
-        self._stream = Stream(
-            reader, names, rows, world=world, options=options, finishers=finishers, placement=placement, gauge=gauge
+        collector = StatsCollector()
+        count = max(1, options.workers.count)
+        self._processes: list[ProcessFormatter] = []
+        if options.workers.type == "process":
+            decoder = ColumnDecoder(options.decode, Layout(reader.snapshot.schema, names).variable)
+            self._processes = [ProcessFormatter(formatter, decoder, collector, processes=count) for _ in range(count)]
+        self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
+        weakref.finalize(self, _shut_down, self._runs, self._processes)
+        self._reader, self._check_ranks, self._progress = reader, check_ranks, progress
+        formatters: Sequence[BatchFormatter] = self._processes or [formatter] * count
+        self._engine = LoaderEngine(
+            reader,
+            names,
+            rows,
+            world=world,
+            options=options,
+            formatters=formatters,
+            placement=placement,
+            collector=collector,
         )
-        self._run: Run | None = None
-        self._next = self._reached = State(self._stream.order, 0, 0)
+        self._run: EngineRun | None = None
+        self._next = self._state = LoaderState(self._engine.order, 0, 0)
         self._resumed = False
         self._lease = _Lease(reader)
-        weakref.finalize(self, self._lease.give_back)
+        weakref.finalize(self, self._lease.release)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._agree is not None:
-            self._agree(self._next)
-            self._agree = None
+        if self._check_ranks is not None:
+            self._check_ranks(self._next)
+            self._check_ranks = None
         return self._epoch()
 
     def __len__(self) -> int:
         """Steps in an epoch, the same on every rank."""
-        return self._stream.steps
+        return self._engine.steps
 
     def __getitem__(self, key: object) -> Any:
         raise TypeError(
@@ -88,45 +96,48 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being read; between iterations, of the one that the next will read."""
+        """The number of the epoch being read; between iterations, of the next one."""
         run = self._run
-        return run.state.epoch if run is not None and run.under_way else self._next.epoch
+        return run.state.epoch if run is not None and run.in_progress else self._next.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The point that has been reached, as a JSON value of less than a kilobyte; the same on every rank."""
-        return self._reached.to_json()
+        """The position after the last delivered batch, as a JSON value under a kilobyte; the same on every rank."""
+        return self._state.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a point in the next iteration; refuses one of another table, version, selection or order."""
-        loaded = State.from_json(state)
-        difference = self._stream.order.difference(loaded.order)
+        """Continue from a state in the next iteration.
+
+        Raises `InvalidInputError` for a state of another table, version, selection or order.
+        """
+        loaded = LoaderState.from_json(state)
+        difference = self._engine.order.difference(loaded.order)
         if difference is not None:
             raise InvalidInputError(
                 f"this state belongs to another run: it differs in {difference}; open {loaded.order.table} at "
                 f"version {loaded.order.version} (penstock.load(…, version={loaded.order.version!r})), choose the same "
                 "rows and columns, and give the loader the same seed and shuffle options"
             )
-        self._next = self._reached = loaded
+        self._next = self._state = loaded
         self._resumed = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration reads; one that was loaded from a state goes on where it was."""
+        """Select the epoch of the next iteration; the epoch of a loaded state continues at its position."""
         if not isinstance(epoch, Integral) or epoch < 0:
             raise InvalidInputError(f"an epoch is a number from 0 on, not {epoch!r}")
         if not (self._resumed and self._next.epoch == epoch):
-            self._next = self._reached = State(self._stream.order, int(epoch), 0)
+            self._next = self._state = LoaderState(self._engine.order, int(epoch), 0)
 
     def stats(self) -> LoaderStats:
-        """What the loader has done so far, and what it waits for."""
-        return self._stream.stats()
+        """Statistics so far, and what the loader waits for."""
+        return self._engine.stats()
 
     def close(self) -> None:
-        """Stop every thread and process; a closed loader can be iterated again."""
+        """Stop all threads and processes; a closed loader can be iterated again."""
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._lease.give_back()
-        _let_go(self._runs, self._processes)
+        self._lease.release()
+        _shut_down(self._runs, self._processes)
 
     def __enter__(self) -> "Loader":
         return self
@@ -135,85 +146,85 @@ class Loader:
         self.close()
 
     def __repr__(self) -> str:
-        order, world = self._stream.order, self._stream.world
+        order, world = self._engine.order, self._engine.world
         where = f", rank {world.rank} of {world.num_ranks}" if world.num_ranks > 1 else ""
         return f"Loader({order.table} at {order.version}, {order.rows:,} rows in {len(self):,} steps{where})"
 
     def _epoch(self) -> Iterator[Any]:
         start, self._resumed = self._next, False
-        self._next = State(start.order, start.epoch + 1, 0)
+        self._next = LoaderState(start.order, start.epoch + 1, 0)
         run = self._run
-        if run is None or run.under_way or run.state != start:
+        if run is None or run.in_progress or run.state != start:
             if run is not None:
                 run.close()
-            self._lease.take()
+            self._lease.acquire()
             for process in self._processes:
                 process.open()
-            run = self._run = self._stream.run(start)
+            run = self._run = self._engine.run(start)
             self._runs.add(run)
         complete = False
         try:
-            with Live(self._display, self.stats, self._stream.steps) as live:
+            with ProgressDisplay(self._progress, self.stats, self._engine.steps) as display:
                 for batch in run.epoch():
-                    self._reached = run.state
+                    self._state = run.state
                     yield batch
                     del batch
-                    live.tick()
-            self._reached = run.state
+                    display.tick()
+            self._state = run.state
             complete = True
         finally:
             if not complete:
-                self._lease.give_back()
+                self._lease.release()
                 run.close()
                 self._run = None if self._run is run else self._run
 
 
 class _Lease:
-    """Keeps a version from vacuum, by a thread: neither the first batch nor the end waits for a slow store."""
+    """Protects a version from vacuum, in a thread, so that no batch waits for a slow store."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._over: threading.Event | None = None
+        self._done: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self) -> None:
-        """Hold the version from now on."""
-        if self._over is None:
-            self._over = threading.Event()
+    def acquire(self) -> None:
+        """Acquire the lease in the background."""
+        if self._done is None:
+            self._done = threading.Event()
             self._thread = threading.Thread(
-                target=_hold, args=(self._reader, self._over), name="penstock-lease", daemon=True
+                target=_hold_lease, args=(self._reader, self._done), name="penstock-lease", daemon=True
             )
             self._thread.start()
 
-    def give_back(self) -> None:
-        """Let the version go."""
-        if self._over is not None and self._thread is not None:
-            self._over.set()
-            self._thread.join(_GIVE_BACK_S)
-        self._over = self._thread = None
+    def release(self) -> None:
+        """Release the lease."""
+        if self._done is not None and self._thread is not None:
+            self._done.set()
+            self._thread.join(_RELEASE_S)
+        self._done = self._thread = None
 
 
-def _hold(reader: Reader, over: threading.Event) -> None:
+def _hold_lease(reader: Reader, done: threading.Event) -> None:
     try:
         with reader.lease(_LEASE_S) as held:
             if not held:
                 _warn_once(reader)
-            over.wait()
-    except StorageError:  # a store that only serves files refuses in its own way
+            done.wait()
+    except StorageError:  # a read-only server rejects writes in its own way
         _warn_once(reader)
-        over.wait()
-    except PenstockError:  # if the version is gone, reading it says so
+        done.wait()
+    except PenstockError:  # reading an expired version raises its own error
         pass
 
 
 def _warn_once(reader: Reader) -> None:
     if reader.store.uri not in _warned:
         _warned.add(reader.store.uri)
-        warnings.warn(reader.without_lease, PenstockWarning, stacklevel=3)
+        warnings.warn(reader.lease_warning, PenstockWarning, stacklevel=3)
 
 
-def _let_go(runs: "weakref.WeakSet[Run]", processes: Sequence[ProcessFinish]) -> None:
+def _shut_down(runs: "weakref.WeakSet[EngineRun]", processes: Sequence[ProcessFormatter]) -> None:
     for run in list(runs):
-        run.stop()  # or it would start processes anew
+        run.stop()  # or it would restart the processes
     for process in processes:
         process.close()

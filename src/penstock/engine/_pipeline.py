@@ -1,17 +1,17 @@
-"""Run a plan: some hands around one window, who plan, read and put together; batches leave in the order of the plan.
+"""Run a plan with a pool of threads around one window; batches leave in plan order.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- Spans are admitted in the order of the plan, and a piece gets its room in that order; so what the next span needs
-  never waits for what a later one holds.
-- Batches are delivered in order. An error comes in its place: after every batch before it, and before any other.
-- When nothing under way can free memory, the next span is admitted over the budget rather than never.
-- After the last span of an epoch come those of the next, as far as the window has room.
-- A hand does whatever is most urgent: plan on, put a span together, read a page of a local file. So there are no more
-  threads than cores that could use them, and what is read is put together by whoever is free: every thread more is one
-  more to wait for the GIL. Only requests to a store that may keep them waiting have threads of their own.
-- `stop` makes every thread end after what it is doing; nothing is delivered after it. Threads never hold the user's
-  iterator, so one that is dropped stops its pipeline.
+- Spans are admitted in plan order, and blocks get memory in that order. So a block of the next span never waits for
+  memory that a later span holds.
+- Batches are delivered in order. An error is raised at its position: after all batches before it, before any other.
+- If nothing in flight can free memory, the next span is admitted over budget; the pipeline never deadlocks on memory.
+- After the last span of an epoch come the spans of the next epoch, as far as the window has room.
+- A thread takes the most urgent task: continue the plan, build a span, read a page of a local file. So there are no
+  more threads than cores that can use them; each further thread would contend for the GIL. Only requests to remote
+  stores have threads of their own.
+- `stop` ends every thread after its current task; nothing is delivered after it. Threads hold no reference to the
+  user's iterator, so dropping the iterator stops its pipeline.
 """
 
 import atexit
@@ -24,87 +24,89 @@ from heapq import heappop, heappush
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any
 
-from penstock.engine._fetch import Fetcher, Request, Runs
-from penstock.engine._pieces import Piece, Span
-from penstock.engine._planner import Planner, Stretch
-from penstock.engine._stats import Gauge
+from penstock.engine._blocks import Span, WindowBlock
+from penstock.engine._fetch import Fetcher, PageRuns, Request
+from penstock.engine._planner import PlannedSpans, Planner
+from penstock.engine._stats import StatsCollector
 from penstock.engine._window import Window
 from penstock.errors import CorruptError, InvalidInputError
 
 _PLANNED_AHEAD = 64
 _JOIN_S = 0.5
 
-Work = Callable[[Span], Sequence[Any]]
+BuildSpan = Callable[[Span], Sequence[Any]]
 
 _running: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
 
 
 class Pipeline:
-    """The threads of one run of a loader, from some point of an epoch on."""
+    """The threads of one run of a loader, from a position in an epoch on."""
 
     def __init__(
         self,
         planner: Planner,
         window: Window,
         fetcher: Fetcher | None,
-        workers: Sequence[Work],
+        builders: Sequence[BuildSpan],
         *,
-        hands: int,
+        threads: int,
         inline: bool,
         tolerant: bool,
         depth: int,
-        gauge: Gauge,
-        enter: Callable[[], None] | None = None,
+        collector: StatsCollector,
+        init_thread: Callable[[], None] | None = None,
     ) -> None:
-        """`depth` spans are put together ahead of the loop; with `inline`, the loop's own thread is the one worker.
+        """Up to `depth` spans are built ahead of the loop; with `inline`, the consumer's thread is the only builder.
 
-        Without a fetcher the hands read by themselves; each of them calls `enter` first. A tolerant pipeline leaves it
-        to the workers what to do with damaged pages.
+        Without a fetcher the threads read by themselves. Each thread calls `init_thread` first. A tolerant pipeline
+        leaves damaged pages to the builders instead of failing the span.
         """
         self._planner, self._window, self._fetcher = planner, window, fetcher
-        self._inline = workers[0] if inline else None
-        self._free = [] if inline else list(workers)
-        self._tolerant, self._depth, self._gauge, self._enter_thread = tolerant, depth, gauge, enter
+        self._inline_builder = builders[0] if inline else None
+        self._idle_builders = [] if inline else list(builders)
+        self._tolerant, self._depth, self._collector, self._init_thread = tolerant, depth, collector, init_thread
         self._lock = Lock()
-        self._tasks, self._done = Condition(self._lock), Condition(self._lock)
+        self._task_ready, self._result_ready = Condition(self._lock), Condition(self._lock)
         self._plan: Iterator[None] = iter(())
         self._planning = False
-        """Whether a hand is at it, or there is nothing left to plan."""
-        self._no_room_since: float | None = None
-        self._to_read: deque[tuple[Piece, int]] = deque()
-        self._spans_ready: list[tuple[int, Span]] = []
+        """Whether a thread is planning, or the plan is exhausted."""
+        self._blocked_since: float | None = None
+        self._read_queue: deque[tuple[WindowBlock, int]] = deque()
+        self._ready_spans: list[tuple[int, Span]] = []
         self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
-        self._delivered = self._admitted = self._released = self._idle = 0
+        self._delivered = self._admitted = self._released = self._idle_threads = 0
         self._failure: BaseException | None = None
-        self._stopped = self._waited_for = False
-        self._threads = [Thread(target=self._lend, name="penstock-hand", daemon=True) for _ in range(hands)]
+        self._stopped = self._joined = False
+        self._threads = [
+            Thread(target=self._thread_main, name="penstock-pipeline", daemon=True) for _ in range(threads)
+        ]
 
     def start(self, epoch: int, consumed: int) -> None:
-        """Begin to read."""
-        self._plan = self._planned(epoch, consumed)
+        """Start the threads."""
+        self._plan = self._admit_spans(epoch, consumed)
         _running.add(self)
         for thread in self._threads:
             thread.start()
 
     def stop(self, *, wait: bool = False) -> None:
-        """Stop every thread; with `wait`, give them a moment to end."""
+        """Stop every thread; with `wait`, join them for a moment."""
         with self._lock:
             self._stopped = True
             self._results.clear()
-            self._to_read.clear()
-            for condition in (self._tasks, self._done):
+            self._read_queue.clear()
+            for condition in (self._task_ready, self._result_ready):
                 condition.notify_all()
         if self._fetcher is not None:
             self._fetcher.stop()
-        if wait and not self._waited_for:
-            self._waited_for = True
+        if wait and not self._joined:
+            self._joined = True
             ends = time.monotonic() + _JOIN_S
             for thread in self._threads:
                 if thread is not current_thread():
                     thread.join(max(0.0, ends - time.monotonic()))
 
     def next_span(self) -> tuple[Span, Sequence[Any]]:
-        """The next span and its batches; raises what went wrong in it."""
+        """The next span and its batches; raises the error that occurred in it."""
         started, busy = time.perf_counter(), 0.0
         with self._lock:
             while (found := self._results.pop(self._delivered, None)) is None:
@@ -112,260 +114,262 @@ class Pipeline:
                     raise self._failure
                 if self._stopped:
                     raise InvalidInputError("this loader was closed while it was read")
-                if self._inline is not None and self._startable():
-                    span = heappop(self._spans_ready)[1]
+                if self._inline_builder is not None and self._startable():
+                    span = heappop(self._ready_spans)[1]
                     self._lock.release()
                     began = time.perf_counter()
                     try:
-                        self._put_together(span, self._inline)
+                        self._build(span, self._inline_builder)
                     finally:
                         busy += time.perf_counter() - began
                         self._lock.acquire()
                 else:
-                    self._done.wait()
+                    self._result_ready.wait()
             self._delivered += 1
-            if self._idle and (self._startable() or self._may_plan()):
-                self._tasks.notify()
+            if self._idle_threads and (self._startable() or self._can_plan()):
+                self._task_ready.notify()
         waited = time.perf_counter() - started
-        self._gauge.add("loop", "starved", waited)
-        if self._inline is not None:
-            self._gauge.add("work", "busy", busy)
-            self._gauge.add("work", "starved", waited - busy)
+        self._collector.add_time("loop", "starved", waited)
+        if self._inline_builder is not None:
+            self._collector.add_time("worker", "busy", busy)
+            self._collector.add_time("worker", "starved", waited - busy)
         span, batches = found
         if isinstance(batches, BaseException):
             raise batches
         return span, batches
 
-    def _lend(self) -> None:
-        if self._enter_thread is not None:
-            self._enter_thread()
-        while (task := self._next_task()) is not None:
+    def _thread_main(self) -> None:
+        if self._init_thread is not None:
+            self._init_thread()
+        while (task := self._wait_for_task()) is not None:
             task()
             del task
 
-    def _next_task(self) -> Callable[[], None] | None:
-        """What is to be done now; None when stopped."""
+    def _wait_for_task(self) -> Callable[[], None] | None:
+        """Wait for the next task; None after `stop`."""
         with self._lock:
             while not self._stopped:
-                task = self._most_urgent()
+                task = self._next_task()
                 if task is not None:
                     return task
-                could_work = self._idle < len(self._free)
-                blocked = bool(self._spans_ready)
+                could_work = self._idle_threads < len(self._idle_builders)
+                blocked = bool(self._ready_spans)
                 started = time.perf_counter()
-                self._idle += 1
-                self._tasks.wait()
-                self._idle -= 1
+                self._idle_threads += 1
+                self._task_ready.wait()
+                self._idle_threads -= 1
                 if could_work:
-                    self._gauge.add("work", "blocked" if blocked else "starved", time.perf_counter() - started)
+                    self._collector.add_time(
+                        "worker", "blocked" if blocked else "starved", time.perf_counter() - started
+                    )
             return None
 
-    def _most_urgent(self) -> Callable[[], None] | None:
-        if self._may_plan():
+    def _next_task(self) -> Callable[[], None] | None:
+        if self._can_plan():
             self._planning = True
-            return self._plan_on
-        if self._free and self._startable():
-            return partial(self._work, heappop(self._spans_ready)[1], self._free.pop())
-        if self._to_read:
-            return partial(self._read, *self._to_read.popleft())
+            return self._continue_plan
+        if self._idle_builders and self._startable():
+            return partial(self._build_in_thread, heappop(self._ready_spans)[1], self._idle_builders.pop())
+        if self._read_queue:
+            return partial(self._read_local, *self._read_queue.popleft())
         return None
 
-    def _may_plan(self) -> bool:
+    def _can_plan(self) -> bool:
         far_ahead = self._admitted >= self._delivered + self._depth + _PLANNED_AHEAD
-        return not self._planning and not far_ahead and self._no_room_since is None
+        return not self._planning and not far_ahead and self._blocked_since is None
 
-    def _plan_on(self) -> None:
+    def _continue_plan(self) -> None:
         try:
             going = next(self._plan, self) is None
         except BaseException as error:
             going = False
             with self._lock:
                 self._failure = error
-                self._done.notify_all()
+                self._result_ready.notify_all()
         with self._lock:
             self._planning = not going
 
-    def _planned(self, epoch: int, consumed: int) -> Iterator[None]:
-        """Admit spans, one after the other; stops after each, and where one must wait for room."""
+    def _admit_spans(self, epoch: int, consumed: int) -> Iterator[None]:
+        """Admit spans in order; yields after each one, and while a block waits for memory."""
         while True:
             some = False
-            for stretch in self._announced(self._planner.stretches(epoch, consumed)):
+            for planned in self._prepared(self._planner.planned_spans(epoch, consumed)):
                 some = True
-                for span in stretch.spans:
-                    for piece in span.pieces:
-                        if not piece.admitted:
-                            while not self._has_room(piece):
+                for span in planned.spans:
+                    for block in span.blocks:
+                        if not block.admitted:
+                            while not self._try_admit(block):
                                 yield
-                            self._ask(piece)
-                    self._enter(span)
+                            self._request(block)
+                    self._admit(span)
                     yield
             if not some and not consumed:
                 return
             epoch, consumed = epoch + 1, 0
 
-    def _announced(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
-        """Stretches whose pieces are known; where rows are placed, those whose pieces know where all of them go."""
-        ahead: deque[Stretch] = deque()
-        for stretch in stretches:
-            for piece in self._announce(stretch):  # all at once, while the processor has it in its cache
-                self._window.describe(piece)
-            ahead.append(stretch)
-            while ahead and not (self._window.places and ahead[0].open):
+    def _prepared(self, planned_spans: Iterator[PlannedSpans]) -> Iterator[PlannedSpans]:
+        """Plan the requests of new blocks; if rows are read into batches, wait until all destinations are known."""
+        ahead: deque[PlannedSpans] = deque()
+        for planned in planned_spans:
+            for block in self._register(planned):  # together, while the plan is in the CPU cache
+                self._window.plan_requests(block)
+            ahead.append(planned)
+            while ahead and not (self._window.reads_into_batch and ahead[0].has_open_blocks):
                 yield ahead.popleft()
         yield from ahead
 
-    def _announce(self, stretch: Stretch) -> list[Piece]:
-        """Say which spans will need which pieces, and which pieces nobody will need after them; those that are new."""
-        fresh: list[Piece] = []
+    def _register(self, planned: PlannedSpans) -> list[WindowBlock]:
+        """Count the spans that need each block and mark closed blocks; returns the new blocks."""
+        fresh: list[WindowBlock] = []
         with self._lock:
-            for span in stretch.spans:
-                for piece in span.pieces:
-                    if not piece.spans and not piece.admitted:
-                        fresh.append(piece)
-                    piece.spans += 1
-            for piece in stretch.closing:
-                piece.closed = True
-                if not piece.spans and piece.admitted:
-                    self._window.free(piece)
+            for span in planned.spans:
+                for block in span.blocks:
+                    if not block.pending_spans and not block.admitted:
+                        fresh.append(block)
+                    block.pending_spans += 1
+            for block in planned.closed:
+                block.closed = True
+                if not block.pending_spans and block.admitted:
+                    self._window.free(block)
         return fresh
 
-    def _has_room(self, piece: Piece) -> bool:
+    def _try_admit(self, block: WindowBlock) -> bool:
         with self._lock:
-            if self._no_room_since is not None:
+            if self._blocked_since is not None:
                 return False
-            if not self._window.admit(piece, regardless=self._admitted == self._released):
-                self._no_room_since = time.perf_counter()
+            if not self._window.admit(block, force=self._admitted == self._released):
+                self._blocked_since = time.perf_counter()
                 return False
         return True
 
-    def _make_room(self, *, by_hand: bool) -> None:
-        """Some memory has come free; called with the lock. A hand will plan on by itself; others must wake one."""
-        if self._no_room_since is not None:
-            self._gauge.add("fetch", "blocked", time.perf_counter() - self._no_room_since)
-            self._no_room_since = None
-            if self._idle and not by_hand:
-                self._tasks.notify()
+    def _memory_freed(self, *, by_thread: bool) -> None:
+        """Unblock the plan; called with the lock. Pipeline threads continue by themselves; others must wake one."""
+        if self._blocked_since is not None:
+            self._collector.add_time("fetch", "blocked", time.perf_counter() - self._blocked_since)
+            self._blocked_since = None
+            if self._idle_threads and not by_thread:
+                self._task_ready.notify()
 
-    def _ask(self, piece: Piece) -> None:
-        """Have the pages of a piece read."""
-        if not piece.requests:
-            self._fill(piece)
-        numbers = range(len(piece.requests))
+    def _request(self, block: WindowBlock) -> None:
+        """Request the pages of a block."""
+        if not block.requests:
+            self._fill(block)
+        indices = range(len(block.requests))
         if self._fetcher is None:
             with self._lock:
-                self._to_read += [(piece, number) for number in numbers]
-                if self._idle:
-                    self._tasks.notify(len(numbers))
+                self._read_queue += [(block, index) for index in indices]
+                if self._idle_threads:
+                    self._task_ready.notify(len(indices))
             return
-        for number in numbers:
-            read, answer = partial(self._window.read, piece, number), partial(self._answer, piece, number)
-            self._fetcher.ask(Request(read, answer, in_place=number in piece.straight))
+        for index in indices:
+            read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
+            self._fetcher.submit(Request(read, answer))
 
-    def _enter(self, span: Span) -> None:
-        """Everything that a span needs has been asked for."""
+    def _admit(self, span: Span) -> None:
+        """Queue a span whose blocks have all been requested."""
         with self._lock:
-            for piece in span.pieces:
-                if not piece.filled:
-                    piece.waiting.append(span)
-                    span.missing += 1
+            for block in span.blocks:
+                if not block.filled:
+                    block.waiting_spans.append(span)
+                    span.pending_blocks += 1
             self._admitted += 1
-            if not span.missing:
-                self._is_ready(span)
+            if not span.pending_blocks:
+                self._mark_ready(span)
 
-    def _read(self, piece: Piece, number: int) -> None:
+    def _read_local(self, block: WindowBlock, index: int) -> None:
         started = time.perf_counter()
-        found: Runs | BaseException
+        found: PageRuns | BaseException
         size = 0
         try:
-            found, size = self._window.read(piece, number)
+            found, size = self._window.read(block, index)
         except BaseException as error:
             found = error
         seconds = time.perf_counter() - started
-        self._gauge.got(size, seconds)
-        self._gauge.add("work", "starved", seconds)  # had there been something to put together, this could have waited
-        self._answer(piece, number, found)
+        self._collector.record_get(size, seconds)
+        self._collector.add_time("worker", "starved", seconds)  # a thread reads only when no span can be built
+        self._on_response(block, index, found)
 
-    def _answer(self, piece: Piece, number: int, found: Runs | BaseException) -> None:
+    def _on_response(self, block: WindowBlock, index: int, found: PageRuns | BaseException) -> None:
         with self._lock:
             if isinstance(found, BaseException):
-                piece.error = piece.error or found
+                block.error = block.error or found
             else:
-                piece.pages.add_all(piece.requests[number].file, found)
-            piece.missing -= 1
-            complete = not piece.missing
+                block.pages.add_all(block.requests[index].file, found)
+            block.pending_requests -= 1
+            complete = not block.pending_requests
         if complete:
-            self._fill(piece)
+            self._fill(block)
 
-    def _fill(self, piece: Piece) -> None:
+    def _fill(self, block: WindowBlock) -> None:
         if not self._stopped:
             try:
-                if piece.error is None:
-                    self._window.fill(piece)
+                if block.error is None:
+                    self._window.fill(block)
                 else:
-                    self._window.fill_with_nothing(piece)
+                    self._window.fill_nulls(block)
             except BaseException as error:
-                piece.error = error
-        piece.pages = type(piece.pages)()
+                block.error = error
+        block.pages = type(block.pages)()
         with self._lock:
-            self._window.filled(piece)
-            piece.filled = True
-            for span in piece.waiting:
-                span.missing -= 1
-                if not span.missing:
-                    self._is_ready(span)
-            piece.waiting = []
-            if piece.raw_bytes:
-                self._make_room(by_hand=self._fetcher is None)
+            self._window.release_pages(block)
+            block.filled = True
+            for span in block.waiting_spans:
+                span.pending_blocks -= 1
+                if not span.pending_blocks:
+                    self._mark_ready(span)
+            block.waiting_spans = []
+            if block.raw_bytes:
+                self._memory_freed(by_thread=self._fetcher is None)
 
-    def _is_ready(self, span: Span) -> None:
-        """A span can be put together; called with the lock."""
-        heappush(self._spans_ready, (span.number, span))
-        if self._inline is not None:
-            self._done.notify()
-        elif self._idle and self._startable():
-            self._tasks.notify()
+    def _mark_ready(self, span: Span) -> None:
+        """Make a span available to builders; called with the lock."""
+        heappush(self._ready_spans, (span.number, span))
+        if self._inline_builder is not None:
+            self._result_ready.notify()
+        elif self._idle_threads and self._startable():
+            self._task_ready.notify()
 
     def _startable(self) -> bool:
-        return bool(self._spans_ready) and self._spans_ready[0][0] < self._delivered + self._depth
+        return bool(self._ready_spans) and self._ready_spans[0][0] < self._delivered + self._depth
 
-    def _work(self, span: Span, work: Work) -> None:
-        with self._gauge.timed("work", "busy"):
-            self._put_together(span, work)
+    def _build_in_thread(self, span: Span, build: BuildSpan) -> None:
+        with self._collector.timed("worker", "busy"):
+            self._build(span, build)
         with self._lock:
-            self._free.append(work)
+            self._idle_builders.append(build)
 
-    def _put_together(self, span: Span, work: Work) -> None:
+    def _build(self, span: Span, build: BuildSpan) -> None:
         batches: Sequence[Any] | BaseException
         try:
-            batches = self._failure_of(span) or work(span)
+            batches = self._block_error(span) or build(span)
         except BaseException as error:
-            if self._inline is not None and not isinstance(error, Exception):
-                raise  # Ctrl-C is for the loop, and now
+            if self._inline_builder is not None and not isinstance(error, Exception):
+                raise  # Ctrl-C belongs to the consumer's loop
             batches = error
         with self._lock:
             self._release(span)
             if not self._stopped:
                 self._results[span.number] = span, batches
                 if span.number == self._delivered:
-                    self._done.notify()
+                    self._result_ready.notify()
 
-    def _failure_of(self, span: Span) -> BaseException | None:
-        errors = [piece.error for piece in span.pieces if piece.error is not None]
+    def _block_error(self, span: Span) -> BaseException | None:
+        errors = [block.error for block in span.blocks if block.error is not None]
         return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
 
     def _release(self, span: Span) -> None:
-        for piece in span.pieces:
-            piece.spans -= 1
-            if not piece.spans and piece.closed:
-                self._window.free(piece)
-        span.pieces = []
+        for block in span.blocks:
+            block.pending_spans -= 1
+            if not block.pending_spans and block.closed:
+                self._window.free(block)
+        span.blocks = []
         self._window.release(span)
         self._released += 1
-        self._make_room(by_hand=self._inline is None)
+        self._memory_freed(by_thread=self._inline_builder is None)
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Let no thread run into the interpreter's end."""
+    """Stop all threads before the interpreter shuts down."""
     for pipeline in list(_running):
         pipeline.stop(wait=True)

@@ -1,4 +1,4 @@
-"""From an epoch's order to spans and the pieces they need; no I/O but for the manifests on the way."""
+"""Turn an epoch's order into spans and the blocks they need; the only I/O is reading manifests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,91 +9,95 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine._blocks import Span, WindowBlock
 from penstock.engine._lanes import LaneBlock, LaneCursor, PartBlocks, walk
-from penstock.engine._pieces import Piece, Span
 from penstock.engine._selection import Block, Selection
-from penstock.plan import Dealer, Epoch, Order
-from penstock.storage import run_all
-from penstock.table import Rows
+from penstock.plan import Epoch, OrderSpec, RankPartitioner
+from penstock.storage import thread_map
+from penstock.table import Int64Array
 
 _MANIFEST_READERS = 32
-_SECTIONS_KEPT = 64
+_SECTIONS_CACHED = 64
 _FIRST_STEPS = 8
 
 
-Cut = Callable[[int, int], list[Block]]
-"""The blocks of a part of a section, in the table's order."""
+PartBlocksOf = Callable[[int, int], list[Block]]
+"""Returns the blocks of a part of a section, in table order."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan depends on beside the order."""
+    """What a plan depends on besides the order."""
 
     span_rows: int
-    """Rows that are put together at once, at least one batch."""
-    stretch_rows: int
-    """Rows that are planned at once, at least a span."""
+    """Rows of a span, at least one batch."""
+    plan_rows: int
+    """Rows planned together, at least a span."""
     by_blocks: bool
-    """Whether whole blocks are read and kept, or only the pages of the rows that a span needs."""
+    """Whether whole blocks stay in the window; otherwise a span reads only the pages of its rows."""
     trim: bool
-    """Whether rows that were read before a resume may be left out of a block."""
-    tell: bool
-    """Whether pieces are told where their rows go."""
+    """Whether a block may leave out rows consumed before a resume."""
+    assign_destinations: bool
+    """Whether blocks record the destinations of their rows."""
 
 
-class Found(NamedTuple):
-    """Where some positions are."""
+class BlockLocations(NamedTuple):
+    """The blocks that hold some positions."""
 
-    pieces: list[Piece]
-    which: Rows
-    """For each position the number of its piece, …"""
-    rows: Rows
-    """… and its row there."""
+    blocks: list[WindowBlock]
+    block_index: Int64Array
+    """For each position the index of its block."""
+    rows: Int64Array
+    """For each position its row in that block."""
 
 
-class Stretch(NamedTuple):
-    """Spans that were planned together, and the pieces that no later one needs."""
+class PlannedSpans(NamedTuple):
+    """Spans planned together, and the blocks that no later span needs."""
 
     spans: list[Span]
-    closing: list[Piece]
+    closed: list[WindowBlock]
 
     @property
-    def open(self) -> bool:
-        """Whether a later stretch may need some of its pieces."""
-        return not all(piece.closed for span in self.spans for piece in span.pieces)
+    def has_open_blocks(self) -> bool:
+        """Whether later spans may need some of the blocks."""
+        return not all(window_block.closed for span in self.spans for window_block in span.blocks)
 
 
 class Planner:
-    """Makes spans, epoch after epoch."""
+    """Plans the spans of one epoch after another."""
 
-    def __init__(self, selection: Selection, order: Order, dealer: Dealer, options: PlanOptions) -> None:
-        self._selection, self._order, self._dealer, self._options = selection, order, dealer, options
-        self._cut: Cut = lru_cache(_SECTIONS_KEPT)(partial(selection.blocks, order.shuffle))
-        """Blocks are cut alike in every epoch."""
-        self._numbers = 0
+    def __init__(
+        self, selection: Selection, order: OrderSpec, partitioner: RankPartitioner, options: PlanOptions
+    ) -> None:
+        self._selection, self._order, self._partitioner, self._options = selection, order, partitioner, options
+        self._part_blocks: PartBlocksOf = lru_cache(_SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
+        """Cached, because the split into blocks is the same in every epoch."""
+        self._next_span = 0
 
-    def stretches(self, number: int, consumed: int) -> Iterator[Stretch]:
-        """The spans of an epoch from a position on, in stretches that are planned together."""
+    def planned_spans(self, number: int, consumed: int) -> Iterator[PlannedSpans]:
+        """The spans of an epoch from a position on, planned a few thousand rows at a time."""
         epoch = self._epoch(number)
-        dealer, batch = self._dealer, self._dealer.batch_size
-        full, steps = dealer.full_steps(consumed), dealer.steps(consumed)
-        course = self._course(epoch, first=not self._numbers)
+        partitioner, batch = self._partitioner, self._partitioner.batch_size
+        full, steps = partitioner.full_steps(consumed), partitioner.steps(consumed)
+        locator = self._locator(epoch, first=not self._next_span)
         per_span = max(1, self._options.span_rows // batch)
-        most = max(per_span, self._options.stretch_rows // batch)
+        most = max(per_span, self._options.plan_rows // batch)
         step, size = 0, min(per_span, _FIRST_STEPS)
         while step < full:
             count = min(size, full - step)
-            start = consumed + step * dealer.step_rows
-            ends = range(start + dealer.step_rows, start + count * dealer.step_rows + 1, dealer.step_rows)
-            found = course.find(dealer.positions(start, count).reshape(-1))
+            start = consumed + step * partitioner.step_rows
+            ends = range(
+                start + partitioner.step_rows, start + count * partitioner.step_rows + 1, partitioner.step_rows
+            )
+            found = locator.find(partitioner.positions(start, count).reshape(-1))
             step += count
             of_span = min(per_span, size)
-            size = min(2 * size, most)  # the first batch need not wait for a long plan, nor for many others
-            yield self._stretch(epoch, course, found, None, [batch] * count, list(ends), of_span, step == steps)
+            size = min(2 * size, most)  # plan little at first, so that the first batch comes early
+            yield self._plan_spans(epoch, locator, found, None, [batch] * count, list(ends), of_span, step == steps)
         if steps > full:
-            positions, padding = dealer.last(consumed + full * dealer.step_rows)
-            found = course.find(positions, again=True)
-            yield self._stretch(epoch, course, found, padding, [len(positions)], [epoch.rows], 1, True)
+            positions, padding = partitioner.last_step(consumed + full * partitioner.step_rows)
+            found = locator.find(positions, duplicates=True)
+            yield self._plan_spans(epoch, locator, found, padding, [len(positions)], [epoch.rows], 1, True)
 
     def _epoch(self, number: int) -> Epoch:
         shuffle = self._order.shuffle
@@ -101,141 +105,141 @@ class Planner:
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         return Epoch(self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled)
 
-    def _course(self, epoch: Epoch, *, first: bool) -> "_Course":
+    def _locator(self, epoch: Epoch, *, first: bool) -> "_BlockLocator":
         if self._selection.scattered:
-            return _Scattered(self._selection, epoch)
+            return _ScatteredLocator(self._selection, epoch)
         if self._options.by_blocks:
-            return _ByBlocks(self._selection, self._cut, epoch, trim=self._options.trim and first)
-        return _ByRows(self._selection, self._cut, epoch, trim=False)
+            return _WholeBlocks(self._selection, self._part_blocks, epoch, trim=self._options.trim and first)
+        return _PartialBlocks(self._selection, self._part_blocks, epoch, trim=False)
 
-    def _stretch(
+    def _plan_spans(
         self,
         epoch: Epoch,
-        course: "_Course",
-        found: Found,
+        locator: "_BlockLocator",
+        found: BlockLocations,
         padding: npt.NDArray[np.bool_] | None,
         batch_rows: list[int],
         consumed: list[int],
         per_span: int,
         last: bool,
-    ) -> Stretch:
+    ) -> PlannedSpans:
         spans: list[Span] = []
         row = 0
-        place = np.empty(len(found.pieces), np.int64)
+        local_index = np.empty(len(found.blocks), np.int64)
         for first in range(0, len(batch_rows), per_span):
             mine = batch_rows[first : first + per_span]
             here = slice(row, row + sum(mine))
             row = here.stop
-            needed = np.flatnonzero(np.bincount(found.which[here]))
-            place[needed] = np.arange(len(needed))
-            which = place[found.which[here]]
+            needed = np.flatnonzero(np.bincount(found.block_index[here]))
+            local_index[needed] = np.arange(len(needed))
+            block_index = local_index[found.block_index[here]]
             spans.append(
                 Span(
-                    number=self._numbers,
-                    epoch=epoch.number,
+                    number=self._next_span,
+                    epoch=epoch.index,
                     batch_rows=mine,
                     consumed=consumed[first : first + per_span],
-                    last=last and row == len(found.which),
-                    pieces=[found.pieces[number] for number in needed.tolist()],
-                    which=which,
+                    last=last and row == len(found.block_index),
+                    blocks=[found.blocks[number] for number in needed.tolist()],
+                    block_index=block_index,
                     rows=found.rows[here],
                     padding=padding,
-                    blocks_drawn=_blocks_drawn(which, mine, len(needed)),
+                    blocks_drawn=_blocks_drawn(block_index, mine, len(needed)),
                 )
             )
-            self._numbers += 1
-        if self._options.tell:
+            self._next_span += 1
+        if self._options.assign_destinations:
             for span in spans:
-                span.tell()
-        return Stretch(spans, course.closing() + (course.open() if last else []))
+                span.assign_destinations()
+        return PlannedSpans(spans, locator.take_closed() + (locator.open_blocks() if last else []))
 
 
-def _blocks_drawn(which: Rows, batch_rows: list[int], pieces: int) -> int:
-    """Blocks that each batch of a span draws from, added up."""
+def _blocks_drawn(block_index: Int64Array, batch_rows: list[int], blocks: int) -> int:
+    """Sum over batches of the number of blocks that a batch draws from."""
     batch = np.repeat(np.arange(len(batch_rows)), batch_rows)
-    return int(np.count_nonzero(np.bincount(batch * pieces + which)))
+    return int(np.count_nonzero(np.bincount(batch * blocks + block_index)))
 
 
-class _Course:
-    """Finds the pieces that hold an epoch's positions, one run of them after the other."""
+class _BlockLocator:
+    """Finds the blocks that hold an epoch's positions; called with consecutive runs of positions."""
 
-    def find(self, positions: Rows, *, again: bool = False) -> Found:
-        """The pieces that hold some positions; `again` says that some may be there twice."""
+    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
+        """The blocks that hold some positions; `duplicates` allows repeated positions."""
         raise NotImplementedError
 
-    def closing(self) -> list[Piece]:
-        """The pieces that nobody needs after what was found last."""
+    def take_closed(self) -> list[WindowBlock]:
+        """Blocks that are no longer needed after the last `find`."""
         raise NotImplementedError
 
-    def open(self) -> list[Piece]:
-        """The pieces that are still needed."""
+    def open_blocks(self) -> list[WindowBlock]:
+        """Blocks that later positions still need."""
         return []
 
 
-class _Scattered(_Course):
-    """Rows in an order of their own: each span reads the pages of its rows."""
+class _ScatteredLocator(_BlockLocator):
+    """For selections with an order of their own: each span reads the pages of its rows."""
 
     def __init__(self, selection: Selection, epoch: Epoch) -> None:
         self._selection, self._epoch = selection, epoch
-        self._found: list[Piece] = []
+        self._found: list[WindowBlock] = []
 
-    def closing(self) -> list[Piece]:
+    def take_closed(self) -> list[WindowBlock]:
         return self._found
 
-    def find(self, positions: Rows, *, again: bool = False) -> Found:  # noqa: ARG002
+    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:  # noqa: ARG002
         wanted, inverse = np.unique(self._selection.positions(positions), return_inverse=True)
-        which, rows = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        pieces: list[Piece] = []
+        block_index, rows = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
+        blocks: list[WindowBlock] = []
         for block, inside in self._selection.scatter(wanted):
-            which[inside], rows[inside] = len(pieces), np.arange(len(inside))
-            pieces.append(Piece(block))
-        self._found = pieces
-        return Found(pieces, which[inverse], rows[inverse])
+            block_index[inside], rows[inside] = len(blocks), np.arange(len(inside))
+            blocks.append(WindowBlock(block))
+        self._found = blocks
+        return BlockLocations(blocks, block_index[inverse], rows[inverse])
 
 
-class _Laned(_Course):
-    """A cursor for each lane that the positions are in."""
+class _LaneLocator(_BlockLocator):
+    """One cursor per lane."""
 
-    def __init__(self, selection: Selection, cut: Cut, epoch: Epoch, trim: bool) -> None:
+    def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, trim: bool) -> None:
         self._selection, self._epoch = selection, epoch
         self._trim = trim
         self._cursors: dict[int, LaneCursor] = {}
-        self._source = _KeptBlocks(selection, epoch, cut)
-        self._done: list[Piece] = []
+        self._source = _BlockCache(selection, epoch, part_blocks)
+        self._closed: list[WindowBlock] = []
 
-    def closing(self) -> list[Piece]:
-        done, self._done = self._done, []
-        return done
+    def take_closed(self) -> list[WindowBlock]:
+        closed, self._closed = self._closed, []
+        return closed
 
-    def find(self, positions: Rows, *, again: bool = False) -> Found:
+    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
         lanes = self._epoch.lanes
-        which, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        pieces: list[Piece] = []
+        block_index, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        blocks: list[WindowBlock] = []
         by_lane = list(self._by_lane(positions))
-        self._enter([(lane, positions[here] // lanes) for lane, here in by_lane if lane not in self._cursors])
+        self._open_cursors([(lane, positions[here] // lanes) for lane, here in by_lane if lane not in self._cursors])
         for lane, here in by_lane:
-            turns = positions[here] // lanes
+            offsets = positions[here] // lanes
             back = None
-            if again:
-                turns, back = np.unique(turns, return_inverse=True)
-            found = self._lane(lane, turns)
-            which[here] = (found.which if back is None else found.which[back]) + len(pieces)
+            if duplicates:
+                offsets, back = np.unique(offsets, return_inverse=True)
+            found = self._lane(lane, offsets)
+            block_index[here] = (found.block_index if back is None else found.block_index[back]) + len(blocks)
             rows[here] = found.rows if back is None else found.rows[back]
-            pieces += found.pieces
-        return Found(pieces, which, rows)
+            blocks += found.blocks
+        return BlockLocations(blocks, block_index, rows)
 
-    def _enter(self, fresh: Sequence[tuple[int, Rows]]) -> None:
-        """Have a cursor for each of some lanes; many at once, because each may have to fetch manifests."""
+    def _open_cursors(self, fresh: Sequence[tuple[int, Int64Array]]) -> None:
+        """Create the cursors of several lanes concurrently, because each may fetch manifests."""
         if len(fresh) > 1 and self._selection.coarse:
-            cursors = run_all(lambda new: self._cursor(*new), fresh, max_workers=_MANIFEST_READERS)
+            cursors = thread_map(lambda new: self._cursor(*new), fresh, max_workers=_MANIFEST_READERS)
             self._cursors.update(zip((lane for lane, _ in fresh), cursors, strict=True))
 
-    def _by_lane(self, positions: Rows) -> Iterator[tuple[int, slice | Rows]]:
-        """Which of the positions are in each lane."""
+    def _by_lane(self, positions: Int64Array) -> Iterator[tuple[int, slice | Int64Array]]:
+        """The lanes of some positions, each with the indices of its positions."""
         lanes = self._epoch.lanes
         stride = int(positions[1] - positions[0]) if len(positions) > 1 else 1
         if stride > 0 and lanes % stride == 0 and (np.diff(positions) == stride).all():
-            period = lanes // stride  # one rank's positions: they come round to the same lane again and again
+            period = lanes // stride  # positions of one rank visit its lanes in a fixed cycle
             for first, lane in enumerate((positions[:period] % lanes).tolist()):
                 yield lane, slice(first, None, period)
             return
@@ -245,17 +249,17 @@ class _Laned(_Course):
         for first, end in pairwise(bounds):
             yield int(in_lane[order[first]]), order[first:end]
 
-    def _lane(self, lane: int, turns: Rows) -> Found:
-        """Pieces of one lane for some turns of it, rising."""
+    def _lane(self, lane: int, offsets: Int64Array) -> BlockLocations:
+        """The blocks of one lane for some increasing offsets."""
         cursor = self._cursors.get(lane)
-        if cursor is None or cursor.passed > turns[0]:
-            cursor = self._cursors[lane] = self._cursor(lane, turns)
-        found = self._pieces(lane, *cursor.take(turns))
-        self._close(lane, int(turns[-1]))
+        if cursor is None or cursor.next_offset > offsets[0]:
+            cursor = self._cursors[lane] = self._cursor(lane, offsets)
+        found = self._to_window_blocks(lane, *cursor.locate(offsets))
+        self._close(lane, int(offsets[-1]))
         return found
 
-    def _cursor(self, lane: int, turns: Rows) -> LaneCursor:
-        """One that begins with some turns of a lane, rising."""
+    def _cursor(self, lane: int, offsets: Int64Array) -> LaneCursor:
+        """A cursor that starts at some increasing offsets of a lane."""
         start = self._epoch.lane_start(lane)
         spread = self._epoch.lane_order(lane)
 
@@ -263,78 +267,90 @@ class _Laned(_Course):
             for block, here, stop in walk(self._epoch, self._source, start + first, start + end):
                 yield block, here - start, stop - start
 
-        return LaneCursor(spread, blocks, int(turns[0]), int(turns[-1]), self._selection.cuts if self._trim else None)
+        return LaneCursor(
+            spread, blocks, int(offsets[0]), int(offsets[-1]), self._selection.split_points if self._trim else None
+        )
 
-    def _pieces(self, lane: int, blocks: list[LaneBlock], holders: Rows, rows: Rows) -> Found:
+    def _to_window_blocks(
+        self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array
+    ) -> BlockLocations:
         raise NotImplementedError
 
-    def _close(self, lane: int, turn: int) -> None:
-        """A lane has come past a turn."""
+    def _close(self, lane: int, offset: int) -> None:
+        """Release blocks whose last row is at or before an offset."""
 
 
-class _KeptBlocks:
-    """The blocks of an epoch; those that were asked for last are kept, because lanes share sections."""
+class _BlockCache:
+    """The blocks of an epoch, with an LRU cache because lanes share sections."""
 
-    def __init__(self, selection: Selection, epoch: Epoch, cut: Cut) -> None:
-        self.parts = lru_cache(_SECTIONS_KEPT)(partial(selection.parts, epoch))
-        self.blocks = lru_cache(_SECTIONS_KEPT)(partial(_ordered, epoch, cut))
+    def __init__(self, selection: Selection, epoch: Epoch, part_blocks: PartBlocksOf) -> None:
+        self.parts = lru_cache(_SECTIONS_CACHED)(partial(selection.parts, epoch))
+        self.blocks = lru_cache(_SECTIONS_CACHED)(partial(_ordered, epoch, part_blocks))
 
 
-def _ordered(epoch: Epoch, cut: Cut, section: int, part: int) -> PartBlocks:
-    blocks = cut(section, part)
+def _ordered(epoch: Epoch, part_blocks: PartBlocksOf, section: int, part: int) -> PartBlocks:
+    blocks = part_blocks(section, part)
     ordered = [blocks[number] for number in epoch.block_order(section, part, len(blocks)).tolist()]
     return PartBlocks(ordered, np.cumsum([len(block) for block in ordered]))
 
 
-class _ByBlocks(_Laned):
-    """Whole blocks, each read once and kept until its last row has been read."""
+class _WholeBlocks(_LaneLocator):
+    """Whole blocks, each read once and held until its last row has been read."""
 
-    def __init__(self, selection: Selection, cut: Cut, epoch: Epoch, trim: bool) -> None:
-        super().__init__(selection, cut, epoch, trim)
-        self._open: dict[int, dict[LaneBlock, Piece]] = {}
+    def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, trim: bool) -> None:
+        super().__init__(selection, part_blocks, epoch, trim)
+        self._open_blocks: dict[int, dict[LaneBlock, WindowBlock]] = {}
 
-    def open(self) -> list[Piece]:
-        return [piece for opened in self._open.values() for piece in opened.values()]
+    def open_blocks(self) -> list[WindowBlock]:
+        return [window_block for opened in self._open_blocks.values() for window_block in opened.values()]
 
-    def _pieces(self, lane: int, blocks: list[LaneBlock], holders: Rows, rows: Rows) -> Found:
-        opened = self._open.setdefault(lane, {})
+    def _to_window_blocks(
+        self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array
+    ) -> BlockLocations:
+        opened = self._open_blocks.setdefault(lane, {})
         used = np.flatnonzero(np.bincount(holders))
         known = [blocks[number] for number in used.tolist()]
         number = np.empty(len(blocks), np.int64)
         number[used] = np.arange(len(used))
-        which = number[holders]
-        local = rows - np.array([block.first for block in known])[which]
-        pieces: list[Piece] = []
+        block_index = number[holders]
+        local = rows - np.array([block.first for block in known])[block_index]
+        window_blocks: list[WindowBlock] = []
         for index, block in enumerate(known):
-            piece = opened.get(block)
-            if piece is None:
-                piece = opened[block] = Piece(block.block, block.unread)
-            if piece.again is not None:
-                here = which == index
-                local[here] = piece.again[local[here]]
-            pieces.append(piece)
-        return Found(pieces, which, local)
+            window_block = opened.get(block)
+            if window_block is None:
+                window_block = opened[block] = WindowBlock(block.block, block.unread)
+            if window_block.inverse is not None:
+                here = block_index == index
+                local[here] = window_block.inverse[local[here]]
+            window_blocks.append(window_block)
+        return BlockLocations(window_blocks, block_index, local)
 
-    def _close(self, lane: int, turn: int) -> None:
-        opened = self._open[lane]
-        for known in [known for known in opened if 0 <= known.closes <= turn]:
-            self._done.append(opened.pop(known))
+    def _close(self, lane: int, offset: int) -> None:
+        opened = self._open_blocks[lane]
+        for known in [known for known in opened if 0 <= known.last_offset <= offset]:
+            self._closed.append(opened.pop(known))
 
 
-class _ByRows(_Laned):
-    """Only the pages of the rows that a span needs, for a window that does not fit in memory, or for shared blocks."""
+class _PartialBlocks(_LaneLocator):
+    """Only the pages of a span's rows: for windows larger than the budget, and for lanes shared by ranks."""
 
-    def _pieces(self, lane: int, blocks: list[LaneBlock], holders: Rows, rows: Rows) -> Found:  # noqa: ARG002
-        used, which = np.unique(holders, return_inverse=True)
-        pieces: list[Piece] = []
+    def _to_window_blocks(
+        self,
+        lane: int,  # noqa: ARG002
+        blocks: list[LaneBlock],
+        holders: Int64Array,
+        rows: Int64Array,
+    ) -> BlockLocations:
+        used, block_index = np.unique(holders, return_inverse=True)
+        window_blocks: list[WindowBlock] = []
         local = np.empty(len(rows), np.int64)
         for index, number in enumerate(used.tolist()):
-            here = np.flatnonzero(which == index)
+            here = np.flatnonzero(block_index == index)
             whole = blocks[number].block
             inside, local[here] = np.unique(rows[here] - blocks[number].first, return_inverse=True)
-            piece = Piece(whole.pick(inside))
-            if piece.again is not None:
-                local[here] = piece.again[local[here]]
-            pieces.append(piece)
-        self._done += pieces
-        return Found(pieces, which, local)
+            window_block = WindowBlock(whole.take(inside))
+            if window_block.inverse is not None:
+                local[here] = window_block.inverse[local[here]]
+            window_blocks.append(window_block)
+        self._closed += window_blocks
+        return BlockLocations(window_blocks, block_index, local)

@@ -1,17 +1,17 @@
-"""The ranks that share an epoch: their numbers, and whether all of them mean the same one."""
+"""Ranks that share an epoch: their explicit numbers, and a check that all read the same one."""
 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engine._loader import Agree
-from penstock.engine._stream import StreamOptions
+from penstock.engine._loader import ConsistencyCheck
+from penstock.engine._options import LoaderOptions
 from penstock.errors import InvalidInputError
-from penstock.plan import State
+from penstock.plan import LoaderState
 from penstock.types import World
 
 
-def given_world(distributed: object) -> World:
-    """What a user has said of this process."""
+def explicit_world(distributed: object) -> World:
+    """The rank from `distributed=(rank, num_ranks)`; raises `InvalidInputError` for anything else."""
     if distributed is None or distributed is False:
         return World()
     if not isinstance(distributed, tuple):
@@ -22,18 +22,18 @@ def given_world(distributed: object) -> World:
         raise InvalidInputError(f"distributed=(rank, num_ranks) got {distributed}: {error}") from error
 
 
-def agreement(options: StreamOptions, gather: Callable[[Any], list[Any]]) -> Agree:
-    """All ranks must read the same order, or they would read rows twice, or wait for each other for ever.
+def rank_consistency_check(options: LoaderOptions, gather: Callable[[Any], list[Any]]) -> ConsistencyCheck:
+    """A check that all ranks read the same epoch; otherwise rows would repeat, or ranks would wait forever.
 
-    `gather` takes a JSON value, and gives those of all ranks.
+    `gather` takes a JSON value and returns those of all ranks.
     """
 
-    def agree(state: State) -> None:
+    def check(state: LoaderState) -> None:
         point = {
             "the epoch": state.epoch, "the rows read before": state.consumed,
             "batch_size": options.batch_size, "drop_last": options.drop_last,
         }  # fmt: skip
-        found = [(State.from_json(its).order, there) for its, there in gather([state.to_json(), point])]
+        found = [(LoaderState.from_json(its).order, there) for its, there in gather([state.to_json(), point])]
         first, start = found[0]
         for rank, (its, there) in enumerate(found):
             others = (
@@ -47,4 +47,4 @@ def agreement(options: StreamOptions, gather: Callable[[Any], list[Any]]) -> Agr
                     "open the same version with the same options on every rank"
                 )
 
-    return agree
+    return check

@@ -1,4 +1,4 @@
-"""The rows and columns that are read, as sections (manifests) and blocks (runs of pages in them)."""
+"""The selected rows and columns, as sections (manifest leaves) and blocks (runs of pages)."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -13,116 +13,120 @@ import pyarrow as pa
 from penstock.engine._slab import fixed_column
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
-from penstock.plan import Epoch, Shuffle, cut_blocks
-from penstock.storage import run_all
-from penstock.table import ROW_ID, Reader, Rows, Wanted, page_requests, rows_at
+from penstock.plan import Epoch, ShuffleLayout, split_blocks
+from penstock.storage import thread_map
+from penstock.table import ROW_ID, FragmentRows, Int64Array, Reader, page_requests, take_positions
 from penstock.types import cached_property
 
 _MANIFEST_READERS = 64
 _MANY_LEAVES = 64
-_FIRST_BYTES = 1 << 20
-"""A block from which the first batch draws is read in parts of this size, if that batch needs not all of them."""
+_FIRST_READ_BYTES = 1 << 20
+"""Blocks that the first batch draws from are split into reads of this size, if it needs only some of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows of one fragment that are read together; the same one in every epoch, so what is known of it stays."""
+    """Rows of one fragment that are read together; the same object in every epoch, so results can be cached."""
 
     fragment: Fragment
     start: int
-    """The position of the fragment's first live row in the table."""
-    chosen: range | Rows
-    """Which of its live rows; rising."""
+    """Table position of the fragment's first live row."""
+    selected: range | Int64Array
+    """Indices among the fragment's live rows, in increasing order."""
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.selected)
 
     def part(self, first: int, end: int) -> "Block":
-        if first == 0 and end == len(self.chosen):
+        if first == 0 and end == len(self.selected):
             return self
-        return Block(self.fragment, self.start, self.chosen[first:end])
+        return Block(self.fragment, self.start, self.selected[first:end])
 
-    def pick(self, rows: Rows) -> "Block":
-        """Only some of the rows."""
-        if isinstance(self.chosen, range):
-            return Block(self.fragment, self.start, self.chosen.start + rows)
-        return Block(self.fragment, self.start, self.chosen[rows])
+    def take(self, rows: Int64Array) -> "Block":
+        """A block of some of the rows."""
+        if isinstance(self.selected, range):
+            return Block(self.fragment, self.start, self.selected.start + rows)
+        return Block(self.fragment, self.start, self.selected[rows])
 
     def position(self, row: int) -> int:
-        """Where in the table a row is."""
-        return self.start + int(self.chosen[row])
+        """A row's position in the table."""
+        return self.start + int(self.selected[row])
 
     @property
-    def stored_rows(self) -> Rows:
-        """The rows, counted with the deleted ones."""
-        chosen = self.chosen
-        live = np.arange(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+    def stored_rows(self) -> Int64Array:
+        """The rows as indices among stored rows, deleted ones included."""
+        selected = self.selected
+        live = np.arange(selected.start, selected.stop) if isinstance(selected, range) else selected
         return live if self.fragment.deleted is None else self.fragment.live_rows[live]
 
 
 class Parts(NamedTuple):
-    """The parts of a section in the order of an epoch: each is read to its end before the next."""
+    """The parts of a section in the order of an epoch; each is read to its end before the next."""
 
-    order: Rows
-    ends: Rows
-    """Rows of the section up to the end of each."""
+    order: Int64Array
+    ends: Int64Array
+    """Cumulative rows of the section at the end of each part."""
 
 
 class Selection:
     """Some rows and columns of a snapshot."""
 
-    def __init__(self, reader: Reader, names: Sequence[str], rows: range | Rows, *, shuffled: bool) -> None:
+    def __init__(self, reader: Reader, names: Sequence[str], rows: range | Int64Array, *, shuffled: bool) -> None:
         self.reader, self.names = reader, tuple(names)
         self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
-        self._asked = rows
-        self.rows = rows if isinstance(rows, range) and rows.step == 1 else _rising(rows, shuffled)
+        self._requested = rows
+        self.rows = rows if isinstance(rows, range) and rows.step == 1 else _sorted(rows, shuffled)
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._requested)
 
     @property
     def scattered(self) -> bool:
-        """Whether the rows come in an order of their own, so that they are read one by one and not by blocks."""
+        """Whether the rows have an order of their own that must be preserved; they are read by span, not by block."""
         return self.rows is None
 
-    def positions(self, places: Rows) -> Rows:
-        """Positions in the table of rows that come in an order of their own."""
-        return rows_at(self._asked, places)
+    def positions(self, places: Int64Array) -> Int64Array:
+        """Table positions of rows given by their index in the selection."""
+        return take_positions(self._requested, places)
 
     @cached_property
     def digest(self) -> str:
-        """The same for the same rows and columns."""
-        rows = repr(self._asked) if isinstance(self._asked, range) else np.ascontiguousarray(self._asked).tobytes()
+        """A digest of the selected rows and columns."""
+        rows = (
+            repr(self._requested)
+            if isinstance(self._requested, range)
+            else np.ascontiguousarray(self._requested).tobytes()
+        )
         seen = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
         seen.update(rows.encode() if isinstance(rows, str) else rows)
         return seen.hexdigest()
 
     @cached_property
     def snapshot_digest(self) -> str:
-        """The same for the same content; changes that are not committed have one of their own."""
+        """A digest of the snapshot's content, uncommitted changes included."""
         return hashlib.blake2b(encode_snapshot("", self.reader.snapshot)[1], digest_size=16).hexdigest()
 
     @cached_property
     def leaves(self) -> list[Node]:
-        """The leaves of the tree of manifests, in row order."""
+        """The leaves of the manifest tree, in row order."""
         nodes: list[Node] = list(self.reader.snapshot.nodes)
-        with self.reader.explained():
+        with self.reader.missing_as_corrupt():
             while any(node.level for node in nodes):
                 inner = [node for node in nodes if node.level]
-                loaded = iter(run_all(self.reader.tree.load, inner, max_workers=_MANIFEST_READERS))
+                loaded = iter(thread_map(self.reader.tree.load, inner, max_workers=_MANIFEST_READERS))
                 nodes = [leaf for node in nodes for leaf in (next(loaded).nodes if node.level else (node,))]
-            if len(nodes) <= _MANY_LEAVES:  # all of them will be needed soon
-                run_all(self.reader.tree.leaf, nodes, max_workers=_MANIFEST_READERS)
+            if len(nodes) <= _MANY_LEAVES:  # all will be needed soon: prefetch
+                thread_map(self.reader.tree.leaf, nodes, max_workers=_MANIFEST_READERS)
         return nodes
 
     @cached_property
-    def leaf_starts(self) -> Rows:
-        """The position of each leaf's first row, and the number of all rows."""
+    def leaf_starts(self) -> Int64Array:
+        """The position of each leaf's first row, and the total number of rows."""
         return np.cumsum([0, *(leaf.live for leaf in self.leaves)])
 
     @cached_property
-    def section_rows(self) -> Rows:
-        """How many of the rows each section, which is a leaf, has."""
+    def section_rows(self) -> Int64Array:
+        """Number of selected rows in each section (leaf)."""
         if self.scattered:
             return np.array([len(self)])
         if isinstance(self.rows, range):
@@ -134,13 +138,13 @@ class Selection:
 
     @cached_property
     def heaviest(self) -> Field | None:
-        """The column that blocks are cut for: the one with most bytes, judged by the first fragment."""
+        """The column with most bytes, estimated from the first fragment; blocks are split at its pages."""
         sizes = self._sizes
         return max(self.fields, key=lambda field: sizes[field.id], default=None)
 
     @cached_property
     def row_bytes(self) -> float:
-        """About how many bytes a row takes in memory, in all columns chosen."""
+        """Approximate bytes of a row in memory, over all selected columns."""
         size = 0.0
         for name in self.names:
             field = None if name == ROW_ID else self.reader.snapshot.schema[name]
@@ -152,8 +156,8 @@ class Selection:
     def heavy_row_bytes(self) -> float:
         return max(1.0, self._sizes[self.heaviest.id] if self.heaviest else 1.0)
 
-    def block_rows(self, shuffle: Shuffle) -> int:
-        """About how many rows a block has."""
+    def block_rows(self, shuffle: ShuffleLayout) -> int:
+        """Approximate rows of a block."""
         return self._rows_of(shuffle.block_bytes)
 
     def _rows_of(self, block_bytes: int) -> int:
@@ -161,9 +165,9 @@ class Selection:
 
     @property
     def coarse(self) -> bool:
-        """Whether the table is so large that a section's fragments are its parts, so that a lane holds one of them.
+        """Whether the table is so large that each fragment of a section is a part, so that a lane holds one fragment.
 
-        Elsewhere a section is one part, and blocks of all its fragments are mixed.
+        In smaller tables a section is one part, and blocks of all its fragments are mixed.
         """
         return len(self.leaves) > _MANY_LEAVES
 
@@ -172,49 +176,49 @@ class Selection:
         if not self.coarse:
             return Parts(np.zeros(1, np.int64), self.section_rows[section : section + 1])
         _, starts = self._leaf(section)
-        rows = np.array([len(self._chosen(start, end - start)) for start, end in pairwise(starts)])
+        rows = np.array([len(self._select(start, end - start)) for start, end in pairwise(starts)])
         order = epoch.part_order(section, len(rows))
         return Parts(order, np.cumsum(rows[order]))
 
-    def blocks(self, shuffle: Shuffle, section: int, part: int) -> list[Block]:
-        """The blocks of a part of a section, in the table's order."""
+    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[Block]:
+        """The blocks of a part of a section, in table order."""
         leaf, starts = self._leaf(section)
         if isinstance(leaf, Manifest):
             fragments = leaf.fragments[part : part + 1] if self.coarse else leaf.fragments
         else:
             fragments = decode_fragments(leaf.slice(part, 1) if self.coarse else leaf)
         if self.coarse:
-            fragments, starts = tuple(map(self._alone, fragments)), starts[part : part + 2]
+            fragments, starts = tuple(map(self._detached, fragments)), starts[part : part + 2]
         return [
             block
             for fragment, start in zip(fragments, starts, strict=False)
-            for block in self._cut(Block(fragment, start, self._chosen(start, fragment.live)), shuffle.block_bytes)
+            for block in self._split(Block(fragment, start, self._select(start, fragment.live)), shuffle.block_bytes)
         ]
 
-    def cuts(self, block: Block, left: Rows, soon: Rows) -> list[int]:
-        """Where to cut a block of which only some rows are left, and some of those are needed before the others.
+    def split_points(self, block: Block, left: Int64Array, soon: Int64Array) -> list[int]:
+        """Where to split a block of which only the rows `left` are unread and the rows `soon` are needed first.
 
-        What is needed soon is read by itself, if that is much less; and what lies apart is read apart.
+        Rows needed soon are read by themselves if that is much less; rows in different requests are split.
         """
-        ends = np.cumsum([len(part) for part in self._cut(block, _FIRST_BYTES)])
+        ends = np.cumsum([len(part) for part in self._split(block, _FIRST_READ_BYTES)])
         needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
         found = set(ends[:-1][needed[1:] != needed[:-1]].tolist())
         if self.heaviest is not None and len(left) < len(block):
-            found.update(left[self._gaps(block.pick(left))].tolist())
+            found.update(left[self._gaps(block.take(left))].tolist())
         return sorted(found)
 
     def _gaps(self, block: Block) -> npt.NDArray[np.int64]:
-        """Which of the rows chosen are not read together with the one before."""
+        """Indices of rows that are not in the same request as the row before."""
         assert self.heaviest is not None
         rows = block.stored_rows
-        if isinstance(self.heaviest.kind, Linked):  # each is an object, or a part of one
+        if isinstance(self.heaviest.kind, Linked):  # each link is an object or a range of one
             return np.flatnonzero(np.diff(rows) > 1) + 1
-        requests = page_requests([Wanted(block.fragment, rows)], [self.heaviest.id])
+        requests = page_requests([FragmentRows(block.fragment, rows)], [self.heaviest.id])
         return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
 
     def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
-        """A section's leaf, and the position of the first row of each of its fragments, and of the last's end."""
-        with self.reader.explained():
+        """A section's leaf, and the positions at which its fragments start and the last one ends."""
+        with self.reader.missing_as_corrupt():
             leaf = self.reader.tree.leaf(self.leaves[section])
         if isinstance(leaf, Manifest):
             live = [fragment.live for fragment in leaf.fragments]
@@ -222,28 +226,28 @@ class Selection:
             live = leaf.column("live").to_pylist()
         return leaf, list(accumulate(live, initial=int(self.leaf_starts[section])))
 
-    def _alone(self, fragment: Fragment) -> Fragment:
-        """The same with copies of what is needed of its manifest, which can then be forgotten."""
+    def _detached(self, fragment: Fragment) -> Fragment:
+        """A fragment that holds copies of the needed files, so that its manifest can be freed."""
         ids = {field.id for field in self.fields}
         files = tuple(_copied(file) for file in fragment.files if ids.intersection(file.fields))
         return replace(fragment, files=files, statistics=())
 
-    def scatter(self, positions: Rows) -> Iterator[tuple[Block, Rows]]:
-        """Blocks of just some rows of the table, rising, and which of them each holds."""
+    def scatter(self, positions: Int64Array) -> Iterator[tuple[Block, Int64Array]]:
+        """Blocks of some increasing positions, each with the indices of the positions it holds."""
         done = 0
-        with self.reader.explained():
-            for fragment, start, inside in self.reader.tree.at(self.reader.snapshot.nodes, positions):
+        with self.reader.missing_as_corrupt():
+            for fragment, start, inside in self.reader.tree.fragments_at(self.reader.snapshot.nodes, positions):
                 yield Block(fragment, start, inside - start), np.arange(done, done + len(inside))
                 done += len(inside)
 
-    def _chosen(self, start: int, live: int) -> range | Rows:
+    def _select(self, start: int, live: int) -> range | Int64Array:
         if isinstance(self.rows, range):
             return range(max(self.rows.start - start, 0), max(min(self.rows.stop - start, live), 0))
         assert self.rows is not None
         first, end = np.searchsorted(self.rows, (start, start + live))
         return self.rows[first:end] - start
 
-    def _cut(self, block: Block, block_bytes: int) -> Iterator[Block]:
+    def _split(self, block: Block, block_bytes: int) -> Iterator[Block]:
         if not len(block):
             return
         rows = block.stored_rows
@@ -254,7 +258,7 @@ class Selection:
             linked = _linked_bytes(self.heaviest)
             sizes = np.concatenate([np.diff(file.page_offsets) + linked * file.page_rows for file in files])
             numbers = np.repeat(np.arange(len(files)), [len(file.page_rows) for file in files])
-        else:  # nothing is read, so any cut will do
+        else:  # no column is stored, so any split will do
             step = self._rows_of(block_bytes)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
             sizes, numbers = np.full(len(ends), block_bytes), np.zeros(len(ends), np.int64)
@@ -263,20 +267,20 @@ class Selection:
         else:
             upto = np.searchsorted(rows, ends)
         first = 0
-        for end in cut_blocks(upto, sizes, numbers, block_bytes=block_bytes).tolist():
+        for end in split_blocks(upto, sizes, numbers, block_bytes=block_bytes).tolist():
             yield block.part(first, end)
             first = end
 
     @cached_property
     def _sizes(self) -> dict[int, float]:
-        """About how many bytes a row of each field takes."""
-        sizes = {field.id: float(field.stored_bytes or 0) for field in self.fields}
+        """Approximate bytes of a row, by field id."""
+        sizes = {field.id: float(field.fixed_row_bytes or 0) for field in self.fields}
         if all(sizes.values()) or not self.reader.snapshot.nodes:
             return sizes
-        with self.reader.explained():
+        with self.reader.missing_as_corrupt():
             first = next(iter(self.reader.tree.fragments(self.reader.snapshot.nodes)), None)
         for field in self.fields:
-            if first is not None and not field.stored_bytes:
+            if first is not None and not field.fixed_row_bytes:
                 stored = sum(file.length / len(file.fields) for file in first.files_of(field.id))
                 blobs = sum(blob.length for file in first.files_of(field.id) for blob in file.blobs)
                 sizes[field.id] = (stored + blobs) / max(1, first.rows) + _linked_bytes(field)
@@ -284,12 +288,12 @@ class Selection:
 
 
 def _linked_bytes(field: Field | None) -> int:
-    """About how many bytes lie behind each link of a column."""
+    """Approximate bytes of the target of a link."""
     return field.kind.typical_bytes if field is not None and isinstance(field.kind, Linked) else 0
 
 
 def _copied(file: DataFile) -> DataFile:
-    """A file whose page table is not a view of a manifest."""
+    """A file whose page table does not reference a manifest's memory."""
     return replace(
         file,
         page_rows=file.page_rows.copy(),
@@ -300,9 +304,9 @@ def _copied(file: DataFile) -> DataFile:
     )
 
 
-def _rising(rows: range | Rows, shuffled: bool) -> Rows | None:
-    """Rows of the table in rising order; None where their own order counts and is another."""
-    asked: npt.NDArray[np.int64] = np.asarray(rows, np.int64)
-    if len(asked) < 2 or (np.diff(asked) >= 0).all():
-        return asked
-    return np.sort(asked) if shuffled else None
+def _sorted(rows: range | Int64Array, shuffled: bool) -> Int64Array | None:
+    """The rows in increasing order; None if they have another order that must be preserved."""
+    requested: npt.NDArray[np.int64] = np.asarray(rows, np.int64)
+    if len(requested) < 2 or (np.diff(requested) >= 0).all():
+        return requested
+    return np.sort(requested) if shuffled else None

@@ -1,4 +1,4 @@
-"""The window's memory: one array for each column of one shape, so that a batch is one gather."""
+"""The window's memory: one array per fixed-shape column, so that building a batch is one gather."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Accelerator, DeviceRows, Staging, reserved
+from penstock.device import Accelerator, DeviceRows, Staging, lazy_empty
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
-from penstock.table import ROW_ID, Empty, Rows
+from penstock.table import ROW_ID, Allocator, Int64Array
 
-_DEVICE_ROW_BYTES, _PLACED_ROW_BYTES = 1 << 10, 32 << 10
+_DEVICE_ROW_BYTES, _MIN_DIRECT_ROW_BYTES = 1 << 10, 32 << 10
 
 
 @dataclass(frozen=True)
 class FixedColumn:
-    """A column whose rows all have one shape."""
+    """A column whose rows all have the same shape."""
 
     name: str
     field: Field | None
-    """None for row ids, which no file holds."""
+    """None for `_row_id`, which is not stored in files."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     nullable: bool
@@ -33,7 +33,7 @@ class FixedColumn:
 
 
 def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
-    """The column, if its rows have one shape."""
+    """The column if its rows have a fixed shape, else None."""
     if field is None:
         return FixedColumn(ROW_ID, None, np.dtype(np.int64), (), False)
     kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
@@ -44,18 +44,18 @@ def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
 
 
 class Layout:
-    """Which columns are in the slab, and which are not because their rows differ in shape or must be decoded."""
+    """Which columns are in the slab (`fixed`), and which have a variable shape or are encoded (`variable`)."""
 
     def __init__(self, schema: Schema, names: Sequence[str]) -> None:
         fields = {name: None if name == ROW_ID else schema[name] for name in names}
         self.fields = [field for field in fields.values() if field is not None]
         self.fixed = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
         known = {column.name for column in self.fixed}
-        self.loose = [field for field in self.fields if field.name not in known]
+        self.variable = [field for field in self.fields if field.name not in known]
 
 
 class Slab:
-    """Rows of all columns of one shape, given out in runs; memory is touched only where rows have been."""
+    """Rows of all fixed-shape columns, allocated in runs; memory is committed only when rows are written."""
 
     def __init__(self, columns: Sequence[FixedColumn], capacity: int) -> None:
         self._values: dict[str, npt.NDArray[Any]] = {}
@@ -67,10 +67,10 @@ class Slab:
         self._starts, self._ends = [0], [capacity]
 
     def _reserve(self, column: FixedColumn, capacity: int) -> None:
-        self._values[column.name] = reserved((capacity, *column.shape), column.dtype)
+        self._values[column.name] = lazy_empty((capacity, *column.shape), column.dtype)
 
-    def take(self, rows: int) -> int | None:
-        """The first row of a free run, the lowest there is; None where none is long enough."""
+    def allocate(self, rows: int) -> int | None:
+        """First-fit allocation: the start of a free run of rows, or None if none is long enough."""
         for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
             if end - start >= rows:
                 if end - start == rows:
@@ -80,8 +80,8 @@ class Slab:
                 return start
         return None
 
-    def give_back(self, start: int, rows: int) -> None:
-        """Free a run, and join it with its neighbours."""
+    def free(self, start: int, rows: int) -> None:
+        """Free a run and merge it with its neighbours."""
         end = start + rows
         index = bisect_left(self._starts, start)
         joins_front = index > 0 and self._ends[index - 1] == start
@@ -97,27 +97,27 @@ class Slab:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
 
-    def room(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
-        """Where this thread may write rows of a run."""
+    def buffer(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
+        """A buffer in which this thread writes rows of a run."""
         return self._values[name][start : start + rows]
 
-    def written(self, name: str, start: int, rows: int) -> None:
-        """This thread has written them."""
+    def flush(self, name: str, start: int, rows: int) -> None:
+        """Complete the rows that this thread wrote, so that `gather` sees them."""
 
-    def holds(self, name: str) -> bool:  # noqa: ARG002
-        """Whether a column's rows are here, and not on a device."""
+    def on_host(self, name: str) -> bool:  # noqa: ARG002
+        """Whether a column is in host memory."""
         return True
 
-    def gather(self, column: FixedColumn, rows: Rows, empty: Empty) -> Any:
-        """Some rows of a column, in this order."""
+    def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
+        """Rows of a column in the given order."""
         out = empty((len(rows), *column.shape), column.dtype)
-        # With mode="raise", numpy would fill a buffer of its own first.
+        # mode="raise" would make numpy use a temporary buffer.
         np.take(self._values[column.name], rows, axis=0, out=out, mode="clip")
         return out
 
 
 class DeviceSlab(Slab):
-    """The same with the heavy columns in a device's memory, to which rows cross when they have been written."""
+    """A slab whose heavy columns are in device memory; rows are copied there after they are written."""
 
     def __init__(
         self,
@@ -125,49 +125,49 @@ class DeviceSlab(Slab):
         capacity: int,
         *,
         accelerator: Accelerator,
-        crossed: Callable[[int], None],
+        on_copied: Callable[[int], None],
     ) -> None:
-        """`crossed` is told of bytes that were copied to the device."""
-        self._accelerator, self._crossed = accelerator, crossed
-        self._there: dict[str, DeviceRows] = {}
+        """`on_copied` is called with the number of bytes copied to the device."""
+        self._accelerator, self._on_copied = accelerator, on_copied
+        self._device_rows: dict[str, DeviceRows] = {}
         super().__init__(columns, capacity)
         self._columns = {column.name: column for column in columns}
         self._staging = Staging(accelerator)
 
     def _reserve(self, column: FixedColumn, capacity: int) -> None:
         if on_device(column):
-            self._there[column.name] = self._accelerator.rows(capacity, column.dtype, column.shape)
+            self._device_rows[column.name] = self._accelerator.allocate_rows(capacity, column.dtype, column.shape)
         else:
             super()._reserve(column, capacity)
 
-    def room(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
-        there = self._there.get(name)
-        if there is None:
-            return super().room(name, start, rows)
+    def buffer(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
+        device_rows = self._device_rows.get(name)
+        if device_rows is None:
+            return super().buffer(name, start, rows)
         column = self._columns[name]
-        return self._staging.room(rows * there.row_bytes).view(column.dtype).reshape(rows, *column.shape)
+        return self._staging.buffer(rows * device_rows.row_bytes).view(column.dtype).reshape(rows, *column.shape)
 
-    def written(self, name: str, start: int, rows: int) -> None:
-        there = self._there.get(name)
-        if there is not None:
-            self._staging.cross(there, start)
-            self._crossed(rows * there.row_bytes)
+    def flush(self, name: str, start: int, rows: int) -> None:
+        device_rows = self._device_rows.get(name)
+        if device_rows is not None:
+            self._staging.copy_to_device(device_rows, start)
+            self._on_copied(rows * device_rows.row_bytes)
 
-    def holds(self, name: str) -> bool:
-        return name not in self._there
+    def on_host(self, name: str) -> bool:
+        return name not in self._device_rows
 
-    def gather(self, column: FixedColumn, rows: Rows, empty: Empty) -> Any:
-        if column.name not in self._there:
+    def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
+        if column.name not in self._device_rows:
             return super().gather(column, rows, empty)
-        with self._accelerator.working():
-            return self._there[column.name].gather(rows)
+        with self._accelerator.on_stream():
+            return self._device_rows[column.name].gather(rows)
 
 
 def on_device(column: FixedColumn) -> bool:
-    """Whether a column is worth a device's memory: rows of a few bytes are gathered as fast by the processor."""
+    """Whether rows are large enough for device memory; the CPU gathers small rows as fast."""
     return column.row_bytes >= _DEVICE_ROW_BYTES
 
 
-def placeable(column: FixedColumn) -> bool:
-    """Whether a row is worth being read to a place of its own: for less, a copy costs less than a step of Python."""
-    return column.field is not None and (column.field.stored_bytes or 0) >= _PLACED_ROW_BYTES
+def reads_into_batch(column: FixedColumn) -> bool:
+    """Whether rows are large enough for direct reads into the batch; below, a copy is cheaper than a Python call."""
+    return column.field is not None and (column.field.fixed_row_bytes or 0) >= _MIN_DIRECT_ROW_BYTES

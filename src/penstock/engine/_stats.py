@@ -1,4 +1,4 @@
-"""Where the time goes: what each stage did and waited for, and one sentence that says which holds up the loop."""
+"""Where the time goes: busy and waiting time of each stage, and one sentence that names the bottleneck."""
 
 import time
 from collections import defaultdict, deque
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from threading import Lock, current_thread, local
 from typing import NamedTuple
 
-from penstock.plan import Quality
+from penstock.plan import ShuffleQuality
 
 _LATENCIES = 1024
-_BAD_KEPT = 1000
+_MAX_BAD_SAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A row that could not be used, and was replaced by another."""
+    """A row that could not be used and was replaced by another."""
 
     row_id: int
     epoch: int
@@ -24,57 +24,59 @@ class BadSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """How the threads of one stage spent their time, in seconds, all threads together."""
+class StageTimes:
+    """Time spent by one stage, in seconds, summed over threads."""
 
     busy_s: float
     starved_s: float
-    """Waiting for work to come in."""
+    """Waiting for input."""
     blocked_s: float
-    """Waiting for room to put results."""
+    """Waiting for memory or for the consumer."""
 
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader has done so far; print it."""
+    """Statistics of a loader; `print` shows a summary."""
 
     seconds: float
     rows: int
     batches: int
     bytes: int
-    """Bytes of pages fetched, the ones for the next epoch included."""
+    """Bytes of pages fetched, prefetch for the next epoch included."""
     gets: int
     latency_s: tuple[float, float, float]
-    """Of a GET with its body and verification: median, 95th and 99th percentile."""
+    """Latency of a GET with body and verification: median, 95th and 99th percentile."""
     retries: int
     hedges: int
     read_factor: float
-    """About how many times a byte of an epoch is read over all ranks."""
+    """Approximate number of times that a byte of an epoch is read, over all ranks."""
     window_bytes: int
     window_peak_bytes: int
     device_bytes: int
-    """Bytes of rows that were copied to a device's window."""
+    """Bytes of rows copied to the device window."""
     budget_bytes: int
     first_batch_s: float
     """From the start of the last epoch to its first batch."""
-    stages: dict[str, Stage]
-    quality: Quality | None
-    """How well rows are shuffled; None where they are not."""
+    stages: dict[str, StageTimes]
+    quality: ShuffleQuality | None
+    """Shuffle quality; None without shuffle."""
     bad_samples: tuple[BadSample, ...]
     bad_count: int
     notes: tuple[str, ...]
 
     @property
     def rows_per_s(self) -> float:
+        """Rows delivered per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property
     def gets_per_gb(self) -> float:
+        """Requests per gigabyte fetched."""
         return self.gets / (self.bytes / 1e9) if self.bytes else 0.0
 
     @property
     def bottleneck(self) -> str:
-        """One sentence that says what the loop waits for."""
+        """One sentence that names what the loop waits for."""
         return _bottleneck(self)
 
     def __str__(self) -> str:
@@ -100,18 +102,18 @@ class LoaderStats:
         return "\n".join([*lines, *self.notes, self.bottleneck])
 
 
-class Counted(NamedTuple):
-    """What threads have counted."""
+class Totals(NamedTuple):
+    """Counters summed over threads."""
 
     bytes: int
     gets: int
     device_bytes: int
     latency_s: tuple[float, float, float]
-    stages: dict[str, Stage]
+    stages: dict[str, StageTimes]
 
 
 def _bottleneck(stats: LoaderStats) -> str:
-    loop, work, fetch = stats.stages["loop"], stats.stages["work"], stats.stages["fetch"]
+    loop, work, fetch = stats.stages["loop"], stats.stages["worker"], stats.stages["fetch"]
     waited = loop.starved_s / max(loop.starved_s + loop.busy_s, 1e-9)
     if not stats.batches:
         return "bottleneck: nothing has been read yet"
@@ -130,8 +132,8 @@ def _bottleneck(stats: LoaderStats) -> str:
     return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, raise num_workers if there are idle cores"
 
 
-class _Tally:
-    """What one thread has counted."""
+class _ThreadStats:
+    """Counters of one thread."""
 
     def __init__(self) -> None:
         self.thread = current_thread()
@@ -139,7 +141,7 @@ class _Tally:
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)
         self.times: defaultdict[tuple[str, str], float] = defaultdict(float)
 
-    def take_over(self, other: "_Tally") -> None:
+    def merge(self, other: "_ThreadStats") -> None:
         self.bytes += other.bytes
         self.gets += other.gets
         self.device_bytes += other.device_bytes
@@ -148,8 +150,8 @@ class _Tally:
             self.times[what] += seconds
 
 
-class Gauge:
-    """Counts while a loader runs; each thread counts by itself, because a lock that many want stops them all."""
+class StatsCollector:
+    """Collects statistics; each thread has its own counters, because a shared lock would be contended."""
 
     def __init__(self) -> None:
         self.seconds = self.first_batch_s = 0.0
@@ -157,40 +159,40 @@ class Gauge:
         self.window_bytes = self.window_peak_bytes = 0
         self.blocks_drawn = self.batches_drawn = 0
         self.bad_count = 0
-        self.bad: deque[BadSample] = deque(maxlen=_BAD_KEPT)
+        self.bad: deque[BadSample] = deque(maxlen=_MAX_BAD_SAMPLES)
         self.notes: list[str] = []
-        self._past = _Tally()
-        """Of threads that are over."""
-        self._tallies: list[_Tally] = []
-        self._mine = local()
+        self._finished = _ThreadStats()
+        """Counters of finished threads."""
+        self._threads: list[_ThreadStats] = []
+        self._local = local()
         self._lock = Lock()
 
-    def _tally(self) -> _Tally:
-        found: _Tally | None = getattr(self._mine, "tally", None)
+    def _thread_stats(self) -> _ThreadStats:
+        found: _ThreadStats | None = getattr(self._local, "stats", None)
         if found is None:
-            found = self._mine.tally = _Tally()
+            found = self._local.stats = _ThreadStats()
             with self._lock:
-                for over in [tally for tally in self._tallies if not tally.thread.is_alive()]:
-                    self._tallies.remove(over)
-                    self._past.take_over(over)
-                self._tallies.append(found)
+                for over in [stats for stats in self._threads if not stats.thread.is_alive()]:
+                    self._threads.remove(over)
+                    self._finished.merge(over)
+                self._threads.append(found)
         return found
 
-    def got(self, size: int, seconds: float) -> None:
-        """A GET has ended."""
-        tally = self._tally()
-        tally.gets += 1
-        tally.bytes += size
-        tally.latencies.append(seconds)
-        tally.times["fetch", "busy"] += seconds
+    def record_get(self, size: int, seconds: float) -> None:
+        """Count a GET."""
+        stats = self._thread_stats()
+        stats.gets += 1
+        stats.bytes += size
+        stats.latencies.append(seconds)
+        stats.times["fetch", "busy"] += seconds
 
-    def crossed(self, size: int) -> None:
-        """Rows have been copied to a device."""
-        self._tally().device_bytes += size
+    def record_device_copy(self, size: int) -> None:
+        """Count bytes copied to a device."""
+        self._thread_stats().device_bytes += size
 
-    def add(self, stage: str, what: str, seconds: float) -> None:
-        """Time that a stage was busy, starved or blocked."""
-        self._tally().times[stage, what] += seconds
+    def add_time(self, stage: str, what: str, seconds: float) -> None:
+        """Add time that a stage was busy, starved or blocked."""
+        self._thread_stats().times[stage, what] += seconds
 
     @contextmanager
     def timed(self, stage: str, what: str) -> Iterator[None]:
@@ -198,10 +200,10 @@ class Gauge:
         try:
             yield
         finally:
-            self.add(stage, what, time.perf_counter() - started)
+            self.add_time(stage, what, time.perf_counter() - started)
 
-    def spoil(self, bad: BadSample) -> int:
-        """Count a bad sample, and say how many there have been."""
+    def record_bad(self, bad: BadSample) -> int:
+        """Count a bad sample; returns the total."""
         with self._lock:
             self.bad_count += 1
             self.bad.append(bad)
@@ -212,17 +214,17 @@ class Gauge:
             if text not in self.notes:
                 self.notes.append(text)
 
-    def counted(self) -> Counted:
-        """What all threads together have counted."""
-        total = _Tally()
+    def totals(self) -> Totals:
+        """Counters summed over all threads."""
+        total = _ThreadStats()
         with self._lock:
-            for tally in (self._past, *self._tallies):
-                total.take_over(tally)
+            for stats in (self._finished, *self._threads):
+                total.merge(stats)
         ordered = sorted(total.latencies)
         shares = (0.5, 0.95, 0.99)
         middle, slow, slowest = (ordered[int(len(ordered) * share)] if ordered else 0.0 for share in shares)
         stages = {
-            stage: Stage(*(total.times[stage, what] for what in ("busy", "starved", "blocked")))
-            for stage in ("fetch", "work", "transform", "loop")
+            stage: StageTimes(*(total.times[stage, what] for what in ("busy", "starved", "blocked")))
+            for stage in ("fetch", "worker", "transform", "loop")
         }
-        return Counted(total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages)
+        return Totals(total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages)

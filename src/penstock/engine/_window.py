@@ -1,4 +1,4 @@
-"""The window: pieces of the table in memory, within one budget of bytes."""
+"""The shuffle window: blocks of the table in memory, within a budget of bytes."""
 
 from typing import Any
 
@@ -6,31 +6,31 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.device import Allocate, HostBuffers
-from penstock.engine._demands import Demands
-from penstock.engine._kept import KeptPages
-from penstock.engine._pieces import Piece, Places, Span
-from penstock.engine._slab import FixedColumn, Layout, Slab, placeable
-from penstock.engine._stats import Gauge
+from penstock.device import BufferPool, ByteAllocator
+from penstock.engine._block_requests import BlockRequests
+from penstock.engine._blocks import PreallocatedColumn, Span, WindowBlock
+from penstock.engine._page_cache import PageCache
+from penstock.engine._slab import FixedColumn, Layout, Slab, reads_into_batch
+from penstock.engine._stats import StatsCollector
 from penstock.errors import NotFoundError
 from penstock.format import Field
 from penstock.format.kinds import Linked
 from penstock.table import (
-    Cells,
+    RawColumn,
     Reader,
-    copy_numbers,
+    copy_dense,
     gather,
-    read_apart,
+    read_direct,
+    read_direct_scattered,
     read_pages,
-    read_straight,
 )
 
-_SPARE_BYTES, _SPARE_SHARE = 64 << 20, 8
-"""Memory of pages that were read, kept for the next ones: so much, and so large a part of the budget at most."""
+_MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
+"""Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
 
 
 class Window:
-    """Knows how pieces of some columns are asked for, what they cost, and how they are filled; not thread-safe."""
+    """Requests, accounts for and fills blocks; methods that change the accounting need the pipeline's lock."""
 
     def __init__(
         self,
@@ -39,192 +39,210 @@ class Window:
         slab: Slab,
         *,
         budget_bytes: int,
-        heavy: Field | None,
-        kept: KeptPages | None,
-        gauge: Gauge,
-        allocate: Allocate | None,
-        batches: HostBuffers | None,
+        heaviest: Field | None,
+        page_cache: PageCache | None,
+        collector: StatsCollector,
+        allocate: ByteAllocator | None,
+        batch_buffers: BufferPool | None,
     ) -> None:
-        """With `kept`, pages of other columns than the heavy one come from there; `allocate` gives memory for pages.
+        """With `page_cache`, all columns but the heaviest come from it; `allocate` gives memory for pages.
 
-        With `batches`, which gives memory for them, large rows are read straight to their places in a batch.
+        With `batch_buffers`, large rows are read directly into batches allocated there.
         """
-        self._reader, self._layout, self._gauge, self._budget_bytes = reader, layout, gauge, budget_bytes
-        self._batches, self._kept = batches, kept
-        self._placed = {} if batches is None else {column.name: column for column in layout.fixed if placeable(column)}
-        self._placed_row_bytes = sum(column.row_bytes for column in self._placed.values())
-        self._demands = Demands(
+        self._reader, self._layout, self._collector, self._budget_bytes = reader, layout, collector, budget_bytes
+        self._batch_buffers, self._page_cache = batch_buffers, page_cache
+        self._batch_columns = (
+            {}
+            if batch_buffers is None
+            else {column.name: column for column in layout.fixed if reads_into_batch(column)}
+        )
+        self._batch_row_bytes = sum(column.row_bytes for column in self._batch_columns.values())
+        self._block_requests = BlockRequests(
             layout,
-            in_slab=[c for c in layout.fixed if slab.holds(c.name) and c.name not in self._placed],
-            placed=list(self._placed.values()),
-            heavy=heavy,
-            kept=kept,
-            straight=reader.store.straight,
+            in_slab=[c for c in layout.fixed if slab.on_host(c.name) and c.name not in self._batch_columns],
+            into_batch=list(self._batch_columns.values()),
+            heaviest=heaviest,
+            page_cache=page_cache,
+            direct=reader.store.is_local,
         )
         self._names = {field.id: field.name for field in layout.fields}
         self.slab = slab
         self._held_bytes = 0
-        # Memory that `allocate` gives is pinned: asking for more of it makes the whole device wait.
-        spare = min(_SPARE_BYTES, budget_bytes // _SPARE_SHARE) if allocate is None else budget_bytes
-        self._memory = HostBuffers(spare, allocate)
+        # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
+        spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
+        self._page_buffers = BufferPool(spare, allocate)
 
     @property
-    def places(self) -> bool:
-        """Whether some columns are read straight to their places in a batch: pieces must know where their rows go."""
-        return bool(self._placed)
+    def reads_into_batch(self) -> bool:
+        """Whether some columns are read directly into batches; blocks must then know the destinations of their rows."""
+        return bool(self._batch_columns)
 
-    def describe(self, piece: Piece) -> None:
-        """Work out what a piece needs."""
-        demand = self._demands.of(piece)
-        piece.requests, piece.straight, piece.light = list(demand.requests), demand.straight, demand.light
-        piece.bytes, piece.raw_bytes, piece.placeable = demand.bytes, demand.raw_bytes, demand.placeable
-        piece.taken = demand.taken
-        for group in demand.kept:
-            assert self._kept is not None
-            runs = self._kept.found(group)
+    def plan_requests(self, block: WindowBlock) -> None:
+        """Set the requests and the memory of a block."""
+        request_plan = self._block_requests.for_block(block)
+        block.requests, block.direct, block.cached_columns = (
+            list(request_plan.requests),
+            request_plan.direct,
+            request_plan.cached_columns,
+        )
+        block.bytes, block.raw_bytes, block.can_read_into_batch = (
+            request_plan.bytes,
+            request_plan.raw_bytes,
+            request_plan.can_read_into_batch,
+        )
+        block.slab_range = request_plan.slab_range
+        for group in request_plan.cacheable:
+            assert self._page_cache is not None
+            runs = self._page_cache.get(group)
             if runs is None:
-                piece.requests.append(group)
+                block.requests.append(group)
             else:
-                piece.pages.add_all(group.file, runs)
-        piece.missing = len(piece.requests)
+                block.pages.add_all(group.file, runs)
+        block.pending_requests = len(block.requests)
 
-    def read(self, piece: Piece, number: int, late_s: float | None = None) -> tuple[list[tuple[int, memoryview]], int]:
-        """The pages of one of a piece's requests, none if they are in their places; and how many bytes were fetched.
-
-        What goes to its place may be given up as late, with a `StorageTimeout`, and read again.
-        """
-        request, rows = piece.requests[number], piece.straight.get(number)
+    def read(self, block: WindowBlock, number: int) -> tuple[list[tuple[int, memoryview]], int]:
+        """Read one request of a block: returns its pages, none for a direct read, and the bytes fetched."""
+        request, rows = block.requests[number], block.direct.get(number)
         try:
             if rows is not None:
                 name = self._names[request.file.fields[0]]
-                if piece.placed and name in self._placed:
-                    read_apart(self._reader.store, request, self._places(piece, name, rows), late_s)
+                if block.into_batch and name in self._batch_columns:
+                    read_direct_scattered(self._reader.store, request, self._destinations(block, name, rows))
                     return [], request.bytes
-                where = name, piece.row_start + rows.start, len(rows)
-                values = self.slab.room(*where)
-                read_straight(self._reader.store, request, values.reshape(-1).view(np.uint8).data, late_s)
-                self.slab.written(*where)
+                where = name, block.slab_start + rows.start, len(rows)
+                values = self.slab.buffer(*where)
+                read_direct(self._reader.store, request, values.reshape(-1).view(np.uint8).data)
+                self.slab.flush(*where)
                 return [], request.bytes
-            if self._kept is not None and self._demands.is_kept(request):
-                runs, fetched = self._kept.read(request)
+            if self._page_cache is not None and self._block_requests.is_cacheable(request):
+                runs, fetched = self._page_cache.get_or_read(request)
                 return runs, request.bytes if fetched else 0
             store = self._reader.store
-            return read_pages(store, request, self._room if store.straight else None), request.bytes
+            return read_pages(store, request, self._allocate_pages if store.is_local else None), request.bytes
         except NotFoundError:
-            with self._reader.explained():
+            with self._reader.missing_as_corrupt():
                 raise
 
-    def _places(self, piece: Piece, name: str, rows: range) -> list[memoryview]:
-        """Where each of some rows goes, with memory for those that nobody wants."""
-        goes = [piece.goes.get(row) for row in rows]
-        size = self._placed[name].row_bytes
-        spare = self._room(goes.count(None) * size)
+    def _destinations(self, block: WindowBlock, name: str, rows: range) -> list[memoryview]:
+        """The destination of each row, with scratch memory for unwanted rows."""
+        destinations = [block.destinations.get(row) for row in rows]
+        size = self._batch_columns[name].row_bytes
+        spare = self._allocate_pages(destinations.count(None) * size)
         unwanted = (spare[first : first + size] for first in range(0, len(spare), size))
-        return [next(unwanted) if place is None else place[0].placed[name].row(place[1]) for place in goes]
+        return [
+            next(unwanted) if target is None else target[0].preallocated[name].row(target[1]) for target in destinations
+        ]
 
-    def _room(self, size: int) -> memoryview:
-        """Memory for pages; not a map of the file, which costs a fault for each page of memory and then has to go."""
-        room: memoryview = self._memory.empty((size,), np.uint8).data
+    def _allocate_pages(self, size: int) -> memoryview:
+        """A buffer for pages; cheaper than mapping the file, which costs a page fault per 4 KiB and an unmap."""
+        room: memoryview = self._page_buffers.allocate((size,), np.uint8).data
         return room
 
-    def admit(self, piece: Piece, *, regardless: bool) -> bool:
-        """Take a piece in, if there is room, or if there never will be more."""
-        placed = self.places and piece.placeable and piece.told
-        opening = {span for span, _ in piece.goes.values() if not span.placed} if placed else set()
-        own_bytes = piece.bytes + (0 if placed else piece.rows * self._placed_row_bytes)
-        cost = own_bytes + piece.raw_bytes + sum(len(span.which) for span in opening) * self._placed_row_bytes
-        if self._held_bytes + cost > self._budget_bytes and not regardless:
+    def admit(self, block: WindowBlock, *, force: bool) -> bool:
+        """Admit a block if there is room, or always with `force`; raises `MemoryError` if the slab is too small."""
+        into_batch = self.reads_into_batch and block.can_read_into_batch and block.destinations_known
+        spans = {span for span, _ in block.destinations.values() if not span.preallocated} if into_batch else set()
+        own_bytes = block.bytes + (0 if into_batch else block.rows * self._batch_row_bytes)
+        cost = own_bytes + block.raw_bytes + sum(len(span.block_index) for span in spans) * self._batch_row_bytes
+        if self._held_bytes + cost > self._budget_bytes and not force:
             return False
-        start = self.slab.take(len(piece.taken)) if self._layout.fixed else 0
+        start = self.slab.allocate(len(block.slab_range)) if self._layout.fixed else 0
         if start is None:
-            if regardless:
-                raise MemoryError(f"the window has no room for {piece.rows:,} more rows; raise device_memory")
+            if force:
+                raise MemoryError(f"the window has no room for {block.rows:,} more rows; raise DeviceOptions(memory=…)")
             return False
-        for span in opening:
-            span.placed = {name: self._open(column, len(span.which)) for name, column in self._placed.items()}
-        piece.row_start, piece.admitted, piece.placed, piece.bytes = start - piece.taken.start, True, placed, own_bytes
+        for span in spans:
+            span.preallocated = {
+                name: self._preallocate(column, len(span.block_index)) for name, column in self._batch_columns.items()
+            }
+        block.slab_start, block.admitted, block.into_batch, block.bytes = (
+            start - block.slab_range.start,
+            True,
+            into_batch,
+            own_bytes,
+        )
         self._charge(cost)
         return True
 
-    def _open(self, column: FixedColumn, rows: int) -> Places:
-        assert self._batches is not None
-        values = self._batches.empty((rows, *column.shape), column.dtype)
-        return Places(values, values.reshape(-1).view(np.uint8).data, values.nbytes // rows)
+    def _preallocate(self, column: FixedColumn, rows: int) -> PreallocatedColumn:
+        assert self._batch_buffers is not None
+        values = self._batch_buffers.allocate((rows, *column.shape), column.dtype)
+        return PreallocatedColumn(values, values.reshape(-1).view(np.uint8).data, values.nbytes // rows)
 
     def release(self, span: Span) -> None:
-        """A span has been put together: its batches are the loop's now."""
-        if span.placed:
-            self._charge(-self._placed_row_bytes * len(span.which))
-            span.placed = {}
+        """Release the preallocated memory of a span that has been built; its batches now belong to the consumer."""
+        if span.preallocated:
+            self._charge(-self._batch_row_bytes * len(span.block_index))
+            span.preallocated = {}
 
-    def filled(self, piece: Piece) -> None:
-        """The pages of a piece are no longer needed."""
-        piece.goes = {}
-        self._charge(-piece.raw_bytes)
+    def release_pages(self, block: WindowBlock) -> None:
+        """Release the raw pages of a filled block."""
+        block.destinations = {}
+        self._charge(-block.raw_bytes)
 
-    def free(self, piece: Piece) -> None:
-        """Nobody needs a piece any more."""
+    def free(self, block: WindowBlock) -> None:
+        """Free a block that no span needs."""
         if self._layout.fixed:
-            self.slab.give_back(piece.row_start + piece.taken.start, len(piece.taken))
-        piece.cells, piece.encoded = {}, {}
-        self._charge(-piece.bytes)
+            self.slab.free(block.slab_start + block.slab_range.start, len(block.slab_range))
+        block.raw_columns, block.encoded = {}, {}
+        self._charge(-block.bytes)
 
-    def fill(self, piece: Piece) -> None:
-        """Put the rows of a piece's pages in their places; for any thread."""
-        self._fill_fixed(piece)
-        for field in self._layout.loose:
-            cells = gather(self._reader.snapshot.schema, field, [piece.want], piece.pages, parse=True)
-            if isinstance(field.kind, Linked):  # neighbours lie together in the linked object, and are read together
-                cells = Cells(None, (self._reader.resolved(field, cells.array, cells),))
-            piece.cells[field.name] = cells
+    def fill(self, block: WindowBlock) -> None:
+        """Parse a block's pages into the slab and into raw columns; safe in any thread."""
+        self._fill_fixed(block)
+        for field in self._layout.variable:
+            cells = gather(self._reader.snapshot.schema, field, [block.fragment_rows], block.pages, as_arrow=True)
+            if isinstance(field.kind, Linked):  # neighbouring links are read in one request
+                cells = RawColumn(None, (self._reader.load_external(field, cells),))
+            block.raw_columns[field.name] = cells
 
-    def _fill_fixed(self, piece: Piece) -> None:
-        first, end = piece.row_start, piece.row_start + piece.rows
-        there = {piece.requests[number].file.fields[0] for number in piece.straight}
+    def _fill_fixed(self, block: WindowBlock) -> None:
+        first, end = block.slab_start, block.slab_start + block.rows
+        there = {block.requests[number].file.fields[0] for number in block.direct}
         for column in self._layout.fixed:
             mask = self.slab.masks.get(column.name)
             if column.field is None or column.field.id not in there:
-                values = self.slab.room(column.name, first, piece.rows)
-                self._fill_column(column, piece, values, None if mask is None else mask[first:end])
-                self.slab.written(column.name, first, piece.rows)
+                values = self.slab.buffer(column.name, first, block.rows)
+                self._fill_column(column, block, values, None if mask is None else mask[first:end])
+                self.slab.flush(column.name, first, block.rows)
             elif mask is not None:
                 mask[first:end] = True
 
-    def fill_with_nothing(self, piece: Piece) -> None:
-        """Stand in for a damaged piece, whose rows are read one by one later."""
-        for field in self._layout.loose:
-            piece.cells[field.name] = Cells(None, (pa.nulls(piece.rows, field.kind.arrow_type),))
+    def fill_nulls(self, block: WindowBlock) -> None:
+        """Fill a damaged block with nulls; its rows are read one by one later."""
+        for field in self._layout.variable:
+            block.raw_columns[field.name] = RawColumn(None, (pa.nulls(block.rows, field.kind.arrow_type),))
 
     def _fill_column(
-        self, column: FixedColumn, piece: Piece, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
+        self, column: FixedColumn, block: WindowBlock, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
     ) -> None:
         if column.field is None:
-            values[:] = piece.want.fragment.row_ids_at(piece.want.rows)
+            values[:] = block.fragment_rows.fragment.row_ids_at(block.fragment_rows.rows)
             return
-        light = self._light(column.field, piece)
+        light = self._cached_column(column.field, block)
         if light is not None:
             values[:] = light
-        if light is not None or copy_numbers(column.field, piece.want, piece.pages, values):
+        if light is not None or copy_dense(column.field, block.fragment_rows, block.pages, values):
             if mask is not None:
                 mask[:] = True
             return
-        cells = gather(self._reader.snapshot.schema, column.field, [piece.want], piece.pages)
-        filled = self._reader.values(column.field, cells)
+        cells = gather(self._reader.snapshot.schema, column.field, [block.fragment_rows], block.pages)
+        filled = self._reader.decode(column.field, cells)
         values[:] = filled.values
         if mask is not None:
             mask[:] = True if filled.mask is None else filled.mask
 
-    def _light(self, field: Field, piece: Piece) -> npt.NDArray[Any] | None:
-        """A column of numbers that is kept, so that it need not be taken out of pages."""
-        found = piece.light.get(field.id)
-        if found is None and self._kept is not None:
-            found = self._kept.numbers(field, piece.want)
+    def _cached_column(self, field: Field, block: WindowBlock) -> npt.NDArray[Any] | None:
+        """A fixed-width column from the page cache, if the rows are contiguous there."""
+        found = block.cached_columns.get(field.id)
+        if found is None and self._page_cache is not None:
+            found = self._page_cache.column(field, block.fragment_rows)
             if found is not None:
-                piece.light[field.id] = found
+                block.cached_columns[field.id] = found
         return found
 
     def _charge(self, cost: int) -> None:
         self._held_bytes += cost
-        gauge = self._gauge  # of all runs of a loader, one after the other
-        gauge.window_bytes = self._held_bytes
-        gauge.window_peak_bytes = max(gauge.window_peak_bytes, self._held_bytes)
+        collector = self._collector  # shared by all runs of a loader
+        collector.window_bytes = self._held_bytes
+        collector.window_peak_bytes = max(collector.window_peak_bytes, self._held_bytes)

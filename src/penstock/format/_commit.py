@@ -1,14 +1,13 @@
-"""Commits, the table's birth certificate, and claims of row ids: the sealed JSON objects."""
+"""The sealed JSON objects: `penstock.json`, commits, claims of row ids, and the hint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import UnsupportedFormat
-from penstock.format._features import Features
-from penstock.format._sealed import known, seal, unseal
-from penstock.format._snapshot import SnapshotRef
+from penstock.errors import UnsupportedFormatError
+from penstock.format._sealed import from_members, seal, unseal
+from penstock.format._snapshot import Features, SnapshotRef
 from penstock.types import Buffer
 
 FORMAT_VERSION = 1
@@ -17,7 +16,7 @@ SINGLE_WRITER = "single-writer"
 
 @dataclass(frozen=True)
 class TableInfo:
-    """What `penstock.json` says; written once, when the table is made."""
+    """The content of `penstock.json`, written once when the table is created."""
 
     id: str
     main: str
@@ -26,7 +25,7 @@ class TableInfo:
 
     @property
     def single_writer(self) -> bool:
-        """Whether the store cannot keep two writers apart."""
+        """Whether the store lacks an atomic create, so that concurrent writers are unsafe."""
         return SINGLE_WRITER in self.features.write
 
     def encode(self) -> bytes:
@@ -37,13 +36,13 @@ class TableInfo:
     def decode(data: Buffer, where: str) -> "TableInfo":
         document = unseal(data, where)
         if document["penstock"] != FORMAT_VERSION:
-            raise UnsupportedFormat(f"{where} says this table has format {document['penstock']}; upgrade Penstock")
+            raise UnsupportedFormatError(f"{where}: unsupported table format {document['penstock']}; upgrade Penstock")
         return TableInfo(document["table"], document["main"], Features.from_json(document["features"], where))
 
 
 @dataclass(frozen=True)
-class Parent:
-    """The commit before."""
+class CommitRef:
+    """A version of a branch."""
 
     branch: str
     version: int
@@ -51,54 +50,57 @@ class Parent:
 
 @dataclass(frozen=True)
 class Commit:
-    """One step of a branch."""
+    """One version of a branch."""
 
     branch: str
     """Id of the branch, not its name."""
     version: int
     write_id: str
-    """Drawn by the writer; how it recognises its own commit when an answer was lost."""
-    parent: Parent | None
+    """Random id, by which a writer recognises its own commit after a lost response."""
+    parent: CommitRef | None
     snapshot: SnapshotRef
     time_us: int
-    """Microseconds since the epoch; later than the parent's, whatever the clock says."""
+    """Microseconds since 1970; always later than the parent's, regardless of the clock."""
     operation: str
     message: str = ""
     author: str = ""
     rows: int = 0
-    """Rows of the table at this version."""
+    """Live rows at this version."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """How many rows were added, updated and deleted."""
-    merged: Parent | None = None
-    """The version of another branch that this one took in."""
+    """The number of rows added, updated and deleted."""
+    merged: CommitRef | None = None
+    """The version of another branch that this commit merges."""
     ancestors: Mapping[str, int] = field(default_factory=dict)
-    """Of other branches, by id: the newest version that this one contains."""
+    """The newest version of each other branch, by branch id, that this version contains."""
 
     @property
     def time(self) -> datetime:
+        """When it was committed, in UTC; never earlier than its parent."""
         return datetime.fromtimestamp(self.time_us / 1e6, UTC)
 
-    def contains(self, branch: str) -> int:
-        """The newest version of a branch that this one is or descends from; -1 for none."""
+    def ancestor_version(self, branch: str) -> int:
+        """The newest version of a branch that this commit is or descends from; -1 for none."""
         return self.version if branch == self.branch else self.ancestors.get(branch, -1)
 
     def encode(self) -> bytes:
+        """The bytes of the commit object."""
         return seal(asdict(self))
 
     @staticmethod
     def decode(data: Buffer, where: str) -> "Commit":
+        """Inverse of `encode`; raises `CorruptError` that names `where` if the checksum does not match."""
         document: dict[str, Any] = unseal(data, where)
         parent, snapshot = document["parent"], document["snapshot"]
-        document["parent"] = None if parent is None else known(Parent, parent)
-        document["snapshot"] = known(SnapshotRef, snapshot)
+        document["parent"] = None if parent is None else from_members(CommitRef, parent)
+        document["snapshot"] = from_members(SnapshotRef, snapshot)
         merged = document.get("merged")
-        document["merged"] = None if merged is None else known(Parent, merged)
-        return known(Commit, document)
+        document["merged"] = None if merged is None else from_members(CommitRef, merged)
+        return from_members(Commit, document)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A range of row ids that one writer took for itself."""
+    """A range of row ids reserved by one writer."""
 
     start: int
     end: int
@@ -109,7 +111,7 @@ class Claim:
 
     @staticmethod
     def decode(data: Buffer, where: str) -> "Claim":
-        return known(Claim, unseal(data, where))
+        return from_members(Claim, unseal(data, where))
 
 
 def encode_hint(version: int) -> bytes:

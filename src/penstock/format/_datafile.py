@@ -1,4 +1,4 @@
-"""Data files: plain Arrow IPC files whose record batches are the pages."""
+"""Data files: Arrow IPC files whose record batches are pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.codecs import Compression
-from penstock.format._checksum import combined, crc32c
-from penstock.format._layout import damaged, new_id
-from penstock.format._manifest import BlobUse, DataFile
+from penstock.format._checksum import combine_crc32c, crc32c
+from penstock.format._fragment import BlobUse, DataFile
+from penstock.format._layout import corrupt_error, new_id
 from penstock.format._schema import Field
 from penstock.types import Buffer
 
 _MAGIC_BYTES = 8
-_GROWTH, _PAGE_BYTES, _BUFFER_BYTES = 64, 256, 128
-"""What does not compress grows by less than this part; what a page takes in the footer, and a buffer in its frame."""
+_MAX_EXPANSION, _PAGE_OVERHEAD, _BUFFER_OVERHEAD = 64, 256, 128
+"""Incompressible data grows by less than 1/64; bytes of metadata per page and per buffer, at most."""
 BLOB_REFERENCE = pa.struct([("id", pa.string()), ("length", pa.int64()), ("crc", pa.uint32())])
 
 
@@ -43,20 +43,20 @@ class FileColumn:
 def encode_file(
     columns: Sequence[FileColumn], arrays: Sequence[pa.Array], *, row_start: int, page_rows: Sequence[int]
 ) -> tuple[DataFile, memoryview]:
-    """Write columns of equal length as one file, cut into pages of the given numbers of rows."""
+    """Encode columns of equal length as one file, with pages of the given numbers of rows."""
     schema = arrow_schema(columns)
     compression = Compression.parse(columns[0].field.codec)
     codec = None if compression.name == "none" else pa.Codec(compression.name, compression.level)
     batch = pa.RecordBatch.from_arrays(list(arrays), schema=schema)
     parts = [batch.slice(end - count, count) for end, count in zip(accumulate(page_rows), page_rows, strict=True)]
     offsets = [_MAGIC_BYTES + schema.serialize().size]
-    room = pa.allocate_buffer(_at_most(parts, offsets[0]))  # a sink that grows would copy what it has, over and over
-    sink = pa.FixedSizeBufferWriter(room)
+    buffer = pa.allocate_buffer(_max_file_bytes(parts, offsets[0]))  # a growing sink would copy its content repeatedly
+    sink = pa.FixedSizeBufferWriter(buffer)
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
         for part in parts:
             writer.write_batch(part)
             offsets.append(sink.tell())
-    data = memoryview(room)[: sink.tell()]
+    data = memoryview(buffer)[: sink.tell()]
     pages = [data[start:end] for start, end in pairwise(offsets)]
     entry = DataFile(
         id=new_id(),
@@ -74,12 +74,12 @@ def encode_file(
     return entry, data
 
 
-def _at_most(parts: Sequence[pa.RecordBatch], head_bytes: int) -> int:
-    """How large a file of these pages can be; memory that is not written to costs nothing."""
+def _max_file_bytes(parts: Sequence[pa.RecordBatch], header_bytes: int) -> int:
+    """An upper bound of the file size; unwritten memory costs nothing."""
     pages: int = sum(map(pa.ipc.get_record_batch_size, parts))
     buffers = sum(len(column.buffers()) for column in parts[0].columns) if parts else 0
-    frames = (1 + len(parts)) * (_PAGE_BYTES + buffers * _BUFFER_BYTES)
-    return pages + pages // _GROWTH + frames + 2 * head_bytes
+    overhead = (1 + len(parts)) * (_PAGE_OVERHEAD + buffers * _BUFFER_OVERHEAD)
+    return pages + pages // _MAX_EXPANSION + overhead + 2 * header_bytes
 
 
 def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUse, ...]:
@@ -88,81 +88,81 @@ def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUs
 
 
 def arrow_schema(columns: Sequence[FileColumn]) -> pa.Schema:
-    """What a file of some columns looks like to Arrow."""
+    """The Arrow schema of a file with these columns."""
     return pa.schema([column.arrow for column in columns])
 
 
 def decode_page(schema: pa.Schema, page: Buffer) -> pa.RecordBatch:
-    """Parse a verified page; the arrays are views of it where nothing was compressed."""
+    """Decode a verified page; uncompressed arrays are views of it."""
     return pa.ipc.read_record_batch(pa.py_buffer(page), schema)
 
 
 def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: str) -> None:
-    """Refuse pages, one behind the other, whose bytes are not those that were written; one pass over all of them."""
+    """Verify consecutive pages in one pass; raises `CorruptError` with the first page that does not match."""
     offsets, crcs = file.offsets[first : end + 1], file.page_crcs[first:end].tolist()
     expected = crcs[0]
     for page in range(1, end - first):
-        expected = combined(expected, crcs[page], offsets[page + 1] - offsets[page])
+        expected = combine_crc32c(expected, crcs[page], offsets[page + 1] - offsets[page])
     if crc32c(data) == expected:
         return
     for page, (start, stop) in enumerate(pairwise(offsets)):
         if crc32c(data[start - offsets[0] : stop - offsets[0]]) != crcs[page]:
-            raise damaged(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
+            raise corrupt_error(where, f"the checksum of page {first + page} (bytes {start} to {stop}) does not match")
 
 
 def values_match(
-    file: DataFile, first: int, end: int, heads: Sequence[memoryview], values: Sequence[memoryview]
+    file: DataFile, first: int, end: int, headers: Sequence[memoryview], values: Sequence[memoryview]
 ) -> bool:
-    """Whether pages of one column are those that were written, given what is in front of their values, and the values.
+    """Whether dense pages match their checksums, given the headers and the values of the pages separately.
 
-    The values of all pages are given in as many runs as they lie in, and are checked in one pass over each.
+    `values` are the values of all pages in order, in any number of buffers; each is checked in one pass.
     """
-    found, run = reduce(lambda crc, part: crc32c(part, crc), values, 0), file.bare_run(first, end)
-    if run.values_crc is not None:
-        return found == run.values_crc
-    matches = found == _values_crc(file, first, end, heads)
-    if matches:  # so these were the heads that were written, and files never change
-        run.values_crc = found
+    found, pages = reduce(lambda crc, part: crc32c(part, crc), values, 0), file.dense_pages(first, end)
+    if pages.values_crc is not None:
+        return found == pages.values_crc
+    matches = found == _values_crc(file, first, end, headers)
+    if matches:  # then the headers match too, and files are immutable
+        pages.values_crc = found
     return matches
 
 
-def _values_crc(file: DataFile, first: int, end: int, heads: Sequence[memoryview]) -> int:
-    """The checksum that the values of pages must have.
+def _values_crc(file: DataFile, first: int, end: int, headers: Sequence[memoryview]) -> int:
+    """The expected checksum of the values of dense pages, without their headers.
 
-    What stands in front of some bytes moves into their checksum by a linear function of its own checksum; so a page's
-    head is taken out, and the values of the pages before are put in its place, by adding both.
+    A CRC is linear: preceding bytes contribute to a checksum only through their own checksum. XOR removes a page's
+    header and puts the values of the preceding pages in its place.
     """
     expected, start = 0, file.offsets[first]
-    for head, crc, stop in zip(
-        heads, file.page_crcs[first:end].tolist(), file.offsets[first + 1 : end + 1], strict=True
+    for header, crc, stop in zip(
+        headers, file.page_crcs[first:end].tolist(), file.offsets[first + 1 : end + 1], strict=True
     ):
-        expected = combined(expected ^ _head_crc(bytes(head)), crc, stop - start - len(head))
+        expected = combine_crc32c(expected ^ _header_crc(bytes(header)), crc, stop - start - len(header))
         start = stop
     return expected
 
 
 @lru_cache(maxsize=256)
-def _head_crc(head: bytes) -> int:
-    """The checksum of what stands in front of a page's values: few heads are different, and a call gives up the GIL."""
-    return crc32c(head)
+def _header_crc(header: bytes) -> int:
+    """Cached: most page headers are equal, and each call releases the GIL."""
+    return crc32c(header)
 
 
-def verify_frame(file: DataFile, head: Buffer, tail: Buffer, where: str) -> None:
-    """Refuse a file whose header or footer is not what was written."""
-    if crc32c(tail, crc32c(head)) != file.frame_crc:
-        raise damaged(where, "the checksum of its header and footer does not match")
+def verify_frame(file: DataFile, header: Buffer, footer: Buffer, where: str) -> None:
+    """Verify the bytes of a file before its first and after its last page; raises `CorruptError`."""
+    if crc32c(footer, crc32c(header)) != file.frame_crc:
+        raise corrupt_error(where, "the checksum of its header and footer does not match")
 
 
-def cut(sizes: npt.NDArray[np.int64], target_bytes: int) -> list[int]:
-    """Split rows into runs of about `target_bytes`, each of at least one row; returns the length of each run."""
+def split_rows(sizes: npt.NDArray[np.int64], target_bytes: int) -> list[int]:
+    """Split rows into runs of about `target_bytes` and at least one row; return the number of rows of each."""
     ends = np.cumsum(sizes)
     runs: list[int] = []
     start, before = 0, 0
     while start < len(sizes):
-        goal = before + target_bytes
-        end = int(np.searchsorted(ends, goal, side="right"))
-        if end < len(sizes) and end > start and ends[end] - goal < goal - ends[end - 1]:
-            end += 1  # the nearer of the two boundaries, so that two rows of 150 KB share a page of 256 KiB
+        target = before + target_bytes
+        end = int(np.searchsorted(ends, target, side="right"))
+        if end < len(sizes) and end > start and ends[end] - target < target - ends[end - 1]:
+            end += 1  # the nearer boundary, so that two rows of 150 KB share a page of 256 KiB
         end = max(end, start + 1)
         runs.append(end - start)
         start, before = end, int(ends[end - 1])
@@ -170,7 +170,7 @@ def cut(sizes: npt.NDArray[np.int64], target_bytes: int) -> list[int]:
 
 
 def row_sizes(array: pa.Array) -> npt.NDArray[np.int64]:
-    """About how many bytes each row takes."""
+    """The approximate number of bytes of each row."""
     if isinstance(array, pa.ExtensionArray):
         return row_sizes(array.storage)
     kind, count = array.type, len(array)
@@ -189,25 +189,29 @@ def row_sizes(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _value_starts(
-    columns: Sequence[FileColumn], schema: pa.Schema, pages: Sequence[Buffer], page_rows: Sequence[int], packed: bool
+    columns: Sequence[FileColumn],
+    schema: pa.Schema,
+    pages: Sequence[Buffer],
+    page_rows: Sequence[int],
+    compressed: bool,
 ) -> npt.NDArray[np.int32]:
     starts = np.full((len(pages), len(columns)), -1, np.int32)
-    plain = [n for n, column in enumerate(columns) if not column.references and column.field.stored_bytes]
-    if packed or not plain:
+    dense = [n for n, column in enumerate(columns) if not column.references and column.field.fixed_row_bytes]
+    if compressed or not dense:
         return starts
-    alike = len(plain) == len(columns) and not any(column.field.nullable for column in columns)
+    uniform = len(dense) == len(columns) and not any(column.field.nullable for column in columns)
     seen: dict[int, npt.NDArray[np.int32]] = {}
-    for number, (page, rows) in enumerate(zip(pages, page_rows, strict=True)):
-        if alike and rows in seen:  # nothing but numbers: pages of as many rows are laid out alike, …
-            starts[number] = seen[rows]
+    for index, (page, rows) in enumerate(zip(pages, page_rows, strict=True)):
+        if uniform and rows in seen:  # pages of fixed-width values with equal row counts have equal layouts, …
+            starts[index] = seen[rows]
             continue
         whole = pa.py_buffer(page)
         batch = pa.ipc.read_record_batch(whole, schema)
-        for n in plain:
+        for n in dense:
             array = batch.column(n)
             if array.null_count == 0:
                 start = array.buffers()[-1].address - whole.address
-                starts[number, n] = start if start <= np.iinfo(np.int32).max else -1
-        if number:  # … but for the first, which Arrow pads with what follows where a buffer is short
-            seen[rows] = starts[number]
+                starts[index, n] = start if start <= np.iinfo(np.int32).max else -1
+        if index:  # … except the first, where Arrow writes the bytes after a short buffer as padding
+            seen[rows] = starts[index]
     return starts

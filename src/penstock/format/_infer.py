@@ -1,4 +1,4 @@
-"""Guess the columns of a table from its first rows."""
+"""Infer a schema from the first rows."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.codecs import IMAGE_CODECS, sniff
 from penstock.errors import InvalidInputError
-from penstock.format._schema import Column, Schema, kind_of_arrow, make_schema
+from penstock.format._schema import Column, Schema, kind_from_arrow, make_schema
 from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Link, Linked, List, Tensor, Text, Video
 
 _AUDIO = ("wav", "flac", "mp3", "ogg")
@@ -19,13 +19,16 @@ _VIDEO = ("mp4", "webm", "avi")
 
 
 def infer_schema(columns: Mapping[str, Sequence[Any] | pa.Array]) -> Schema:
-    """Find a kind for each column that takes all the values shown; a None among them makes it nullable."""
+    """Infer a kind for each column that fits all given values; a None makes the column nullable.
+
+    Raises `InvalidInputError` if no kind fits.
+    """
     return make_schema({name: _infer_column(name, values) for name, values in columns.items()})
 
 
 def _infer_column(name: str, values: Sequence[Any] | pa.Array | pa.ChunkedArray) -> Column:
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        stored = kind_of_arrow(pa.field(name, values.type))
+        stored = kind_from_arrow(pa.field(name, values.type))
         if isinstance(stored, Bytes):
             stored = _infer_bytes({sniff(value) for value in values.slice(0, 16).drop_null().to_pylist()})
         return Column(stored, nullable=values.null_count > 0)
@@ -57,9 +60,9 @@ def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:
     if all_are(PIL.Image.Image):
         return Image()
     if all_are(Link):
-        return Linked(_infer_bytes({_extension(value.uri) for value in values}))
+        return Linked(_infer_bytes({_format_from_extension(value.uri) for value in values}))
     if all_are(PurePath):
-        return _infer_bytes({_extension(str(value)) for value in values})
+        return _infer_bytes({_format_from_extension(str(value)) for value in values})
     if all_are(dict):
         return Json()
     if all_are(datetime):
@@ -68,7 +71,7 @@ def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:
         return Tensor("datetime64[s]")
     if all_are(timedelta) and not any(isinstance(value, np.generic) for value in values):
         return Tensor("timedelta64[us]")
-    if all_are(int) and not -(1 << 63) <= min(values) <= max(values) < 1 << 63:  # numpy might make floats of these
+    if all_are(int) and not -(1 << 63) <= min(values) <= max(values) < 1 << 63:  # numpy may convert these to float
         return Tensor("uint64") if min(values) >= 0 and max(values) < 1 << 64 else None
     if all_are(bool, np.bool_, int, float, complex, np.generic) or all(hasattr(value, "__array__") for value in values):
         return _infer_arrays(name, [np.asarray(value) for value in values])
@@ -85,7 +88,8 @@ def _infer_arrays(name: str, values: Sequence[Any]) -> Kind:
     if len({value.ndim for value in values}) > 1:
         raise InvalidInputError(f"column {name!r}: its arrays have different numbers of dimensions; give a schema")
     shape = tuple(
-        lengths.pop() if len(lengths) == 1 else None for lengths in map(set, zip(*_shapes(values), strict=True))
+        lengths.pop() if len(lengths) == 1 else None
+        for lengths in map(set, zip(*(value.shape for value in values), strict=True))
     )
     try:
         return _tensor(name, np.result_type(*{value.dtype for value in values}), shape)
@@ -103,24 +107,20 @@ def _tensor(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> T
         raise InvalidInputError(f"column {name!r}: {error}; or give a schema") from None
 
 
-def _shapes(values: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [value.shape for value in values]
-
-
 def _infer_bytes(formats: set[str | None]) -> Kind:
-    known = {found for found in formats if found is not None}
-    if known and None not in formats:
-        one = known.pop() if len(known) == 1 else None
+    names = {name for name in formats if name is not None}
+    if names and None not in formats:
+        codec = names.pop() if len(names) == 1 else None
         if formats <= set(IMAGE_CODECS):
-            return Image(one or "png")
+            return Image(codec or "png")
         if formats <= set(_AUDIO):
-            return Audio(one)
+            return Audio(codec)
         if formats <= set(_VIDEO):
-            return Video(one)
+            return Video(codec)
     return Bytes()
 
 
-def _extension(uri: str) -> str | None:
-    ending = uri.rsplit(".", 1)[-1].lower()
-    ending = {"jpg": "jpeg", "tif": "tiff", "m4v": "mp4", "mov": "mp4"}.get(ending, ending)
-    return ending if ending in (*IMAGE_CODECS, *_AUDIO, *_VIDEO) else None
+def _format_from_extension(uri: str) -> str | None:
+    extension = uri.rsplit(".", 1)[-1].lower()
+    extension = {"jpg": "jpeg", "tif": "tiff", "m4v": "mp4", "mov": "mp4"}.get(extension, extension)
+    return extension if extension in (*IMAGE_CODECS, *_AUDIO, *_VIDEO) else None

@@ -1,4 +1,4 @@
-"""Where each object of a table is."""
+"""Object keys and ids of a table."""
 
 import secrets
 
@@ -9,12 +9,12 @@ LOG_PREFIX = "log/"
 
 
 def new_id() -> str:
-    """A name that nobody has used: 128 random bits."""
+    """A random 128-bit id, in hexadecimal."""
     return secrets.token_hex(16)
 
 
-def new_number() -> int:
-    """A positive 63-bit number that nobody has used, for fields and fragments."""
+def new_int_id() -> int:
+    """A random positive 63-bit id, for fields and fragments."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
@@ -46,10 +46,10 @@ def blob_key(id: str) -> str:
     return f"blobs/{id}"
 
 
-def taken_key(id: str) -> str:
+def ingest_manifest_key(id: str) -> str:
     return f"ingest/{id}.arrow"
 
 
-def damaged(where: str, what: str) -> CorruptError:
-    """The one sentence for bytes that are not what was written."""
+def corrupt_error(where: str, what: str) -> CorruptError:
+    """The error for an object that fails verification."""
     return CorruptError(f"{where} is damaged: {what}. Restore it from a copy of the table")

@@ -2,7 +2,8 @@
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,13 +11,13 @@ import pyarrow as pa
 
 from penstock.codecs import Compression, ImageCodec
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format._layout import new_number
+from penstock.format._layout import new_int_id
 from penstock.format.kinds import Bytes, Image, Json, Kind, Linked, Tensor, Text, kind_from_json, kind_to_json
 
 DEFAULT_FILE_BYTES = 16 << 20
 DEFAULT_PAGE_BYTES = 256 << 10
-INLINE_BYTES = 16 << 20
-"""Longer values become blobs, objects of their own."""
+MAX_INLINE_BYTES = 16 << 20
+"""Larger values are stored as blobs, in separate objects."""
 
 _PYTHON_KINDS: dict[type, Kind] = {
     bool: Tensor("bool"),
@@ -31,28 +32,27 @@ _PYTHON_KINDS: dict[type, Kind] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column to be made: its kind and how it is stored."""
+    """A column declaration: the kind of its values and storage options."""
 
     kind: Kind
     nullable: bool = False
-    """Whether rows may lack a value."""
+    """Whether values may be null."""
     codec: str | None = None
     """none, lz4, zstd or zstd:LEVEL; for images also jpeg:QUALITY, png, webp, …"""
     file_bytes: int = DEFAULT_FILE_BYTES
-    """About how large this column's files become."""
+    """Target size of the column's files."""
     page_bytes: int = DEFAULT_PAGE_BYTES
-    """About how much is read and verified at once; one row is at least one page."""
+    """Target size of a page, the unit of reads and checksums; a page holds at least one row."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_bytes <= self.file_bytes:
-            raise InvalidInputError(f"a page ({self.page_bytes} bytes) must be smaller than a file ({self.file_bytes})")
+            raise InvalidInputError(
+                f"page_bytes ({self.page_bytes}) must be positive and not exceed file_bytes ({self.file_bytes})"
+            )
         if self.file_bytes > 1 << 30:
-            raise InvalidInputError(f"files of {self.file_bytes} bytes are too large; 1 GiB is the most")
+            raise InvalidInputError(f"file_bytes {self.file_bytes} is too large; the limit is 1 GiB")
         if self.codec is None or isinstance(self.kind, Image):
-            if isinstance(self.kind, Image) and self.codec not in (
-                None,
-                "none",
-            ):  # an image column's codec is the image's
+            if isinstance(self.kind, Image) and self.codec not in (None, "none"):  # then it is the image codec
                 object.__setattr__(self, "kind", replace(self.kind, codec=ImageCodec.parse(str(self.codec)).spec))
             object.__setattr__(self, "codec", "none")
         Compression.parse(self.codec or "none")
@@ -63,7 +63,7 @@ ColumnLike: TypeAlias = Column | Kind | type | str | np.dtype[Any] | pa.DataType
 
 @dataclass(frozen=True)
 class Field:
-    """A column of a table: a name that can change and an id that cannot."""
+    """A column of a table, identified by its id; its name can change."""
 
     id: int
     name: str
@@ -72,17 +72,18 @@ class Field:
     codec: str
     file_bytes: int
     page_bytes: int
-    fill: bytes | None = field(default=None, repr=False)
-    """One row, as an Arrow IPC message: the value of rows whose fragments do not hold this field. None means null."""
+    fill: bytes | None = dataclass_field(default=None, repr=False)
+    """Value of rows whose fragment lacks this field: an Arrow IPC message of one row, or None for null."""
     dropped: bool = False
-    """Not in the table any more, but older files hold it and need its type to be read."""
+    """Whether the column was dropped; its type is still needed to decode files that hold it."""
 
     @property
-    def stored_bytes(self) -> int | None:
-        """Bytes per row where the stored bytes are the values, so that no page needs to be parsed."""
-        return self.kind.stored_bytes if self.codec == "none" else None
+    def fixed_row_bytes(self) -> int | None:
+        """Bytes per row of uncompressed fixed-width values, which are read without parsing pages; else None."""
+        return self.kind.fixed_row_bytes if self.codec == "none" else None
 
     def to_json(self) -> dict[str, Any]:
+        """The field as the snapshot stores it."""
         described: dict[str, Any] = {"id": f"{self.id:016x}", "name": self.name, "type": kind_to_json(self.kind)}
         if self.nullable:
             described["nullable"] = True
@@ -100,6 +101,7 @@ class Field:
 
     @staticmethod
     def from_json(described: Mapping[str, Any]) -> "Field":
+        """Inverse of `to_json`."""
         fill = described.get("fill")
         return Field(
             id=int(described["id"], 16),
@@ -120,19 +122,19 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """The fields of a table, dropped ones included; iterating gives those that are there."""
+    """The fields of a table, including dropped ones; iteration skips dropped fields."""
 
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
         names = [field.name for field in self]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise InvalidInputError(f"two columns are called {sorted(twice)[0]!r}")
-        for known in self:
-            if known.nullable and f"{known.name}_mask" in names:
+        if duplicates := {name for name in names if names.count(name) > 1}:
+            raise InvalidInputError(f"duplicate column name {sorted(duplicates)[0]!r}; rename one of the columns")
+        for field in self:
+            if field.nullable and f"{field.name}_mask" in names:
                 raise InvalidInputError(
-                    f"column {known.name!r} is nullable, and batches say in '{known.name}_mask' which of its values are"
-                    " there: no other column can be called so"
+                    f"column {field.name!r} is nullable, and batches hold its validity mask as '{field.name}_mask';"
+                    " rename the column of that name"
                 )
 
     def __iter__(self) -> Iterator[Field]:
@@ -145,30 +147,32 @@ class Schema:
         return any(field.name == name for field in self)
 
     def __getitem__(self, name: str) -> Field:
-        for known in self:
-            if known.name == name:
-                return known
+        for field in self:
+            if field.name == name:
+                return field
         raise NotFoundError(f"there is no column {name!r}; the table has {', '.join(self.names) or 'no columns'}")
 
     @property
     def names(self) -> list[str]:
+        """Names of the columns, in order."""
         return [field.name for field in self]
 
     def by_id(self, id: int) -> Field:
-        """A field by its id, dropped ones included."""
-        for known in self.fields:
-            if known.id == id:
-                return known
+        """A field by its id, including dropped ones; raises `NotFoundError`."""
+        for field in self.fields:
+            if field.id == id:
+                return field
         raise NotFoundError(
             f"there is no column with id {id:016x}; the table has {', '.join(self.names) or 'no columns'}"
         )
 
-    def knowing(self, fields: Iterable[Field]) -> "Schema":
-        """This schema with the types of fields that files may hold though the table has not got them."""
-        mine = {known.id for known in self.fields}
-        return Schema((*self.fields, *(replace(known, dropped=True) for known in fields if known.id not in mine)))
+    def with_dropped(self, fields: Iterable[Field]) -> "Schema":
+        """This schema plus missing `fields` as dropped ones, so that files that hold them can be decoded."""
+        ids = {field.id for field in self.fields}
+        return Schema((*self.fields, *(replace(field, dropped=True) for field in fields if field.id not in ids)))
 
-    def replaced(self, changed: Field) -> "Schema":
+    def with_field(self, changed: Field) -> "Schema":
+        """This schema with the field of the same id replaced."""
         return Schema(tuple(changed if field.id == changed.id else field for field in self.fields))
 
     def __str__(self) -> str:
@@ -179,11 +183,11 @@ SchemaLike: TypeAlias = Schema | pa.Schema | Mapping[str, ColumnLike]
 
 
 def make_field(name: str, column: ColumnLike, *, fill: bytes | None = None) -> Field:
-    """Give a column its identity."""
-    check_name(name)
+    """A new field, with a new id, from a column declaration; raises `InvalidInputError`."""
+    check_column_name(name)
     column = as_column(name, column)
     return Field(
-        id=new_number(),
+        id=new_int_id(),
         name=name,
         kind=column.kind,
         nullable=column.nullable,
@@ -195,22 +199,22 @@ def make_field(name: str, column: ColumnLike, *, fill: bytes | None = None) -> F
 
 
 def make_schema(columns: SchemaLike) -> Schema:
-    """Understand what a user gave as a schema."""
+    """Parse a schema: columns by name, or an Arrow schema; raises `InvalidInputError`."""
     if isinstance(columns, Schema):
         return columns
     if isinstance(columns, pa.Schema):
-        return Schema(tuple(make_field(f.name, Column(kind_of_arrow(f), nullable=f.nullable)) for f in columns))
+        return Schema(tuple(make_field(f.name, Column(kind_from_arrow(f), nullable=f.nullable)) for f in columns))
     return Schema(tuple(make_field(name, column) for name, column in columns.items()))
 
 
 def as_column(name: str, column: ColumnLike) -> Column:
-    """Understand what a user gave as a column."""
+    """Parse a column declaration; raises `InvalidInputError`."""
     if isinstance(column, Column):
         return column
     if isinstance(column, Kind):
         return Column(column)
     if isinstance(column, pa.DataType):
-        return Column(kind_of_arrow(pa.field(name, column)))
+        return Column(kind_from_arrow(pa.field(name, column)))
     if isinstance(column, type) and column in _PYTHON_KINDS:
         return Column(_PYTHON_KINDS[column])
     if isinstance(column, str) and column in ("text", "bytes", "json"):
@@ -223,64 +227,64 @@ def as_column(name: str, column: ColumnLike) -> Column:
         ) from None
 
 
-def check_name(name: object) -> None:
-    """Refuse names that could not be written everywhere a column's name is."""
+def check_column_name(name: object) -> None:
+    """Raise `InvalidInputError` for an invalid column name."""
     if not isinstance(name, str) or not name or len(name) > 255 or not name.isprintable():
-        raise InvalidInputError(f"a column's name is 1 to 255 printable characters, not {name!r}")
+        raise InvalidInputError(f"a column name has 1 to 255 printable characters, not {name!r}")
     if name.startswith("_"):
-        raise InvalidInputError(f"column {name!r}: names that begin with _ are Penstock's own")
+        raise InvalidInputError(f"column {name!r}: names that begin with _ are reserved")
 
 
-def kind_of_arrow(given: pa.Field) -> Kind:
-    """The kind that an Arrow column is stored as."""
-    kind = _kind_of_arrow(given.type)
+def kind_from_arrow(field: pa.Field) -> Kind:
+    """The kind that stores an Arrow column; raises `InvalidInputError`."""
+    kind = _kind_from_arrow(field.type)
     if kind is None:
-        raise InvalidInputError(f"column {given.name!r}: Arrow type {given.type} has no kind here; cast it first")
+        raise InvalidInputError(f"column {field.name!r}: Arrow type {field.type} is not supported; cast it first")
     return kind
 
 
-def _kind_of_arrow(given: pa.DataType) -> Kind | None:
+def _kind_from_arrow(type: pa.DataType) -> Kind | None:
     from penstock.format.kinds import List, Struct
 
     types = pa.types
-    if isinstance(given, pa.FixedShapeTensorType):
-        axes = given.permutation or range(len(given.shape))
-        return Tensor(str(given.value_type.to_pandas_dtype()().dtype), tuple(given.shape[axis] for axis in axes))
-    if isinstance(given, pa.BaseExtensionType):
-        return _kind_of_arrow(given.storage_type)
-    if types.is_dictionary(given):
-        return _kind_of_arrow(given.value_type)
-    if types.is_boolean(given):
+    if isinstance(type, pa.FixedShapeTensorType):
+        axes = type.permutation or range(len(type.shape))
+        return Tensor(str(type.value_type.to_pandas_dtype()().dtype), tuple(type.shape[axis] for axis in axes))
+    if isinstance(type, pa.BaseExtensionType):
+        return _kind_from_arrow(type.storage_type)
+    if types.is_dictionary(type):
+        return _kind_from_arrow(type.value_type)
+    if types.is_boolean(type):
         return Tensor("bool")
-    if types.is_integer(given) or types.is_floating(given):
-        return Tensor(np.dtype(given.to_pandas_dtype()).name)
-    if types.is_timestamp(given) or types.is_duration(given):
-        return Tensor(f"{'datetime64' if types.is_timestamp(given) else 'timedelta64'}[{given.unit}]")
-    if types.is_date(given):
+    if types.is_integer(type) or types.is_floating(type):
+        return Tensor(np.dtype(type.to_pandas_dtype()).name)
+    if types.is_timestamp(type) or types.is_duration(type):
+        return Tensor(f"{'datetime64' if types.is_timestamp(type) else 'timedelta64'}[{type.unit}]")
+    if types.is_date(type):
         return Tensor("datetime64[s]")
-    if types.is_string(given) or types.is_large_string(given) or types.is_string_view(given):
+    if types.is_string(type) or types.is_large_string(type) or types.is_string_view(type):
         return Text()
-    if any(is_one(given) for is_one in (types.is_binary, types.is_large_binary, types.is_binary_view)):
+    if any(is_one(type) for is_one in (types.is_binary, types.is_large_binary, types.is_binary_view)):
         return Bytes()
-    if types.is_fixed_size_binary(given):
+    if types.is_fixed_size_binary(type):
         return Bytes()
-    if types.is_fixed_size_list(given):
-        inner = _kind_of_arrow(given.value_type)
+    if types.is_fixed_size_list(type):
+        inner = _kind_from_arrow(type.value_type)
         if isinstance(inner, Tensor) and not inner.ragged:
-            return Tensor(inner.dtype, (given.list_size, *inner.shape))
+            return Tensor(inner.dtype, (type.list_size, *inner.shape))
         return None if inner is None else List(inner)
-    if types.is_list(given) or types.is_large_list(given):
-        inner = _kind_of_arrow(given.value_type)
+    if types.is_list(type) or types.is_large_list(type):
+        inner = _kind_from_arrow(type.value_type)
         if isinstance(inner, Tensor) and inner.shape == ():
             return Tensor(inner.dtype, (None,))
         return None if inner is None else List(inner)
-    if types.is_struct(given):
-        inner_kinds = [(f.name, _kind_of_arrow(f.type)) for f in given]
-        known = [(name, kind) for name, kind in inner_kinds if kind is not None]
-        return Struct(known) if known and len(known) == len(inner_kinds) else None
+    if types.is_struct(type):
+        members = [(f.name, _kind_from_arrow(f.type)) for f in type]
+        supported = [(name, kind) for name, kind in members if kind is not None]
+        return Struct(supported) if supported and len(supported) == len(members) else None
     return None
 
 
-def linked_kind(kind: Kind) -> Kind:
-    """The kind of the values that a reader sees, behind a link or not."""
+def value_kind(kind: Kind) -> Kind:
+    """The kind of the values that a reader returns; that of the target for links."""
     return kind.to if isinstance(kind, Linked) else kind

@@ -1,7 +1,7 @@
-"""JSON objects that carry their own checksum: those that no parent vouches for.
+"""Sealed JSON: objects that contain their own checksum, because no parent object stores it.
 
-The object is one JSON document on one line. Its last member is `"crc32c"`, eight hexadecimal digits: the checksum of
-all bytes before the comma that precedes it.
+The object is a JSON document on one line. Its last member is `"crc32c"`, eight hexadecimal digits: the checksum of all
+bytes before the comma that precedes it.
 """
 
 import json
@@ -21,13 +21,13 @@ _TAIL = len(',"crc32c":"00000000"}\n')
 
 
 def seal(document: dict[str, Any]) -> bytes:
-    """Write a document with its checksum."""
+    """Encode a document with its checksum."""
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()[:-1]
     return body + _tail(body)
 
 
 def unseal(data: Buffer, where: str) -> dict[str, Any]:
-    """Read a document back; what differs by one bit is `CorruptError` that names `where`."""
+    """Verify and decode a document; raises `CorruptError` that names `where`."""
     data = bytes(data)
     body, tail = data[:-_TAIL], data[-_TAIL:]
     if len(data) <= _TAIL or tail != _tail(body):
@@ -36,13 +36,13 @@ def unseal(data: Buffer, where: str) -> dict[str, Any]:
     return document
 
 
-def known(cls: type[T], members: Mapping[str, Any]) -> T:
-    """Make a value from those members that it has; later writers may say more, and it is passed over."""
+def from_members(cls: type[T], members: Mapping[str, Any]) -> T:
+    """Construct a dataclass from JSON members, ignoring unknown ones, which later versions may write."""
     return cls(**{name: members[name] for name in member_names(cls) if name in members})
 
 
 def member_names(cls: type) -> tuple[str, ...]:
-    """The names of a dataclass's members."""
+    """The field names of a dataclass."""
     if cls not in _MEMBER_NAMES:
         _MEMBER_NAMES[cls] = tuple(field.name for field in fields(cls))
     return _MEMBER_NAMES[cls]

@@ -1,4 +1,4 @@
-"""Metadata only: commits and their log, the tree of manifests, row ids, and what conflicts with what."""
+"""Table metadata: commits and their log, refs, the tree of manifests, row ids, conflicts, leases and vacuum."""
 
 from penstock.history._changes import (
     AddField,
@@ -6,18 +6,18 @@ from penstock.history._changes import (
     DropField,
     Edit,
     ExtendLabel,
-    LoosenField,
+    MakeNullable,
     RenameField,
-    with_sources,
+    merge_sources,
 )
 from penstock.history._difference import Difference, difference
-from penstock.history._find import find_time, find_version, merge_base
 from penstock.history._ids import RowIds
-from penstock.history._leases import Noticeboard, lease, store_time
-from penstock.history._log import discard, expired, history, newest_commit, publish, read_commit
-from penstock.history._refs import MAIN, Family, Refs
+from penstock.history._leases import WriteIntent, lease, store_time
+from penstock.history._log import discard, expired_error, iter_commits, newest_commit, publish, read_commit
+from penstock.history._lookup import find_commit_at, find_version, merge_base
+from penstock.history._refs import MAIN, Refs, RefType
 from penstock.history._table import (
-    Note,
+    CommitInfo,
     Version,
     commit_changes,
     commit_reset,
@@ -28,42 +28,45 @@ from penstock.history._table import (
     read_snapshot,
 )
 from penstock.history._tree import Tree
-from penstock.history._vacuum import Vacuum, Vacuumed, check_not_condemned, condemned, holding
+from penstock.history._vacuum import Vacuum, VacuumResult, check_not_expired, expired_snapshots, temporary_lease
+from penstock.history._version_names import branch_name, format_version
 
 __all__ = [
     "MAIN",
     "AddField",
     "Changes",
+    "CommitInfo",
     "Difference",
     "DropField",
     "Edit",
     "ExtendLabel",
-    "Family",
-    "LoosenField",
-    "Note",
-    "Noticeboard",
+    "MakeNullable",
+    "RefType",
     "Refs",
     "RenameField",
     "RowIds",
     "Tree",
     "Vacuum",
-    "Vacuumed",
+    "VacuumResult",
     "Version",
-    "check_not_condemned",
+    "WriteIntent",
+    "branch_name",
+    "check_not_expired",
     "commit_changes",
     "commit_reset",
-    "condemned",
     "create_branch",
     "create_table",
     "difference",
     "discard",
-    "expired",
-    "find_time",
+    "expired_error",
+    "expired_snapshots",
+    "find_commit_at",
     "find_version",
-    "history",
-    "holding",
+    "format_version",
+    "iter_commits",
     "lease",
     "merge_base",
+    "merge_sources",
     "newest_commit",
     "open_table",
     "open_version",
@@ -71,5 +74,5 @@ __all__ = [
     "read_commit",
     "read_snapshot",
     "store_time",
-    "with_sources",
+    "temporary_lease",
 ]

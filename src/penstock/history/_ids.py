@@ -1,4 +1,4 @@
-"""Row ids: ranges that writers claim for themselves, so that no id is ever given to two rows."""
+"""Row ids: each writer claims ranges, so that no id is ever assigned to two rows."""
 
 import secrets
 
@@ -13,27 +13,27 @@ _LARGEST_CLAIM = 1 << 24
 
 
 class RowIds:
-    """A writer's supply of row ids; what it claimed and did not use is used by its next rows."""
+    """Allocates row ids for one writer; the unused rest of a claim is used by its next rows."""
 
     def __init__(self, store: Store, *, claims: int, single_writer: bool) -> None:
         self._store, self._single_writer = store, single_writer
         self.claims = claims
-        """Claims known to exist: a place to start from, never too high."""
+        """A lower bound of the number of claims in the store."""
         self._free = RowRange(0, 0)
         self._next_claim = _FIRST_CLAIM
 
-    def take(self, count: int) -> tuple[RowRange, ...]:
-        """Ids for so many rows, as few ranges as possible."""
-        taken = []
+    def allocate(self, count: int) -> tuple[RowRange, ...]:
+        """Ids for `count` rows, in as few ranges as possible."""
+        ranges = []
         while count:
             if self._free.count == 0:
                 self._free = self._claim(max(count, self._next_claim))
                 self._next_claim = min(2 * self._next_claim, _LARGEST_CLAIM)
             part = min(count, self._free.count)
-            taken.append(RowRange(self._free.start, self._free.start + part))
+            ranges.append(RowRange(self._free.start, self._free.start + part))
             self._free = RowRange(self._free.start + part, self._free.end)
             count -= part
-        return tuple(taken)
+        return tuple(ranges)
 
     def _claim(self, count: int) -> RowRange:
         start = self._read(self.claims - 1).end if self.claims else 0

@@ -1,6 +1,6 @@
-"""Leases, by which a reader keeps a version, and notices, by which a slow writer keeps what it has not published yet.
+"""Leases protect a version that is being read from vacuum; write intents protect a slow writer's unpublished objects.
 
-Time is the store's own: an object's age is the difference of two times that the store wrote down.
+All times are the store's: an object's age is the difference of two modification times.
 """
 
 import time
@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from penstock.errors import NotFoundError, StorageError
-from penstock.format import Commit, known, new_id, seal, unseal
+from penstock.format import Commit, from_members, new_id, seal, unseal
 from penstock.storage import Store
 
 ORPHAN_AGE_S = 7 * 86_400.0
-"""How long objects that no commit refers to are left alone; a writer that takes longer gives notice."""
+"""The age until which vacuum keeps objects that no commit refers to; a slower writer needs a write intent."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Lease:
     version: int
     snapshot: str
     seconds: float
-    """How long it is kept after the lease was last written."""
+    """How long the version is protected after the lease was last written."""
 
 
 @dataclass(frozen=True)
-class Notice:
-    """A writer at work."""
+class Intent:
+    """A writer with unpublished objects."""
 
     since_s: float
-    """When, by the store's clock, it stored its first object."""
+    """Time of its first object, by the store's clock."""
 
 
 def store_time(store: Store) -> float:
-    """What time it is by the store's clock: that of an object written for the purpose."""
+    """The store's current time: the modification time of a temporary object."""
     key = f"intents/clock-{new_id()}"
     store.put(key, b"")
     try:
@@ -48,7 +48,7 @@ def store_time(store: Store) -> float:
 
 @contextmanager
 def lease(store: Store, commit: Commit, *, seconds: float) -> Iterator[None]:
-    """Keep a version from vacuum while the block runs, and for so long if it is never left."""
+    """Protect a version from vacuum while the block runs, and for `seconds` if the process dies in it."""
     key = f"leases/{new_id()}.json"
     store.put(key, seal(asdict(Lease(commit.branch, commit.version, commit.snapshot.id, seconds))))
     try:
@@ -59,18 +59,18 @@ def lease(store: Store, commit: Commit, *, seconds: float) -> Iterator[None]:
 
 
 def live_leases(store: Store, *, now_s: float) -> list[Lease]:
-    """The leases that hold."""
+    """The leases that have not expired."""
     found = []
     for item in store.list("leases/"):
-        with suppress(NotFoundError):  # given back while we looked
-            held = known(Lease, unseal(store.get(item.key), f"{store.uri}/{item.key}"))
+        with suppress(NotFoundError):  # released meanwhile
+            held = from_members(Lease, unseal(store.get(item.key), f"{store.uri}/{item.key}"))
             if item.modified_s + held.seconds > now_s:
                 found.append(held)
     return found
 
 
-class Noticeboard:
-    """One writer's notice: put up when it has been at work for long, renewed, and taken down at the end."""
+class WriteIntent:
+    """One writer's intent object: written once the writer has run for `every_s`, renewed, and deleted at the end."""
 
     def __init__(self, store: Store, *, every_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._every_s, self._clock = store, every_s, clock
@@ -78,29 +78,29 @@ class Noticeboard:
         self._since_s: float | None = None
         self._renewed_s = 0.0
 
-    def at_work(self) -> None:
-        """Called whenever something is about to be stored; differences of local time are all that is used of it."""
+    def renew(self) -> None:
+        """Call before storing objects; of the local clock only differences are used."""
         local_s = self._clock()
         if self._since_s is None:
             self._since_s = self._renewed_s = local_s
         elif local_s - self._renewed_s > self._every_s:
-            began = store_time(self._store) - (local_s - self._since_s) - self._every_s
-            self._store.put(self._key, seal(asdict(Notice(began))))
+            since_s = store_time(self._store) - (local_s - self._since_s) - self._every_s
+            self._store.put(self._key, seal(asdict(Intent(since_s))))
             self._renewed_s = local_s
 
-    def done(self) -> None:
-        """Everything was published, or given up."""
+    def release(self) -> None:
+        """Call when all objects are published or discarded."""
         if self._since_s is not None and self._renewed_s > self._since_s:
             with suppress(StorageError):
                 self._store.delete([self._key])
         self._since_s = None
 
 
-def oldest_notice(store: Store, *, now_s: float) -> float:
-    """Since when objects may belong to a writer at work."""
+def oldest_intent_s(store: Store, *, now_s: float) -> float:
+    """The time since which unpublished objects may belong to an active writer."""
     times = [now_s - ORPHAN_AGE_S]
     for item in store.list("intents/"):
         if item.key.endswith(".json") and item.modified_s > now_s - ORPHAN_AGE_S:
             with suppress(NotFoundError):
-                times.append(known(Notice, unseal(store.get(item.key), f"{store.uri}/{item.key}")).since_s)
+                times.append(from_members(Intent, unseal(store.get(item.key), f"{store.uri}/{item.key}")).since_s)
     return min(times)

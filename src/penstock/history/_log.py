@@ -1,12 +1,12 @@
-"""The log of a branch: numbered create-only commits, and the only place where a version comes into being.
+"""The log of a branch: numbered create-only commits; a version is created here and nowhere else.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
 - A version exists if and only if its commit object does. Everything a commit refers to was stored before it.
-- A commit object is never replaced and never deleted, so that no writer, however late, can make a version twice.
-- A writer that did not get a clear answer reads back: the write id tells its own commit from another's. What it
-  cannot prove it reports as `CommitStateUnknown`, and it removes nothing.
-- HINT says that a version is at least so high. It may be old, missing or damaged, and nothing but speed depends on it.
+- A commit object is never replaced and never deleted, so that no writer, however late, can create a version twice.
+- A writer without a clear response reads back: the write id distinguishes its own commit from another writer's. If the
+  outcome stays unknown, it raises `CommitStateUnknownError` and deletes nothing.
+- HINT is a lower bound of the newest version. It may be old, missing or damaged; only speed depends on it.
 """
 
 import random
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from penstock.errors import (
-    AccessDenied,
+    AccessDeniedError,
     AlreadyExistsError,
-    CommitStateUnknown,
+    CommitStateUnknownError,
     CorruptError,
     NotFoundError,
-    SnapshotExpired,
+    SnapshotExpiredError,
     StorageError,
 )
 from penstock.format import LOG_PREFIX, Commit, commit_key, decode_hint, encode_hint, hint_key
@@ -31,23 +31,31 @@ _BACKOFF_S = 0.1
 
 
 def read_commit(store: Store, branch_id: str, version: int) -> Commit:
-    """One commit; `NotFoundError` where the branch has no such version."""
+    """One commit; raises `NotFoundError` if the branch has no such version."""
     key = commit_key(branch_id, version)
     return Commit.decode(store.get(key), f"{store.uri}/{key}")
 
 
+def read_named_commit(store: Store, branch_id: str, version: int, name: str) -> Commit:
+    """One commit; raises a `NotFoundError` that shows the user's `name` for it."""
+    try:
+        return read_commit(store, branch_id, version)
+    except NotFoundError:
+        raise NotFoundError(f"{store.uri} has no version {name}; `penstock log` lists the versions") from None
+
+
 def newest_commit(store: Store, branch_id: str, *, at_least: int | None = None) -> Commit:
-    """The last commit of a branch: from the hint, forward by doubling steps and back by halving them."""
+    """The last commit of a branch: exponential search from the hint, then binary search."""
     known = _read(store, branch_id, _hint(store, branch_id) if at_least is None else at_least)
-    if known is None:  # no hint, or one that says too much
+    if known is None:  # no hint, or one that is too high
         known = read_commit(store, branch_id, 0)
     step, missing = 1, None
     while missing is None:
-        further = _read(store, branch_id, known.version + step)
-        if further is None:
+        later = _read(store, branch_id, known.version + step)
+        if later is None:
             missing = known.version + step
         else:
-            known, step = further, step * 2
+            known, step = later, step * 2
     while missing - known.version > 1:
         middle = _read(store, branch_id, (known.version + missing) // 2)
         if middle is None:
@@ -57,7 +65,7 @@ def newest_commit(store: Store, branch_id: str, *, at_least: int | None = None) 
     return known
 
 
-def history(store: Store, commit: Commit) -> Iterator[Commit]:
+def iter_commits(store: Store, commit: Commit) -> Iterator[Commit]:
     """A commit and its ancestors, newest first."""
     while True:
         yield commit
@@ -69,56 +77,61 @@ def history(store: Store, commit: Commit) -> Iterator[Commit]:
 def publish(
     store: Store, commit: Commit, *, single_writer: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Make a version. True: it is this commit; False: it is another's."""
+    """Create a version: True if it is this commit, False if it is another writer's.
+
+    Raises `CommitStateUnknownError` if the store stops responding before the outcome is known.
+    """
     key, body = commit_key(commit.branch, commit.version), commit.encode()
-    doubt: StorageError | None = None
+    unknown: StorageError | None = None
     for attempt in range(_PUBLISH_ATTEMPTS):
         if attempt:
             sleep(random.uniform(0, _BACKOFF_S * 2**attempt))
         try:
             create_object(store, key, body, single_writer=single_writer)
         except AlreadyExistsError:
-            pass  # perhaps by an earlier attempt of ours whose answer was lost
-        except AccessDenied:
-            if doubt is None:
+            pass  # perhaps by an earlier attempt whose response was lost
+        except AccessDeniedError:
+            if unknown is None:
                 raise
         except StorageError as error:
-            doubt = error
+            unknown = error
         else:
             _write_hint(store, commit)
             return True
         try:
             found = _read(store, commit.branch, commit.version)
         except StorageError as error:
-            doubt = error
+            unknown = error
             continue
         if found is not None:
             if found.write_id == commit.write_id:
                 _write_hint(store, commit)
                 return True
             return False
-    raise CommitStateUnknown(
-        f"the store stopped answering while version {commit.version} was being written to {store.uri}/{key}; it may or"
-        " may not exist. Nothing was removed. Commit again when the store answers: if it landed, it will be recognised"
-    ) from doubt
+    raise CommitStateUnknownError(
+        f"the store stopped responding while version {commit.version} was written to {store.uri}/{key}; it may or may"
+        " not exist. Nothing was deleted. Commit again when the store responds: a commit that exists will be recognised"
+    ) from unknown
 
 
 def discard(store: Store, keys: Sequence[str]) -> None:
-    """Remove objects that nothing refers to: the one way anything of a living table is deleted."""
+    """Delete objects that nothing refers to; every deletion in a live table is made here."""
     assert not any(key.startswith(LOG_PREFIX) for key in keys), "commits are never deleted"
     store.delete(keys)
 
 
-def expired(store: Store, commit: Commit) -> SnapshotExpired:
+def expired_error(store: Store, commit: Commit) -> SnapshotExpiredError:
     """The error for a version that vacuum has removed."""
-    return SnapshotExpired(
-        f"version {commit.version} of {store.uri} has been removed by vacuum; tag a version, or hold a lease on it,"
-        " to keep it for longer"
+    return SnapshotExpiredError(
+        f"version {commit.version} of {store.uri} was removed by vacuum; to protect a version, tag it or hold a lease"
     )
 
 
 def create_object(store: Store, key: str, body: bytes, *, single_writer: bool) -> None:
-    """Create-only; where the store ignores that, by looking first: right for one writer at a time, and for no more."""
+    """Create an object; raises `AlreadyExistsError`.
+
+    With `single_writer`, for stores without create-only puts, it checks and then puts: unsafe for concurrent writers.
+    """
     if not single_writer:
         store.create(key, body)
         return

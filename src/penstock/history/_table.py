@@ -1,4 +1,4 @@
-"""A table's identity and its versions: make one, open one, add to one."""
+"""Create and open tables, and commit versions."""
 
 import random
 import time
@@ -10,8 +10,8 @@ from penstock.format import (
     SINGLE_WRITER,
     TABLE_KEY,
     Commit,
+    CommitRef,
     Features,
-    Parent,
     Snapshot,
     SnapshotRef,
     TableInfo,
@@ -20,74 +20,73 @@ from penstock.format import (
     new_id,
 )
 from penstock.history._changes import Changes
-from penstock.history._log import expired, newest_commit, publish, read_commit
+from penstock.history._log import expired_error, newest_commit, publish, read_named_commit
 from penstock.history._tree import Tree
 from penstock.storage import Store
 
-_REBASES = 200
+_MAX_REBASES = 200
 
 
 @dataclass(frozen=True)
 class Version:
-    """A commit together with the snapshot it made."""
+    """A commit and its snapshot."""
 
     commit: Commit
     snapshot: Snapshot
 
 
 @dataclass(frozen=True)
-class Note:
-    """What the log says about a commit beside what it did."""
+class CommitInfo:
+    """The user-supplied part of a commit."""
 
     message: str
     author: str
     write_id: str
     merged: Commit | None = None
-    """The version of another branch that is taken in."""
+    """The merged version of another branch."""
 
 
-def create_table(store: Store, snapshot: Snapshot, *, single_writer: bool, note: Note) -> tuple[TableInfo, Version]:
-    """Make an empty table with one commit; the key that makes it a table is written last."""
+def create_table(
+    store: Store, snapshot: Snapshot, *, single_writer: bool, commit_info: CommitInfo
+) -> tuple[TableInfo, Version]:
+    """Create a table with one commit; raises `AlreadyExistsError`. The key that makes it a table is written last."""
     info = TableInfo(new_id(), new_id(), Features(write=(SINGLE_WRITER,) if single_writer else ()))
-    commit = _describe(info.main, None, _put_snapshot(store, snapshot), 0, "create", note, {})
+    commit = _next_commit(info.main, None, _put_snapshot(store, snapshot), 0, "create", commit_info, {})
     publish(store, commit, single_writer=single_writer)
     body = info.encode()
     try:
         store.create(TABLE_KEY, body)
     except AlreadyExistsError:
-        if bytes(store.get(TABLE_KEY)) != body:  # another's, and not our own write whose answer was lost
-            raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another place") from None
+        if bytes(store.get(TABLE_KEY)) != body:  # not our own write whose response was lost
+            raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another location") from None
     return info, Version(commit, snapshot)
 
 
 def open_table(store: Store) -> TableInfo:
-    """Read what makes a place a table; `NotFoundError` where it is none."""
+    """The identity of the table in a store; raises `NotFoundError` if there is none."""
     try:
         data = store.get(TABLE_KEY)
     except NotFoundError:
-        raise NotFoundError(f"{store.uri} is not a table: there is no {TABLE_KEY} in it") from None
+        raise NotFoundError(f"{store.uri} is not a table: it has no {TABLE_KEY}") from None
     return TableInfo.decode(data, f"{store.uri}/{TABLE_KEY}")
 
 
 def open_version(store: Store, branch_id: str, version: int | None = None) -> Version:
-    """A version of a branch, the newest if none is named."""
+    """A version of a branch, by default the newest; raises `NotFoundError`."""
     if version is None:
         commit = newest_commit(store, branch_id)
     else:
-        try:
-            commit = read_commit(store, branch_id, version)
-        except NotFoundError:
-            raise NotFoundError(f"{store.uri} has no version {version}; `penstock log` lists those there are") from None
+        commit = read_named_commit(store, branch_id, version, str(version))
     return Version(commit, read_snapshot(store, commit))
 
 
 def read_snapshot(store: Store, commit: Commit) -> Snapshot:
-    """The snapshot a commit made."""
+    """The snapshot of a commit; raises `SnapshotExpiredError` if vacuum removed it."""
     key = commit.snapshot.key
     try:
         data = store.get(key)
     except NotFoundError:
-        raise expired(store, commit) from None
+        raise expired_error(store, commit) from None
     return decode_snapshot(commit.snapshot, data, f"{store.uri}/{key}")
 
 
@@ -99,49 +98,54 @@ def commit_changes(
     changes: Changes,
     *,
     single_writer: bool,
-    note: Note,
+    commit_info: CommitInfo,
     on_attempt: Callable[[Commit], None],
 ) -> Version:
-    """Publish staged changes on top of the branch, rebasing them over the commits of others as often as it takes."""
+    """Publish staged changes as the next version of the branch, rebased over other writers' commits.
+
+    `on_attempt` gets each commit before it is published. Raises `ConflictError` if the changes cannot be rebased.
+    """
     head, snapshot = base, staged
-    for attempt in range(_REBASES):
+    for attempt in range(_MAX_REBASES):
         snapshot = replace(snapshot, nodes=tree.save(snapshot.nodes))
         operation = "+".join(changes.operations) or "change"
-        commit = _describe(
+        commit = _next_commit(
             head.commit.branch,
             head.commit,
             _put_snapshot(store, snapshot),
             snapshot.live,
             operation,
-            note,
+            commit_info,
             changes.counts,
         )
         on_attempt(commit)
         if publish(store, commit, single_writer=single_writer):
             return Version(commit, snapshot)
-        if note.merged is not None:
-            raise ConflictError("somebody else committed while the branches were merged; refresh and merge again")
+        if commit_info.merged is not None:
+            raise ConflictError("another writer committed during the merge; refresh and merge again")
         if attempt > 2:
-            time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))  # let a crowd of writers spread out
+            time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))  # spread out many concurrent writers
         newest = newest_commit(store, head.commit.branch, at_least=commit.version)
         head = Version(newest, read_snapshot(store, newest))
         snapshot = changes.apply(tree, head.snapshot)
         snapshot = replace(snapshot, claims=max(snapshot.claims, staged.claims))
-    raise ConflictError(f"{_REBASES} times in a row another writer was faster; commit again when there are fewer")
+    raise ConflictError(
+        f"another writer committed first {_MAX_REBASES} times in a row; commit again when there are fewer writers"
+    )
 
 
-def create_branch(store: Store, at: Commit, *, single_writer: bool, note: Note) -> Commit:
-    """Begin a branch at a version: its own first commit, and the snapshot that is there."""
-    commit = _describe(new_id(), at, at.snapshot, at.rows, "branch", note, {})
+def create_branch(store: Store, at: Commit, *, single_writer: bool, commit_info: CommitInfo) -> Commit:
+    """Create a branch at a version: a first commit that shares the version's snapshot."""
+    commit = _next_commit(new_id(), at, at.snapshot, at.rows, "branch", commit_info, {})
     publish(store, commit, single_writer=single_writer)
     return commit
 
 
-def commit_reset(store: Store, head: Commit, to: Commit, *, single_writer: bool, note: Note) -> Commit:
-    """Make an older version the newest one, as a commit of its own."""
-    commit = _describe(head.branch, head, to.snapshot, to.rows, "reset", note, {})
+def commit_reset(store: Store, head: Commit, to: Commit, *, single_writer: bool, commit_info: CommitInfo) -> Commit:
+    """Publish an older version's snapshot as a new commit; raises `ConflictError` if another writer was faster."""
+    commit = _next_commit(head.branch, head, to.snapshot, to.rows, "reset", commit_info, {})
     if not publish(store, commit, single_writer=single_writer):
-        raise ConflictError("somebody else committed in the meantime; refresh, look, and reset again")
+        raise ConflictError("another writer committed in the meantime; refresh, check, and reset again")
     return commit
 
 
@@ -151,36 +155,36 @@ def _put_snapshot(store: Store, snapshot: Snapshot) -> SnapshotRef:
     return ref
 
 
-def _describe(
+def _next_commit(
     branch_id: str,
     parent: Commit | None,
     snapshot: SnapshotRef,
     rows: int,
     operation: str,
-    note: Note,
+    commit_info: CommitInfo,
     counts: Mapping[str, int],
 ) -> Commit:
-    """The commit that would make a stored snapshot the next version."""
+    """The commit that makes a stored snapshot the next version."""
     first = parent is None or parent.branch != branch_id
     return Commit(
         branch=branch_id,
         version=0 if parent is None or first else parent.version + 1,
-        write_id=note.write_id,
-        parent=None if parent is None else Parent(parent.branch, parent.version),
+        write_id=commit_info.write_id,
+        parent=None if parent is None else CommitRef(parent.branch, parent.version),
         snapshot=snapshot,
         time_us=max(time.time_ns() // 1000, 0 if parent is None else parent.time_us + 1),
         operation=operation,
-        message=note.message,
-        author=note.author,
+        message=commit_info.message,
+        author=commit_info.author,
         rows=rows,
         changes=dict(counts),
-        merged=None if note.merged is None else Parent(note.merged.branch, note.merged.version),
-        ancestors=_ancestors(branch_id, parent, note.merged),
+        merged=None if commit_info.merged is None else CommitRef(commit_info.merged.branch, commit_info.merged.version),
+        ancestors=_ancestors(branch_id, parent, commit_info.merged),
     )
 
 
 def _ancestors(branch_id: str, *parents: Commit | None) -> dict[str, int]:
-    """Of every other branch, the newest version that one of the parents is or contains."""
+    """By id of every other branch: the newest version that a parent is or contains."""
     found: dict[str, int] = {}
     for parent in parents:
         if parent is not None:

@@ -1,8 +1,8 @@
-"""The tree of manifests: find fragments in it, and change it by copying paths.
+"""The tree of manifests: find fragments, and change them by path copying.
 
-The top of the tree is a short list in the snapshot. Appends fill the last leaf; when a level has more than `FANOUT`
-nodes at the top, the oldest of them move under a new node. Nothing is ever changed in place, so versions share all
-that they have in common, and an uncommitted change is just another top.
+The top of the tree is a short list in the snapshot. Appends fill the last leaf; when the top has more than `FANOUT`
+nodes of one level, the oldest of them move under a new node. Nothing is changed in place, so versions share all common
+nodes, and an uncommitted change is another top.
 """
 
 import os
@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import Fragment, Manifest, Node, decode_manifest, describe, encode_manifest, new_id, open_manifest
-from penstock.storage import Store, run_all
+from penstock.format import Fragment, Manifest, Node, decode_manifest, encode_manifest, new_id, node_for, open_manifest
+from penstock.storage import Store, thread_map
 
 LEAF_FRAGMENTS = 32
 FANOUT = 32
-_CACHED_BYTES = 128 << 20
-_LEAVES_KEPT = 64
+_CACHE_BYTES = 128 << 20
+_MAX_CACHED_LEAVES = 64
 _SAVERS = 8
 
 Part = TypeVar("Part", Node, Fragment)
@@ -33,93 +33,97 @@ _trees: "WeakSet[Tree]" = WeakSet()
 
 
 class Tree:
-    """Manifests by their nodes: loaded once, kept while used, and new ones held until they are saved."""
+    """Loads manifests by their nodes with an LRU cache, and holds new manifests in memory until they are saved.
+
+    Thread-safe for reads.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loaded: OrderedDict[str, tuple[Manifest, int]] = OrderedDict()
-        self._loaded_bytes = 0
-        self._stored_leaves: OrderedDict[str, pa.RecordBatch] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[Manifest, int]] = OrderedDict()
+        self._cache_bytes = 0
+        self._leaf_cache: OrderedDict[str, pa.RecordBatch] = OrderedDict()
         self._unsaved: dict[str, Manifest] = {}
-        self._stored: dict[str, Node] = {}
+        self._saved: dict[str, Node] = {}
         self._lock = Lock()
         _trees.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._unsaved:
-            raise InvalidInputError("there are changes that are not committed: another process cannot see them")
+            raise InvalidInputError("another process cannot see uncommitted changes; commit them first")
         return Tree, (self._store,)
 
     def load(self, node: Node) -> Manifest:
+        """The manifest of a node; raises `NotFoundError` for changes that were rolled back."""
         with self._lock:
             if node.id in self._unsaved:
                 return self._unsaved[node.id]
-            if node.id in self._loaded:
-                self._loaded.move_to_end(node.id)
-                return self._loaded[node.id][0]
-            node = self._stored.get(node.id, node)
+            if node.id in self._cache:
+                self._cache.move_to_end(node.id)
+                return self._cache[node.id][0]
+            node = self._saved.get(node.id, node)
         if node.length == 0:
-            raise NotFoundError("these rows were never committed: the changes they belong to were rolled back")
+            raise NotFoundError("these rows were never committed: their changes were rolled back")
         manifest = decode_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
-        self._keep(node.id, manifest)
+        self._add_to_cache(node.id, manifest)
         return manifest
 
     def leaf(self, node: Node) -> pa.RecordBatch | Manifest:
-        """A leaf as it is stored, of which single fragments can be read; one that is not stored yet, as it is held."""
+        """A leaf as stored, from which single fragments can be decoded; an unsaved leaf as its manifest."""
         if node.id in self._unsaved or not node.length:
             return self.load(node)
         with self._lock:
-            known = self._stored_leaves.pop(node.id, None)
+            known = self._leaf_cache.pop(node.id, None)
         if known is None:
             known = open_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
         with self._lock:
-            self._stored_leaves[node.id] = known
-            if len(self._stored_leaves) > _LEAVES_KEPT:
-                self._stored_leaves.popitem(last=False)
+            self._leaf_cache[node.id] = known
+            if len(self._leaf_cache) > _MAX_CACHED_LEAVES:
+                self._leaf_cache.popitem(last=False)
         return known
 
-    def hold(self, manifest: Manifest) -> Node:
-        """Take a new manifest into the tree without storing it."""
+    def add(self, manifest: Manifest) -> Node:
+        """Add a new manifest without storing it."""
         id = new_id()
         self._unsaved[id] = manifest
-        return describe(id, manifest)
+        return node_for(id, manifest)
 
     def save(self, top: Sequence[Node]) -> tuple[Node, ...]:
-        """Store what is new below these nodes, children before parents; returns the nodes as stored."""
-        waiting = [node for node in self._below(top) if node.id in self._unsaved and node.id not in self._stored]
-        for level in sorted({node.level for node in waiting}):
-            for node in run_all(self._save, [n for n in waiting if n.level == level], max_workers=_SAVERS):
-                self._stored[node.id] = node
-        return tuple(self._stored.get(node.id, node) for node in top)
+        """Store the unsaved manifests below these nodes, children before parents; returns the nodes as stored."""
+        unsaved = [node for node in self._below(top) if node.id in self._unsaved and node.id not in self._saved]
+        for level in sorted({node.level for node in unsaved}):
+            for node in thread_map(self._save, [n for n in unsaved if n.level == level], max_workers=_SAVERS):
+                self._saved[node.id] = node
+        return tuple(self._saved.get(node.id, node) for node in top)
 
-    def release(self) -> None:
-        """Hold new manifests no longer: they have been committed, or rolled back."""
+    def clear_unsaved(self) -> None:
+        """Drop the unsaved manifests, after a commit or a rollback."""
         self._unsaved.clear()
 
     def fragments(self, top: Sequence[Node]) -> Iterator[Fragment]:
-        """Every fragment, in row order."""
+        """All fragments, in row order."""
         for node in top:
             manifest = self.load(node)
             yield from manifest.fragments
             yield from self.fragments(manifest.nodes)
 
-    def at(
+    def fragments_at(
         self, top: Sequence[Node], positions: npt.NDArray[np.int64], start: int = 0
     ) -> Iterator[tuple[Fragment, int, npt.NDArray[np.int64]]]:
-        """Fragments that hold sorted positions of live rows: each with the position of its first, and the positions."""
-        for part, before, inside in _spread(top, positions, start):
+        """Fragments that hold ascending positions: each with the position of its first live row, and its positions."""
+        for part, before, inside in _split_positions(top, positions, start):
             manifest = self.load(part)
-            yield from self.at(manifest.nodes, inside, before)
-            yield from _spread(manifest.fragments, inside, before)
+            yield from self.fragments_at(manifest.nodes, inside, before)
+            yield from _split_positions(manifest.fragments, inside, before)
 
-    def with_ids(
+    def fragments_with_ids(
         self, top: Sequence[Node], ids: npt.NDArray[np.int64], start: int = 0
     ) -> Iterator[tuple[Fragment, int]]:
-        """Each fragment that may hold one of these sorted row ids, and the position of its first live row."""
+        """Fragments that may hold ascending row ids: each with the position of its first live row."""
         for node in top:
             if _any_between(ids, node.first_id, node.end_id):
                 manifest = self.load(node)
-                yield from self.with_ids(manifest.nodes, ids, start)
+                yield from self.fragments_with_ids(manifest.nodes, ids, start)
                 before = start
                 for fragment in manifest.fragments:
                     if any(_any_between(ids, run.start, run.end) for run in fragment.row_ids):
@@ -128,17 +132,17 @@ class Tree:
             start += node.live
 
     def append(self, top: Sequence[Node], fragments: Sequence[Fragment]) -> tuple[Node, ...]:
-        """Put fragments behind the others."""
+        """Append fragments."""
         nodes = list(top)
         new = list(fragments)
         if nodes and nodes[-1].level == 0 and nodes[-1].fragments < LEAF_FRAGMENTS:
             new = [*self.load(nodes.pop()).fragments, *new]
         for first in range(0, len(new), LEAF_FRAGMENTS):
-            nodes.append(self.hold(Manifest(0, fragments=tuple(new[first : first + LEAF_FRAGMENTS]))))
-        return self._settle(nodes)
+            nodes.append(self.add(Manifest(0, fragments=tuple(new[first : first + LEAF_FRAGMENTS]))))
+        return self._rebalance(nodes)
 
     def replace(self, top: Sequence[Node], changed: Mapping[int, Fragment]) -> tuple[Node, ...]:
-        """Put other fragments in the place of those that have the same ids."""
+        """Replace fragments by id."""
         firsts = np.sort(np.array([fragment.row_ids[0].start for fragment in changed.values()], np.int64))
         return self._map(
             top,
@@ -149,14 +153,14 @@ class Tree:
     def splice(
         self, top: Sequence[Node], groups: Sequence[tuple[Sequence[Fragment], Sequence[Fragment]]]
     ) -> tuple[Node, ...]:
-        """Put fragments in the place of others that follow each other; leaves that become small are joined."""
+        """Replace groups of consecutive fragments; small leaves that result are joined."""
         firsts = {old[0].id: new for old, new in groups}
         gone = {fragment.id for old, _ in groups for fragment in old}
-        kept: list[Node | list[Fragment]] = []
+        parts: list[Node | list[Fragment]] = []
         for leaf in self._leaves(top):
             manifest = self.load(leaf)
             if not any(fragment.id in gone for fragment in manifest.fragments):
-                kept.append(leaf)
+                parts.append(leaf)
                 continue
             fragments: list[Fragment] = []
             for fragment in manifest.fragments:
@@ -164,12 +168,12 @@ class Tree:
                     fragments.extend(firsts[fragment.id])
                 elif fragment.id not in gone:
                     fragments.append(fragment)
-            last = kept[-1] if kept else None
+            last = parts[-1] if parts else None
             if isinstance(last, list) and len(last) + len(fragments) <= LEAF_FRAGMENTS:
                 last.extend(fragments)
             elif fragments:
-                kept.append(fragments)
-        return self._settle([self.hold(Manifest(0, tuple(p))) if isinstance(p, list) else p for p in kept])
+                parts.append(fragments)
+        return self._rebalance([self.add(Manifest(0, tuple(p))) if isinstance(p, list) else p for p in parts])
 
     def _leaves(self, top: Sequence[Node]) -> Iterator[Node]:
         for node in top:
@@ -179,35 +183,35 @@ class Tree:
                 yield node
 
     def _map(
-        self, top: Sequence[Node], change: Callable[[Fragment], Fragment], wanted: Callable[[Node], bool]
+        self, top: Sequence[Node], change: Callable[[Fragment], Fragment], affected: Callable[[Node], bool]
     ) -> tuple[Node, ...]:
         nodes = []
         for node in top:
-            if wanted(node):
+            if affected(node):
                 manifest = self.load(node)
                 changed = replace(
                     manifest,
                     fragments=tuple(map(change, manifest.fragments)),
-                    nodes=self._map(manifest.nodes, change, wanted),
+                    nodes=self._map(manifest.nodes, change, affected),
                 )
-                node = node if _same(manifest, changed) else self.hold(changed)
+                node = node if _same(manifest, changed) else self.add(changed)
             nodes.append(node)
         return tuple(nodes)
 
-    def _settle(self, nodes: list[Node]) -> tuple[Node, ...]:
+    def _rebalance(self, nodes: list[Node]) -> tuple[Node, ...]:
         level = 0
         while level <= max((node.level for node in nodes), default=-1):
-            alike = [index for index, node in enumerate(nodes) if node.level == level]
-            if len(alike) > FANOUT:
-                first = alike[0]
+            same_level = [index for index, node in enumerate(nodes) if node.level == level]
+            if len(same_level) > FANOUT:
+                first = same_level[0]
                 group = tuple(nodes[first : first + FANOUT])
-                nodes[first : first + FANOUT] = [self.hold(Manifest(level + 1, nodes=group))]
+                nodes[first : first + FANOUT] = [self.add(Manifest(level + 1, nodes=group))]
             else:
                 level += 1
         return tuple(nodes)
 
     def _below(self, top: Sequence[Node]) -> Iterator[Node]:
-        """These nodes and all unsaved ones below them."""
+        """These nodes and all unsaved nodes below them."""
         for node in top:
             yield node
             if node.id in self._unsaved:
@@ -215,33 +219,33 @@ class Tree:
 
     def _save(self, node: Node) -> Node:
         manifest = self._unsaved[node.id]
-        manifest = replace(manifest, nodes=tuple(self._stored.get(child.id, child) for child in manifest.nodes))
+        manifest = replace(manifest, nodes=tuple(self._saved.get(child.id, child) for child in manifest.nodes))
         stored, data = encode_manifest(node.id, manifest)
         self._store.put(stored.key, data)
-        self._keep(node.id, manifest)
+        self._add_to_cache(node.id, manifest)
         return stored
 
-    def _keep(self, id: str, manifest: Manifest) -> None:
-        weight = _weight(manifest)
+    def _add_to_cache(self, id: str, manifest: Manifest) -> None:
+        size = _memory_bytes(manifest)
         with self._lock:
-            self._loaded_bytes += weight - self._loaded.pop(id, (manifest, 0))[1]
-            self._loaded[id] = manifest, weight
-            while self._loaded_bytes > _CACHED_BYTES and len(self._loaded) > 1:
-                self._loaded_bytes -= self._loaded.popitem(last=False)[1][1]
+            self._cache_bytes += size - self._cache.pop(id, (manifest, 0))[1]
+            self._cache[id] = manifest, size
+            while self._cache_bytes > _CACHE_BYTES and len(self._cache) > 1:
+                self._cache_bytes -= self._cache.popitem(last=False)[1][1]
 
 
-def _unlock_all() -> None:
-    """In a forked child: the thread that held a lock did not come along."""
+def _reset_locks() -> None:
+    """In a forked child: a thread that held a lock does not exist there."""
     for tree in _trees:
         tree._lock = Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_all)
+    os.register_at_fork(after_in_child=_reset_locks)
 
 
-def _weight(manifest: Manifest) -> int:
-    """About how many bytes a manifest takes in memory."""
+def _memory_bytes(manifest: Manifest) -> int:
+    """Approximate bytes of a manifest in memory."""
     files = (file for fragment in manifest.fragments for file in fragment.files)
     return 500 * (len(manifest.nodes) + len(manifest.fragments)) + sum(
         2000 + 60 * len(file.page_rows) for file in files
@@ -256,10 +260,10 @@ def _any_between(sorted_ids: npt.NDArray[np.int64], start: int, end: int) -> boo
     return bool(np.searchsorted(sorted_ids, start) < np.searchsorted(sorted_ids, end))
 
 
-def _spread(
+def _split_positions(
     parts: Sequence[Part], positions: npt.NDArray[np.int64], start: int
 ) -> Iterator[tuple[Part, int, npt.NDArray[np.int64]]]:
-    """Deal sorted positions out to the parts whose live rows they are."""
+    """Split ascending positions among the parts that hold them."""
     bounds = start + np.concatenate([[0], np.cumsum([part.live for part in parts], dtype=np.int64)])
     cuts = np.searchsorted(positions, bounds)
     for index, part in enumerate(parts):

@@ -1,14 +1,14 @@
-"""Remove what no version that is kept needs.
+"""Vacuum: delete objects that no retained version needs.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- Kept are: the newest version of every branch; every version that was the newest less than `older_than` ago; every
-  version that a tag names or a lease holds. Commits themselves are kept always.
-- Objects that some commit refers to, and no kept version does, go. Objects that no commit refers to may belong to a
-  writer at work; they go when they are older than a writer may be (see `ORPHAN_AGE_S`).
-- Two phases. First the versions that will go are condemned in writing; then names and leases are read again, and what
-  they hold is spared. Whoever makes a name or a lease writes it first and looks for condemnations second. So one of
-  the two always sees the other. What was condemned and not spared stays so, even if the vacuum dies half-way.
+- Retained are: the newest version of every branch; every version that was the newest less than `older_than` ago; every
+  version with a tag or a lease. Commits themselves are always retained.
+- Objects that some commit refers to, but no retained version, are deleted. Objects that no commit refers to may belong
+  to an active writer; they are deleted when they are older than `ORPHAN_AGE_S` and older than every write intent.
+- Two phases. First the versions to delete are marked as expired in the store; then refs and leases are read again, and
+  versions that they protect are unmarked. A process that creates a ref or a lease writes it first and reads the marks
+  second, so that one of the two always sees the other. A marked version stays expired, even if the vacuum dies.
 - All times are the store's.
 """
 
@@ -20,9 +20,9 @@ from penstock.errors import NotFoundError
 from penstock.format import (
     LOG_PREFIX,
     Commit,
+    CommitRef,
     Manifest,
     Node,
-    Parent,
     Snapshot,
     SnapshotRef,
     TableInfo,
@@ -31,69 +31,68 @@ from penstock.format import (
     seal,
     unseal,
 )
-from penstock.history._leases import lease, live_leases, oldest_notice, store_time
-from penstock.history._log import discard, expired, read_commit
+from penstock.history._leases import lease, live_leases, oldest_intent_s, store_time
+from penstock.history._log import discard, expired_error, read_commit
 from penstock.history._refs import Refs
 from penstock.history._tree import Tree
-from penstock.storage import Store, run_all
+from penstock.storage import Store, thread_map
 
 _READERS = 16
 _PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/")
-_CONDEMNED = "vacuums/"
-_HOLD_S = 600.0
+_MARKS_PREFIX = "vacuums/"
+_TEMPORARY_LEASE_S = 600.0
 
 
 @dataclass(frozen=True)
-class Vacuumed:
-    """What a vacuum removed, or would remove."""
+class VacuumResult:
+    """What a vacuum deleted, or would delete."""
 
     objects: int
     bytes: int
-    versions: tuple[Parent, ...]
+    versions: tuple[CommitRef, ...]
     """Versions that can no longer be read."""
 
 
 @dataclass
 class Vacuum:
-    """One run over a table."""
+    """One vacuum of a table."""
 
     store: Store
     info: TableInfo
     older_than_s: float
     progress: Callable[[str], None] = field(default=lambda _: None)
-    _known: dict[tuple[str, int], Commit] = field(default_factory=dict)
+    _commit_cache: dict[tuple[str, int], Commit] = field(default_factory=dict)
 
-    def run(self, *, dry_run: bool) -> Vacuumed:
-        """Find what can go and, unless it is only asked for, remove it."""
+    def run(self, *, dry_run: bool) -> VacuumResult:
+        """Find unneeded objects and, unless `dry_run`, delete them."""
         now_s = store_time(self.store)
         self.progress("reading the log")
-        commits, kept = self._versions(now_s)
-        gone_before = condemned(self.store) - self._stored_snapshots()
-        expired = [commit for commit in commits.values() if commit.snapshot.id not in kept | gone_before]
+        commits, retained = self._versions(now_s)
+        deleted_before = expired_snapshots(self.store) - self._stored_snapshots()
+        expired = [commit for commit in commits.values() if commit.snapshot.id not in retained | deleted_before]
         if not dry_run and expired:
-            record = f"{_CONDEMNED}{new_id()}.json"
-            self._condemn(record, expired)
-            commits, kept = self._versions(now_s)
-            expired = [commit for commit in expired if commit.snapshot.id not in kept]
-            self._condemn(record, expired)
-        self.progress("finding what is needed")
-        keep = self._reachable(commit for commit in commits.values() if commit.snapshot.id in kept)
-        gone = self._reachable(expired) - keep
-        doomed = self._doomed(keep, gone, now_s)
+            key = f"{_MARKS_PREFIX}{new_id()}.json"
+            self._mark_expired(key, expired)
+            commits, retained = self._versions(now_s)
+            expired = [commit for commit in expired if commit.snapshot.id not in retained]
+            self._mark_expired(key, expired)
+        self.progress("finding the objects in use")
+        reachable = self._reachable(commit for commit in commits.values() if commit.snapshot.id in retained)
+        garbage = self._garbage(reachable, self._reachable(expired) - reachable, now_s)
         if not dry_run:
-            self.progress(f"removing {len(doomed)} objects")
-            discard(self.store, [key for key, _ in doomed])
-        versions = tuple(Parent(commit.branch, commit.version) for commit in expired)
-        return Vacuumed(len(doomed), sum(size for _, size in doomed), versions)
+            self.progress(f"deleting {len(garbage)} objects")
+            discard(self.store, [key for key, _ in garbage])
+        versions = tuple(CommitRef(commit.branch, commit.version) for commit in expired)
+        return VacuumResult(len(garbage), sum(size for _, size in garbage), versions)
 
     def _stored_snapshots(self) -> set[str]:
         return {item.key.rpartition("/")[2] for item in self.store.list("snapshots/")}
 
-    def _condemn(self, record: str, commits: Iterable[Commit]) -> None:
-        self.store.put(record, seal({"snapshots": sorted({commit.snapshot.id for commit in commits})}))
+    def _mark_expired(self, key: str, commits: Iterable[Commit]) -> None:
+        self.store.put(key, seal({"snapshots": sorted({commit.snapshot.id for commit in commits})}))
 
     def _versions(self, now_s: float) -> tuple[dict[tuple[str, int], Commit], set[str]]:
-        """Every commit there is, and the ids of the snapshots that are kept."""
+        """All commits by branch and version, and the ids of the retained snapshots."""
         cutoff_s = now_s - self.older_than_s
         written: dict[str, dict[int, float]] = {}
         for item in self.store.list(LOG_PREFIX):
@@ -103,36 +102,36 @@ class Vacuum:
         commits = self._commits(written)
         refs = Refs(self.store, self.info)
         live = set(refs.branches().values())
-        kept = {held.snapshot for held in live_leases(self.store, now_s=now_s)}
+        retained = {held.snapshot for held in live_leases(self.store, now_s=now_s)}
         for tag in refs.tags().values():
-            kept.add(commits[tag.branch, tag.version].snapshot.id)
-        given_up = refs.given_up()
+            retained.add(commits[tag.branch, tag.version].snapshot.id)
+        deleted = refs.deleted_branches()
         for branch, times in written.items():
             for version in times:
-                end_s = times.get(version + 1, now_s if branch in live else given_up.get(branch, times[version]))
+                end_s = times.get(version + 1, now_s if branch in live else deleted.get(branch, times[version]))
                 if end_s > cutoff_s or (branch in live and version + 1 not in times):
-                    kept.add(commits[branch, version].snapshot.id)
-        return commits, kept
+                    retained.add(commits[branch, version].snapshot.id)
+        return commits, retained
 
     def _commits(self, written: dict[str, dict[int, float]]) -> dict[tuple[str, int], Commit]:
-        places = [(branch, version) for branch, times in written.items() for version in times]
-        new = [place for place in places if place not in self._known]
-        read = run_all(lambda at: read_commit(self.store, *at), new, max_workers=_READERS)
-        self._known.update(zip(new, read, strict=True))
-        return self._known
+        keys = [(branch, version) for branch, times in written.items() for version in times]
+        new = [key for key in keys if key not in self._commit_cache]
+        read = thread_map(lambda key: read_commit(self.store, *key), new, max_workers=_READERS)
+        self._commit_cache.update(zip(new, read, strict=True))
+        return self._commit_cache
 
     def _reachable(self, commits: Iterable[Commit]) -> set[str]:
-        """Keys of all that these versions refer to, as far as it is still there."""
+        """Keys of all objects that these versions refer to, as far as their metadata still exists."""
         refs = {commit.snapshot.id: commit.snapshot for commit in commits}
-        snapshots = run_all(self._snapshot, list(refs.values()), max_workers=_READERS)
+        snapshots = thread_map(self._snapshot, list(refs.values()), max_workers=_READERS)
         keys = {ref.key for ref in refs.values()}
         tree = Tree(self.store)
-        there = [snapshot for snapshot in snapshots if snapshot is not None]
-        keys.update(taken.key for snapshot in there for lists in snapshot.sources.values() for taken in lists)
-        nodes = {node.id: node for snapshot in there for node in snapshot.nodes}
+        existing = [snapshot for snapshot in snapshots if snapshot is not None]
+        keys.update(one.key for snapshot in existing for manifests in snapshot.sources.values() for one in manifests)
+        nodes = {node.id: node for snapshot in existing for node in snapshot.nodes}
         while nodes:
             below = {}
-            for manifest in run_all(lambda node: _load(tree, node), list(nodes.values()), max_workers=_READERS):
+            for manifest in thread_map(lambda node: _load(tree, node), list(nodes.values()), max_workers=_READERS):
                 if manifest is None:
                     continue
                 below.update({node.id: node for node in manifest.nodes})
@@ -149,39 +148,40 @@ class Vacuum:
             return decode_snapshot(ref, self.store.get(ref.key), f"{self.store.uri}/{ref.key}")
         return None
 
-    def _doomed(self, keep: set[str], gone: set[str], now_s: float) -> list[tuple[str, int]]:
-        safe_s = oldest_notice(self.store, now_s=now_s)
+    def _garbage(self, reachable: set[str], expired: set[str], now_s: float) -> list[tuple[str, int]]:
+        """Keys and sizes of the objects to delete."""
+        orphaned_before_s = oldest_intent_s(self.store, now_s=now_s)
         return [
             (item.key, item.size)
             for prefix in _PREFIXES
             for item in self.store.list(prefix)
-            if item.key not in keep and (item.key in gone or item.modified_s < safe_s)
+            if item.key not in reachable and (item.key in expired or item.modified_s < orphaned_before_s)
         ]
 
 
 @contextmanager
-def holding(store: Store, commit: Commit) -> Iterator[None]:
-    """Keep a version while a name for it is made; `SnapshotExpired` if a vacuum has got there first."""
-    with lease(store, commit, seconds=_HOLD_S):
-        check_not_condemned(store, commit)
+def temporary_lease(store: Store, commit: Commit) -> Iterator[None]:
+    """Protect a version while a ref to it is created; raises `SnapshotExpiredError` if a vacuum was first."""
+    with lease(store, commit, seconds=_TEMPORARY_LEASE_S):
+        check_not_expired(store, commit)
         yield
 
 
-def condemned(store: Store) -> set[str]:
-    """Ids of the snapshots that vacuums have removed, or are about to."""
-    keys = [item.key for item in store.list(_CONDEMNED)]
-    records = run_all(lambda key: unseal(store.get(key), f"{store.uri}/{key}"), keys, max_workers=_READERS)
+def expired_snapshots(store: Store) -> set[str]:
+    """Ids of the snapshots that vacuums deleted or are about to delete."""
+    keys = [item.key for item in store.list(_MARKS_PREFIX)]
+    records = thread_map(lambda key: unseal(store.get(key), f"{store.uri}/{key}"), keys, max_workers=_READERS)
     return {id for record in records for id in record["snapshots"]}
 
 
-def check_not_condemned(store: Store, commit: Commit) -> None:
-    """Called after a lease on a version was written: refuse it if a vacuum has condemned the version before."""
-    if commit.snapshot.id in condemned(store):
-        raise expired(store, commit)
+def check_not_expired(store: Store, commit: Commit) -> None:
+    """Call after writing a lease on a version; raises `SnapshotExpiredError` if a vacuum has marked the version."""
+    if commit.snapshot.id in expired_snapshots(store):
+        raise expired_error(store, commit)
     try:
         store.head(commit.snapshot.key)
     except NotFoundError:
-        raise expired(store, commit) from None
+        raise expired_error(store, commit) from None
 
 
 def _load(tree: Tree, node: Node) -> Manifest | None:

@@ -1,37 +1,39 @@
-"""Other people's data becomes rows: one file for each kind of source, and the run that takes a source in."""
+"""Ingest external data as rows: one file for each kind of source, and the run that writes and commits them."""
 
-from penstock.ingest._ledger import Done, read_list
-from penstock.ingest._parts import Job, Part, Runner, Threads, do_part
-from penstock.ingest._prepare import Prepared, prepare
-from penstock.ingest._run import Outcome, Progress, run
-from penstock.ingest._settings import OnBad, Settings, find_transform
-from penstock.ingest._shape import Weighed
-from penstock.ingest._source import Found, Listing, Reading, Reject, Row, Rows, Source
+from penstock.ingest._options import IngestKeywords, IngestOptions, Transform, find_transform, transform_name
+from penstock.ingest._parts import Job, Part, Runner, ThreadRunner, run_part
+from penstock.ingest._prepare import PreparedIngest, prepare
+from penstock.ingest._run import IngestOutcome, IngestProgress, run
+from penstock.ingest._source import Reject, Row, RowBatch, Source, SourceItem, SourceListing, SourceScan
+from penstock.ingest._staging import FinishedPart, read_manifest
+from penstock.ingest._transform import ImageCost
 from penstock.ingest.sources import SOURCES
 
 __all__ = [
     "SOURCES",
-    "Done",
-    "Found",
+    "FinishedPart",
+    "ImageCost",
+    "IngestKeywords",
+    "IngestOptions",
+    "IngestOutcome",
+    "IngestProgress",
     "Job",
-    "Listing",
-    "OnBad",
-    "Outcome",
     "Part",
-    "Prepared",
-    "Progress",
-    "Reading",
+    "PreparedIngest",
     "Reject",
     "Row",
-    "Rows",
+    "RowBatch",
     "Runner",
-    "Settings",
     "Source",
-    "Threads",
-    "Weighed",
-    "do_part",
+    "SourceItem",
+    "SourceListing",
+    "SourceScan",
+    "ThreadRunner",
+    "Transform",
     "find_transform",
     "prepare",
-    "read_list",
+    "read_manifest",
     "run",
+    "run_part",
+    "transform_name",
 ]

@@ -1,4 +1,4 @@
-"""Parts of an ingest: cut, and done by whoever runs them, in threads here or anywhere else."""
+"""Parts of an ingest: how files are split into parts, and how a worker runs one."""
 
 import hashlib
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -6,33 +6,36 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from threading import Event, Lock, Semaphore
 from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.engine import BadSamples
 from penstock.errors import SampleError
 from penstock.format import as_column
 from penstock.format.kinds import Image
-from penstock.ingest._bucket import Bucket
-from penstock.ingest._ledger import Done, File, Plan, Waiting, identity
-from penstock.ingest._settings import OnBad
-from penstock.ingest._shape import Shaper, chunks
-from penstock.ingest._source import Found, Reading, Reject
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, SourceItem, SourceScan
+from penstock.ingest._staging import FileId, FinishedPart, Plan, StagedParts, file_id
+from penstock.ingest._transform import RowTransformer, chunk_rows
 from penstock.storage import ObjectInfo, Store
 from penstock.table import write_part
 
-_PART_BYTES = 256 << 20
-_LEAST_PART_BYTES = 16 << 20
-_PART_FILES = 16_384
+_MAX_PART_BYTES = 256 << 20
+_MIN_PART_BYTES = 16 << 20
+_MAX_PART_FILES = 16_384
 _PARTS_PER_WORKER = 4
-_SHOWN = 3
-_ANY_TIME = nullcontext()
+_MAX_LISTED = 3
+_DEFAULT_LIMIT = 1000
+_SHARE_GRACE = 100
+"""Bad rows allowed before a share is enforced: the share of the first few rows says little."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are read and written by one worker."""
+    """Consecutive files that one worker reads and writes."""
 
     files: tuple[ObjectInfo, ...]
 
@@ -43,116 +46,135 @@ class Part:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker, here or on another machine, must know to do a part; it can be pickled."""
+    """What a worker, in this process or on another machine, needs to run a part; can be pickled."""
 
-    bucket: Bucket
-    reading: Reading
+    reader: SourceReader
+    scan: SourceScan
     plan: Plan
-    target: Store
-    waiting: Waiting
-    on_bad: OnBad
-    max_bad: int
+    store: Store
+    staged: StagedParts
+    bad_samples: BadSamples
 
 
 class Runner(Protocol):
-    """Does the parts of a job, wherever it likes, with `do_part`; yields each when it is done, in any order."""
+    """Runs the parts of a job with `run_part`, on any threads or machines; yields finished parts in any order."""
 
-    def __call__(self, job: Job, parts: Sequence[Part], *, stop: Event) -> Iterator[Done]: ...
+    def __call__(self, job: Job, parts: Sequence[Part], *, stop: Event) -> Iterator[FinishedPart]: ...
 
 
 @dataclass(frozen=True)
-class Threads:
-    """The runner that needs nothing else: threads of this process."""
+class ThreadRunner:
+    """The default runner: threads of this process."""
 
-    reading: int
-    """How many read rows; one more waits for its last files to be stored."""
+    readers: int
+    """Threads that read rows at a time; one more thread finishes storing its last files."""
 
-    def __call__(self, job: Job, parts: Sequence[Part], *, stop: Event) -> Iterator[Done]:
-        """A few parts at a time; after a failure no other starts, and those under way are stopped."""
-        threads = self.reading + 1
+    def __call__(self, job: Job, parts: Sequence[Part], *, stop: Event) -> Iterator[FinishedPart]:
+        """Run a few parts at a time; after a failure, stop those in flight and start no others."""
+        threads = self.readers + 1
         with ThreadPoolExecutor(threads, "penstock-part") as pool:
-            do = partial(do_part, job, stop=stop, turn=Semaphore(self.reading))
-            running: set[Future[Done]] = {pool.submit(do, part) for part in parts[:threads]}
-            rest = iter(parts[threads:])
+            run = partial(run_part, job, stop=stop, read_slot=Semaphore(self.readers))
+            in_flight: set[Future[FinishedPart]] = {pool.submit(run, part) for part in parts[:threads]}
+            pending = iter(parts[threads:])
             try:
-                while running:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                while in_flight:
+                    done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
                     for future in done:
                         result = future.result()
-                        if (part := next(rest, None)) is not None:
-                            running.add(pool.submit(do, part))
+                        if (part := next(pending, None)) is not None:
+                            in_flight.add(pool.submit(run, part))
                         yield result
             finally:
                 stop.set()
 
 
-def do_part(job: Job, part: Part, stop: Event, turn: AbstractContextManager[Any] = _ANY_TIME) -> Done:
-    """Read a part's rows, store them, and keep what became of it; for any thread or process.
+def run_part(
+    job: Job,
+    part: Part,
+    stop: Event,
+    read_slot: AbstractContextManager[Any] = nullcontext(),  # noqa: B008
+) -> FinishedPart:
+    """Read the rows of a part, store them and stage the result; may run in any thread or process.
 
-    Rows are read while it is its `turn`.
+    Rows are read while `read_slot` is held. Raises `SampleError` for bad rows that `job.bad_samples` does not allow.
     """
     rejects: list[Reject] = []
     lock = Lock()
 
-    def refuse(name: str, reason: str) -> None:
-        if job.on_bad == "raise":
+    def reject(name: str, reason: str) -> None:
+        if not job.bad_samples.tolerant:
             raise SampleError(
-                f"{name}: {reason}; nothing was committed. Mend it, or leave such rows out with on_bad='skip'"
+                f"{name}: {reason}; nothing was committed. Repair it, or skip such rows with bad_samples='skip'"
             )
         with lock:
             rejects.append(Reject(name, reason))
-            if len(rejects) > job.max_bad:
-                raise too_many(rejects, job.max_bad)
+            check_rejects(rejects, job.bad_samples)
 
-    def running(found: Iterable[Found]) -> Generator[Found, None, None]:
-        with turn:
-            for item in found:
+    def until_stopped(items: Iterable[SourceItem]) -> Generator[SourceItem, None, None]:
+        with read_slot:
+            for item in items:
                 if stop.is_set():
                     raise InterruptedError("the ingest was stopped")
                 yield item
 
     plan = job.plan
-    known = {name: as_column(name, column).kind for name, column in job.reading.columns.items()}
-    shaper = Shaper(plan.settings, {name: known.get(name, Image()) for name in plan.pictures}, known)
-    seed = plan.settings.shuffle
-    mixed = None if seed is None else np.random.default_rng([seed, int.from_bytes(_digest(part)[:8], "big")])
-    with closing(running(job.reading.rows(job.bucket, part.files))) as found:  # or a failure would keep its turn
-        rows = chunks(shaper.rows(found), refuse, mixed)
-        fragments = write_part(job.target, plan.schema, rows, containers=plan.containers, refuse=refuse)
-    done = Done(tuple(map(identity, part.files)), tuple(fragments), tuple(rejects), part.bytes)
-    job.waiting.keep(plan, done)
-    return done
+    known = {name: as_column(name, column).kind for name, column in job.scan.columns.items()}
+    transformer = RowTransformer(plan.options, {name: known.get(name, Image()) for name in plan.images}, known)
+    seed = plan.options.shuffle_seed
+    shuffle = None if seed is None else np.random.default_rng([seed, int.from_bytes(_digest(part)[:8], "big")])
+    with closing(until_stopped(job.scan.rows(job.reader, part.files))) as items:  # releases the slot on a failure
+        chunks = chunk_rows(transformer.rows(items), reject, shuffle)
+        fragments = write_part(job.store, plan.schema, chunks, containers=plan.containers, on_reject=reject)
+    finished = FinishedPart(tuple(map(file_id, part.files)), tuple(fragments), tuple(rejects), part.bytes)
+    job.staged.add(plan, finished)
+    return finished
 
 
-def too_many(rejects: Sequence[Reject], limit: int) -> SampleError:
-    """Why an ingest that rots is stopped."""
-    some = "; ".join(f"{reject.name}: {reject.reason}" for reject in rejects[:_SHOWN])
-    return SampleError(
-        f"more than {limit} rows or files could not be taken in, so the ingest stopped and nothing was committed"
-        f" ({some}; …). What was stored is kept: raise max_bad and run it again, or mend the source"
+def check_rejects(
+    rejects: Sequence[Reject], bad_samples: BadSamples, *, rows: int | None = None, finished: bool = False
+) -> None:
+    """Raise `SampleError` if more rows or files were rejected than the limit allows.
+
+    `rows` is the number of rows seen so far, rejects included; a share is checked only if it is known, and exactly only
+    at the end (`finished`).
+    """
+    limit = _DEFAULT_LIMIT if bad_samples.limit is None else bad_samples.limit
+    if isinstance(limit, Integral):
+        allowed: float = int(limit)
+    elif rows is None:
+        return
+    else:
+        allowed = max(0 if finished else _SHARE_GRACE, limit * rows)
+    if len(rejects) <= allowed:
+        return
+    quantity = f"{limit}" if isinstance(limit, Integral) else f"{limit:.3%}"
+    examples = "; ".join(f"{reject.name}: {reject.reason}" for reject in rejects[:_MAX_LISTED])
+    raise SampleError(
+        f"more than {quantity} rows or files could not be read, so the ingest stopped and nothing was committed"
+        f" ({examples}; …). Finished parts are kept: raise BadSamples(limit=…) and run it again, or repair the source"
     )
 
 
-def cut_parts(files: Sequence[ObjectInfo], workers: int, done: Collection[File] = ()) -> list[Part]:
-    """Files that follow each other: parts large enough to be good fragments, and enough of them for all workers.
+def split_parts(files: Sequence[ObjectInfo], num_workers: int, done: Collection[FileId] = ()) -> list[Part]:
+    """Split files into parts: large enough for good fragments, and enough of them for all workers.
 
-    No part reaches over files that are done, so that the parts have an order.
+    No part spans a file that is done, so that parts have an order.
     """
     total = sum(file.size for file in files)
-    target = min(_PART_BYTES, max(_LEAST_PART_BYTES, total // (_PARTS_PER_WORKER * workers)))
+    target = min(_MAX_PART_BYTES, max(_MIN_PART_BYTES, total // (_PARTS_PER_WORKER * num_workers)))
     parts: list[Part] = []
-    waiting: list[ObjectInfo] = []
+    pending: list[ObjectInfo] = []
     size = 0
     for file in files:
-        is_done = bool(done) and identity(file) in done
-        if waiting and (is_done or size + file.size > target or len(waiting) >= _PART_FILES):
-            parts.append(Part(tuple(waiting)))
-            waiting, size = [], 0
+        is_done = bool(done) and file_id(file) in done
+        if pending and (is_done or size + file.size > target or len(pending) >= _MAX_PART_FILES):
+            parts.append(Part(tuple(pending)))
+            pending, size = [], 0
         if not is_done:
-            waiting.append(file)
+            pending.append(file)
             size += file.size
-    return [*parts, Part(tuple(waiting))] if waiting else parts
+    return [*parts, Part(tuple(pending))] if pending else parts
 
 
 def _digest(part: Part) -> bytes:
-    return hashlib.sha256(repr([identity(file) for file in part.files]).encode()).digest()
+    return hashlib.sha256(repr([file_id(file) for file in part.files]).encode()).digest()

@@ -1,14 +1,14 @@
-"""Take a source in: list, recognise, look, cut into parts, write them, commit once.
+"""Run an ingest: split the new files into parts, write them, commit once.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- A run is one commit, or none where nothing is new. The source is only read.
-- A part is written by whoever runs it and kept by one put of one object; until the commit nobody sees its rows. So a
-  run that is killed at any point loses at most the parts that were under way, and none is added twice.
-- Rows are in the order of the source's files, whoever ran which part and when. Shuffled, the files are in an order that
-  the seed decides, and how rows are mixed depends on how the parts were cut.
-- Two runs of one source at once: both may write, one commits, and the other is told so.
-- Memory is bounded by the number of parts under way, not by their size.
+- A run is one commit, or none if nothing is new. The source is only read.
+- A finished part is staged by one put of one object; its rows become visible with the commit. So a run that is killed
+  at any point loses at most the parts in flight, and no part is added twice.
+- Rows are in the order of the source's files, independent of workers and timing. With shuffle, the seed decides the
+  order of the files, and the order of rows also depends on how the files were split into parts.
+- Of two concurrent runs of one source, both may write parts, one commits, and the other raises `ConflictError`.
+- Memory is bounded by the number of parts in flight, not by their size.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,117 +16,133 @@ from dataclasses import dataclass, field
 from itertools import chain
 from threading import Event
 
+from penstock.engine import BadSamples
 from penstock.history import store_time
-from penstock.ingest._bucket import Bucket, Meter
-from penstock.ingest._ledger import Done, File, Waiting, identity, write_list
-from penstock.ingest._parts import Job, Runner, Threads, cut_parts, too_many
-from penstock.ingest._prepare import Prepared
-from penstock.ingest._settings import OnBad
+from penstock.ingest._parts import Job, Runner, ThreadRunner, check_rejects, split_parts
+from penstock.ingest._prepare import PreparedIngest
+from penstock.ingest._reader import ByteCounter, SourceReader
 from penstock.ingest._source import Reject
+from penstock.ingest._staging import FileId, FinishedPart, StagedParts, file_id, write_manifest
 from penstock.table import Session, append_parts
 
-_REQUESTS = 512
+_MAX_REQUESTS = 512
 
 
 @dataclass
-class Progress:
+class IngestProgress:
     """How far an ingest is."""
 
     files: int
+    """New files in the source."""
     bytes: int
-    """Files that are new, and how large they are."""
-    meter: Meter = field(repr=False)
+    """Bytes of the new files."""
+    _byte_counter: ByteCounter = field(repr=False)
     files_done: int = 0
     bytes_done: int = 0
-    """Bytes of files that are done."""
+    """Bytes of finished files."""
     rows: int = 0
     rejects: int = 0
     skipped_bytes: int = 0
-    """Bytes that an earlier run had done."""
+    """Bytes of files that an earlier run finished."""
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that have been dealt with, those of files half-way through among them; none of linked files."""
-        return max(self.bytes_done, min(self.bytes, self.skipped_bytes + self.meter.bytes))
+        """Bytes of finished files and of those in flight; linked files are not read."""
+        return max(self.bytes_done, min(self.bytes, self.skipped_bytes + self._byte_counter.bytes))
+
+    def _add(self, part: FinishedPart) -> None:
+        """Count a finished part."""
+        self.files_done += len(part.files)
+        self.bytes_done += part.source_bytes
+        self.rows += part.rows
+        self.rejects += len(part.rejects)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an ingest did."""
+class IngestOutcome:
+    """What a run did."""
 
     rows: int
-    continued: int
-    """Rows that an earlier run had stored already."""
+    resumed_rows: int
+    """Rows that an earlier run had stored."""
     bytes_written: int
     rejects: tuple[Reject, ...] = field(repr=False)
 
 
 def run(
     session: Session,
-    prepared: Prepared,
+    prepared: PreparedIngest,
     *,
-    on_bad: OnBad,
-    max_bad: int,
+    bad_samples: BadSamples,
     message: str,
-    workers: int,
+    num_workers: int,
     runner: Runner | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
-) -> Outcome:
-    """Do it, and commit."""
+    progress: Callable[[IngestProgress], None] = lambda _: None,
+) -> IngestOutcome:
+    """Write the new rows and commit.
+
+    Raises `SampleError` for bad rows that `bad_samples` does not allow, and `ConflictError` if a concurrent commit
+    ingested the same source.
+    """
     plan, stop = prepared.plan, Event()
-    waiting = Waiting.of(session.store, session.branch, plan.source, plan.kind, plan.settings)
-    waiting.begin(plan)
-    session.notice.at_work()
-    kept = [done for done in waiting.parts(plan, store_time(session.store)) if on_bad == "skip" or not done.rejects]
-    current = {identity(file) for file in prepared.new} if kept else set()
-    kept = [done for done in kept if current.issuperset(done.files)]
-    parts = cut_parts(prepared.new, workers, {file for done in kept for file in done.files})
-    reading = workers if plan.settings.works_on_rows else max(1, workers // 2)  # storing them is the other half
-    job = Job(_quickly(prepared.bucket, reading), prepared.reading, plan, session.store, waiting, on_bad, max_bad)
-    state = Progress(len(prepared.new), sum(file.size for file in prepared.new), job.bucket.meter)
-    state.skipped_bytes = sum(done.source_bytes for done in kept)
-    finished: list[Done] = []
+    staged = StagedParts.of(session.store, session.branch, plan.source, plan.kind, plan.options)
+    staged.write_plan(plan)
+    session.intent.renew()
+    resumed = [
+        part for part in staged.read_parts(plan, store_time(session.store)) if bad_samples.tolerant or not part.rejects
+    ]
+    current = {file_id(file) for file in prepared.new} if resumed else set()
+    resumed = [part for part in resumed if current.issuperset(part.files)]
+    parts = split_parts(prepared.new, num_workers, {file for part in resumed for file in part.files})
+    # Without row transforms, storing rows takes about as long as reading them.
+    readers = num_workers if plan.options.transforms_rows else max(1, num_workers // 2)
+    job = Job(_concurrent(prepared.reader, readers), prepared.scan, plan, session.store, staged, bad_samples)
+    state = IngestProgress(len(prepared.new), sum(file.size for file in prepared.new), job.reader.byte_counter)
+    state.skipped_bytes = sum(part.source_bytes for part in resumed)
+    finished: list[FinishedPart] = []
+    rejects: list[Reject] = []
     progress(state)
     try:
-        for done in chain(kept, (runner or Threads(reading))(job, parts, stop=stop)):
-            session.notice.at_work()
-            finished.append(done)
-            state.files_done += len(done.files)
-            state.bytes_done += done.source_bytes
-            state.rows += done.rows
-            state.rejects += len(done.rejects)
+        for part in chain(resumed, (runner or ThreadRunner(readers))(job, parts, stop=stop)):
+            session.intent.renew()
+            finished.append(part)
+            rejects += part.rejects
+            state._add(part)
             progress(state)
-            if state.rejects > max_bad:
-                raise too_many([reject for done in finished for reject in done.rejects], max_bad)
+            check_rejects(rejects, bad_samples, rows=state.rows + state.rejects)
     finally:
         stop.set()
-    rejects = tuple(reject for done in finished for reject in done.rejects)
-    waiting.check(plan, kept)
+    check_rejects(rejects, bad_samples, rows=state.rows + state.rejects, finished=True)
+    staged.check(plan, resumed)
     rows = _commit(session, prepared, finished, rejects, message)
-    waiting.clear()
-    written = sum(fragment.bytes for done in finished for fragment in done.fragments)
-    return Outcome(rows, sum(done.rows for done in kept), written, rejects)
+    staged.clear()
+    written = sum(fragment.bytes for part in finished for fragment in part.fragments)
+    return IngestOutcome(rows, sum(part.rows for part in resumed), written, tuple(rejects))
 
 
 def _commit(
-    session: Session, prepared: Prepared, finished: Sequence[Done], rejects: Sequence[Reject], message: str
+    session: Session,
+    prepared: PreparedIngest,
+    finished: Sequence[FinishedPart],
+    rejects: Sequence[Reject],
+    message: str,
 ) -> int:
-    """Append the parts in the order of their files, and say what was taken in; without rows nothing happens."""
-    places = {identity(file): number for number, file in enumerate(prepared.new)}
-    ordered = sorted(finished, key=lambda done: places[done.files[0]])
-    fragments = [fragment for done in ordered for fragment in done.fragments]
+    """Append the parts in the order of their files, record the ingested files and commit; without rows do nothing."""
+    positions = {file_id(file): index for index, file in enumerate(prepared.new)}
+    ordered = sorted(finished, key=lambda part: positions[part.files[0]])
+    fragments = [fragment for part in ordered for fragment in part.fragments]
     if not fragments:
         return 0
-    refused = {reject.name for reject in rejects}
-    files: list[File] = [file for done in ordered for file in done.files if file[0] not in refused]
+    rejected = {reject.name for reject in rejects}
+    files: list[FileId] = [file for part in ordered for file in part.files if file[0] not in rejected]
     plan = prepared.plan
     rows = append_parts(session, plan.schema, fragments, plan.containers, "ingest")
-    session.take_sources({plan.source: (write_list(session.store, plan, files),)})
+    session.add_sources({plan.source: (write_manifest(session.store, plan, files),)})
     session.commit(message or f"ingest {plan.source} ({plan.kind})")
     return rows
 
 
-def _quickly(bucket: Bucket, reading: int) -> Bucket:
-    """As many requests at once as the store likes, shared by those who read."""
-    readers = 4 if bucket.store.fan_out == 1 else max(8, _REQUESTS // reading)
-    return Bucket(bucket.store, bucket.link, readers)
+def _concurrent(reader: SourceReader, readers: int) -> SourceReader:
+    """A reader whose share of the concurrent requests suits the store."""
+    max_concurrency = 4 if reader.store.is_local == 1 else max(8, _MAX_REQUESTS // readers)
+    return SourceReader(reader.store, reader.link, max_concurrency)

@@ -1,15 +1,27 @@
-"""Pure arithmetic of an epoch: which row comes when, on which rank; integers in, integers out."""
+"""Pure arithmetic of an epoch: the order of rows and their partition over ranks; integers in, integers out."""
 
-from penstock.plan._blocks import cut_blocks
+from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
-from penstock.plan._mix import derive, mix
-from penstock.plan._options import IN_ORDER, Shuffle, choose_shuffle
-from penstock.plan._quality import Quality, perfect_blocks
-from penstock.plan._ranks import Dealer
-from penstock.plan._spread import Spread
-from penstock.plan._state import Order, State
+from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
+from penstock.plan._partition import RankPartitioner
+from penstock.plan._quality import ShuffleQuality, expected_blocks
+from penstock.plan._random import derive_key, random_u64
+from penstock.plan._spread import BoundedSpread
+from penstock.plan._state import LoaderState, OrderSpec
 
 __all__ = [
-    "IN_ORDER", "Dealer", "Epoch", "Order", "Quality", "Shuffle", "Spread", "State", "choose_shuffle", "cut_blocks",
-    "derive", "mix", "perfect_blocks",
-]  # fmt: skip
+    "SEQUENTIAL",
+    "BoundedSpread",
+    "Epoch",
+    "LoaderState",
+    "OrderSpec",
+    "RankPartitioner",
+    "Shuffle",
+    "ShuffleLayout",
+    "ShuffleQuality",
+    "derive_key",
+    "expected_blocks",
+    "random_u64",
+    "resolve_shuffle",
+    "split_blocks",
+]

@@ -1,29 +1,32 @@
-"""Cut the rows of a fragment into blocks that are read together."""
+"""Split the rows of a fragment into blocks that are read together."""
 
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 
 
-def cut_blocks(rows_upto: Rows, page_bytes: Rows, page_files: Rows, *, block_bytes: int) -> Rows:
-    """Blocks of about `block_bytes`, cut only where pages end: for each, how many wanted rows are in front of its end.
+def split_blocks(
+    row_ends: Int64Array, page_bytes: Int64Array, page_files: Int64Array, *, block_bytes: int
+) -> Int64Array:
+    """Split pages into blocks of about `block_bytes`; return the row end of each block.
 
-    `rows_upto` has the wanted rows in front of each page's end. Pages that hold none count for nothing, and no block
-    is empty. A block is in one file, which `page_files` numbers, unless files are much smaller than it: what is in
-    two files takes two requests.
+    `row_ends` counts the selected rows up to the end of each page. Blocks end at page boundaries and are never empty;
+    pages without selected rows are ignored. A block stays within one file (`page_files` has the file index of pages),
+    unless files are much smaller than a block, because each file costs a request.
     """
-    touched = np.diff(rows_upto, prepend=0) > 0
-    upto, sizes, files = rows_upto[touched], page_bytes[touched], page_files[touched]
-    if not len(upto):
+    selected = np.diff(row_ends, prepend=0) > 0
+    row_ends, sizes, files = row_ends[selected], page_bytes[selected], page_files[selected]
+    if not len(row_ends):
         return np.zeros(0, np.int64)
-    alone = np.bincount(files, sizes)[files] * 2 >= block_bytes
-    begins = np.append(True, (files[1:] != files[:-1]) & (alone[1:] | alone[:-1]))
-    group = np.cumsum(begins) - 1
-    ends = np.cumsum(sizes)
-    before = (ends - sizes)[begins][group]
-    whole = np.bincount(group, sizes)[group]
-    blocks = np.maximum(1, np.round(whole / block_bytes))
-    number = ((ends - before - sizes / 2) * blocks // whole).astype(np.int64)  # a page belongs where its middle is
-    last = np.append((number[1:] != number[:-1]) | begins[1:], True)
-    return np.asarray(upto[last], np.int64)
+    separate = np.bincount(files, sizes)[files] * 2 >= block_bytes
+    group_starts = np.append(True, (files[1:] != files[:-1]) & (separate[1:] | separate[:-1]))
+    group = np.cumsum(group_starts) - 1
+    byte_ends = np.cumsum(sizes)
+    bytes_before_group = (byte_ends - sizes)[group_starts][group]
+    group_bytes = np.bincount(group, sizes)[group]
+    group_blocks = np.maximum(1, np.round(group_bytes / block_bytes))
+    # A page belongs to the block that contains its middle.
+    block = ((byte_ends - bytes_before_group - sizes / 2) * group_blocks // group_bytes).astype(np.int64)
+    block_ends = np.append((block[1:] != block[:-1]) | group_starts[1:], True)
+    return np.asarray(row_ends[block_ends], np.int64)

@@ -1,8 +1,9 @@
-"""The order of one epoch: positions to places, by arithmetic alone.
+"""The order of one epoch, computed without stored state.
 
-Sections (manifests) are permuted, and so are the parts of each, and the blocks in those; behind each other they are one
-line of *places*. The line is cut by rows into lanes. A lane's rows are read in the order of its spread, and the epoch
-takes a row from each lane in turn: that turn is the *position*, the only thing that ranks, steps and checkpoints count.
+Sections (manifests), the parts of each section and the blocks of each part are permuted. Concatenated, they form one
+sequence; the index of a row in it is its *slot*. The sequence is split into lanes of consecutive slots. Each lane reads
+its rows in the order of its bounded spread, and the epoch takes one row from each lane in turn. The index of a row in
+the resulting order is its *position*, the only unit of ranks, steps and checkpoints.
 """
 
 from dataclasses import dataclass
@@ -10,26 +11,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.plan._mix import derive, permutation
-from penstock.plan._spread import Spread
+from penstock.plan._random import derive_key, permutation
+from penstock.plan._spread import BoundedSpread
 from penstock.types import cached_property
 
-Rows = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 
 _SECTIONS, _PARTS, _BLOCKS, _LANES = range(4)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The order of the rows of some sections."""
+    """The order of the rows of one epoch."""
 
-    section_rows: Rows
-    """How many rows each section has."""
+    section_rows: Int64Array
+    """The number of rows of each section."""
     lanes: int
-    reach: int
-    """The spread, in rows."""
+    spread_rows: int
+    """The bound of the spread, in rows."""
     seed: int
-    number: int
+    index: int
+    """The epoch, counted from 0."""
     shuffled: bool
 
     @cached_property
@@ -37,32 +39,32 @@ class Epoch:
         return int(self.section_rows.sum())
 
     @cached_property
-    def sections(self) -> Rows:
-        """The sections in the order of their places."""
+    def sections(self) -> Int64Array:
+        """The sections in slot order."""
         count = len(self.section_rows)
         return permutation(count, self._key(_SECTIONS)) if self.shuffled else np.arange(count)
 
     @cached_property
-    def section_ends(self) -> Rows:
-        """The place behind each section, in the order of `sections`."""
+    def section_ends(self) -> Int64Array:
+        """The end slot of each section, in the order of `sections`."""
         return np.cumsum(self.section_rows[self.sections])
 
-    def part_order(self, section: int, parts: int) -> Rows:
-        """The parts of a section in the order of their places."""
+    def part_order(self, section: int, parts: int) -> Int64Array:
+        """The parts of a section in slot order."""
         return permutation(parts, self._key(_PARTS, section)) if self.shuffled else np.arange(parts)
 
-    def block_order(self, section: int, part: int, blocks: int) -> Rows:
-        """The blocks of a part of a section in the order of their places."""
+    def block_order(self, section: int, part: int, blocks: int) -> Int64Array:
+        """The blocks of a part in slot order."""
         return permutation(blocks, self._key(_BLOCKS, section, part)) if self.shuffled else np.arange(blocks)
 
     def lane_start(self, lane: int) -> int:
-        """The first place of a lane; the first lanes are a row longer where rows are left over."""
+        """The first slot of a lane; the first `rows % lanes` lanes are one row longer."""
         return lane * (self.rows // self.lanes) + min(lane, self.rows % self.lanes)
 
-    def lane_order(self, lane: int) -> Spread:
-        """How a lane's rows are read."""
+    def lane_order(self, lane: int) -> BoundedSpread:
+        """The read order of a lane's rows."""
         length = self.lane_start(lane + 1) - self.lane_start(lane)
-        return Spread(length, self.reach, self._key(_LANES, lane))
+        return BoundedSpread(length, self.spread_rows, self._key(_LANES, lane))
 
     def _key(self, *words: int) -> int:
-        return derive(self.seed, self.number, *words)
+        return derive_key(self.seed, self.index, *words)

@@ -1,6 +1,7 @@
-"""How an epoch is shuffled; the defaults follow from the table alone, so that every machine finds the same order."""
+"""Shuffle settings; defaults depend on the table alone, so every machine derives the same order."""
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from penstock.errors import InvalidInputError
 
@@ -18,45 +19,59 @@ _MIN_SPREAD = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What decides an epoch's order, beside its seed and number; all of it is part of a loader's state."""
+    """How a loader shuffles: the seed, and settings that default to values derived from the size of the table.
 
-    lanes: int
-    """Places of the table that are read side by side; a multiple of the number of ranks reads each byte once."""
-    block_bytes: int
-    """About how many bytes of the heaviest column are read together."""
-    spread: float
-    """How far a row may move in its lane, in blocks; memory and quality grow with it."""
+    The order of an epoch depends on these settings, the snapshot, the selected rows and columns, and the epoch number;
+    not on ranks, workers, memory or hardware. Raises `InvalidInputError` for values out of range.
+    """
+
+    seed: int = 0
+    """Seed of the order and of random transforms."""
+    block_bytes: int | None = None
+    """Approximate bytes of the heaviest column that are read together."""
+    spread: float | None = None
+    """How far a row can move within its lane, in blocks; shuffle quality and memory use grow with it."""
+    lanes: int | None = None
+    """Number of interleaved read cursors; if it is a multiple of the number of ranks, each byte is fetched once."""
 
     def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise InvalidInputError(f"lanes must be at least 1, not {self.lanes}")
-        if self.block_bytes < 1:
-            raise InvalidInputError(f"shuffle_block must be a positive number of bytes, not {self.block_bytes}")
-        if not 0 <= self.spread <= 1000:
-            raise InvalidInputError(f"shuffle_spread must be a number of blocks from 0 to 1000, not {self.spread}")
+        for name in ("seed", "block_bytes", "lanes"):
+            value = getattr(self, name)
+            if value is None and name != "seed":
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise InvalidInputError(f"Shuffle({name}=…) must be a whole number, not {value!r}")
+            object.__setattr__(self, name, int(value))  # numpy integers are not JSON serialisable
+        _check_bounds(self.lanes, self.block_bytes, self.spread)
 
 
-def choose_shuffle(
-    table_bytes: int,
-    row_bytes: float,
-    *,
-    lanes: int | None = None,
-    block_bytes: int | None = None,
-    spread: float | None = None,
-) -> Shuffle:
-    """Fill in what was not asked for, from the size of the table and of a row alone.
+@dataclass(frozen=True, slots=True)
+class ShuffleLayout:
+    """Resolved shuffle settings; part of a loader's state."""
 
-    A small table is shuffled as a whole. Else blocks are small where the table is small, and where rows are, because
-    a block of many rows fills a batch with neighbours; lanes are many where the table is large; and the spread is
-    what a thirteenth of the table or a gigabyte has room for.
+    lanes: int
+    block_bytes: int
+    spread: float
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.lanes, self.block_bytes, self.spread)
+
+
+def resolve_shuffle(shuffle: Shuffle, table_bytes: int, row_bytes: float) -> ShuffleLayout:
+    """Derive the settings that `shuffle` leaves open from the size of the table and of a row alone.
+
+    A small table is shuffled as a whole. In larger ones, blocks are small if the table or its rows are small, because
+    a block of many rows fills a batch with neighbours; the number of lanes grows with the table; and the spread uses a
+    window of a thirteenth of the table, up to a gigabyte.
     """
+    lanes, block_bytes, spread = shuffle.lanes, shuffle.block_bytes, shuffle.spread
     share = max(min(table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes)), table_bytes // _MOST_BLOCKS)
     block = min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES) if block_bytes is None else block_bytes
     if lanes is None:
         lanes = _HUGE_LANES if table_bytes >= _HUGE_BYTES else _SMALL_LANES
         if table_bytes < _HUGE_BYTES and table_bytes // max(block, 1) >= _MANY_LANES * _BLOCKS_PER_LANE:
             lanes = _MANY_LANES
-        blocks = table_bytes // max(block, 1)  # a lane of less than a few blocks would hold only neighbours
+        blocks = table_bytes // max(block, 1)  # a lane of few blocks would hold only neighbours
         lanes = max(count for count in (1, 2, 4, 8, lanes) if count == 1 or 8 * count <= blocks)
     if spread is None:
         row_of_blocks = max(block * lanes, 1)
@@ -66,8 +81,17 @@ def choose_shuffle(
             window = min(max(table_bytes // _WINDOW_SHARE, _MIN_WINDOW_BYTES), _MAX_WINDOW_BYTES)
             spread = max(_MIN_SPREAD, round(window / row_of_blocks - 1, 2))
         spread = min(spread, 1000.0)
-    return Shuffle(lanes, block, spread)
+    return ShuffleLayout(lanes, block, spread)
 
 
-IN_ORDER = Shuffle(lanes=1, block_bytes=_MAX_BLOCK_BYTES, spread=0.0)
-"""No shuffle: the rows as they are."""
+def _check_bounds(lanes: int | None, block_bytes: int | None, spread: float | None) -> None:
+    if lanes is not None and lanes < 1:
+        raise InvalidInputError(f"Shuffle(lanes=…) must be at least 1, not {lanes}")
+    if block_bytes is not None and block_bytes < 1:
+        raise InvalidInputError(f"Shuffle(block_bytes=…) must be a positive number of bytes, not {block_bytes}")
+    if spread is not None and not (isinstance(spread, Real) and 0 <= spread <= 1000):
+        raise InvalidInputError(f"Shuffle(spread=…) must be a number of blocks from 0 to 1000, not {spread!r}")
+
+
+SEQUENTIAL = ShuffleLayout(lanes=1, block_bytes=_MAX_BLOCK_BYTES, spread=0.0)
+"""No shuffle: rows in table order."""

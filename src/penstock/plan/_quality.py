@@ -1,26 +1,27 @@
-"""How good a shuffle is: from how many blocks a batch draws, beside a perfect shuffle's number."""
+"""Shuffle quality: the number of blocks that a batch draws from, against a uniform shuffle."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
-    """Blocks that a batch draws from."""
+class ShuffleQuality:
+    """The number of distinct blocks per batch."""
 
     blocks_per_batch: float
-    perfect: float
-    """What a true shuffle of the whole table would give."""
+    expected: float
+    """The expected number for a uniform shuffle of the whole table."""
 
     @property
-    def share(self) -> float:
-        return min(self.blocks_per_batch / self.perfect, 1.0) if self.perfect else 1.0
+    def ratio(self) -> float:
+        """Blocks per batch, relative to a uniform shuffle."""
+        return min(self.blocks_per_batch / self.expected, 1.0) if self.expected else 1.0
 
     def __str__(self) -> str:
-        return f"a batch draws from {self.blocks_per_batch:.0f} blocks (a true shuffle: {self.perfect:.0f})"
+        return f"a batch draws from {self.blocks_per_batch:.0f} blocks (a uniform shuffle: {self.expected:.0f})"
 
 
-def perfect_blocks(batch_size: int, blocks: float) -> float:
-    """Blocks that a batch of a true shuffle draws from, on average."""
+def expected_blocks(batch_size: int, blocks: float) -> float:
+    """The expected number of distinct blocks in a batch of a uniform shuffle."""
     if blocks <= 1:
         return 1.0
     return blocks * (1.0 - (1.0 - 1.0 / blocks) ** batch_size)

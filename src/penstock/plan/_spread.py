@@ -1,8 +1,8 @@
-"""The bounded spread: a shuffle in which no row moves far, so that a small moving window holds all it needs.
+"""The bounded spread: a shuffle that limits how far each row moves, so that a small sliding window suffices.
 
-Row i of a lane gets the key i + u(i), where u is random between 0 and the reach, and rows are read in key order. There
-are no window edges: rows enter one by one as the stream moves on. Keys are cut into chunks of equal width; a chunk's
-rows lie within one reach before it, and so does what is left of earlier ones, so any place can be reached at once.
+Row i of a lane gets the sort key i + u(i), with u uniform in [0, spread_rows), and rows are read in key order. There
+are no window edges: rows enter the window one by one. Keys are split into chunks of equal width. The rows of a chunk
+start at most `spread_rows` before it, and so do rows pending from earlier chunks, so any chunk is computed directly.
 """
 
 from dataclasses import dataclass
@@ -10,77 +10,77 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.plan._mix import mix
+from penstock.plan._random import random_u64
 
-Rows = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 
 _CHUNK_ROWS = 2048
 _MAX_FRACTION_BITS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The order of one lane's rows."""
+class BoundedSpread:
+    """The read order of one lane's rows."""
 
     length: int
-    reach: int
-    """Rows behind its place that a row may be read, at most; 0 keeps the order."""
+    spread_rows: int
+    """Every row moves by less than this many rows; 0 preserves the order."""
     key: int
 
     @property
-    def width(self) -> int:
-        """Keys in a chunk."""
-        return max(_CHUNK_ROWS, self.reach)
+    def chunk_width(self) -> int:
+        """The number of keys in a chunk."""
+        return max(_CHUNK_ROWS, self.spread_rows)
 
     @property
-    def chunks(self) -> int:
-        return -(-(self.length + max(self.reach - 1, 0)) // self.width)
+    def num_chunks(self) -> int:
+        return -(-(self.length + max(self.spread_rows - 1, 0)) // self.chunk_width)
 
-    def chunk(self, number: int) -> Rows:
-        """The rows whose keys are in a chunk, in the order in which they are read."""
-        start = number * self.width
-        if not self.reach:
-            return np.arange(start, min(start + self.width, self.length))
+    def chunk(self, index: int) -> Int64Array:
+        """The rows whose keys are in a chunk, in read order."""
+        start = index * self.chunk_width
+        if not self.spread_rows:
+            return np.arange(start, min(start + self.chunk_width, self.length))
         first, keys = self._keys(start)
         bits, fraction = self._bits
-        low, high = (start - first) << fraction, (start + self.width - first) << fraction
+        low, high = (start - first) << fraction, (start + self.chunk_width - first) << fraction
         inside = (keys >= low) & (keys < high)
         tagged = (keys[inside] << bits) | np.flatnonzero(inside)
-        tagged.sort()  # sorting keys that carry their row is several times faster than an argsort
+        tagged.sort()  # sorting keys tagged with their row is several times faster than argsort
         return (tagged & ((1 << bits) - 1)) + first
 
-    def before(self, number: int) -> int:
-        """How many rows are read before a chunk."""
-        return min(number * self.width, self.length) - len(self.left(number))
+    def rows_before(self, index: int) -> int:
+        """The number of rows read before a chunk."""
+        return min(index * self.chunk_width, self.length) - len(self.pending_rows(index))
 
-    def left(self, number: int) -> Rows:
-        """The rows in front of a chunk that are read in it or later."""
-        start = number * self.width
-        if not self.reach:
+    def pending_rows(self, index: int) -> Int64Array:
+        """The rows before the start of a chunk that are read in it or later."""
+        start = index * self.chunk_width
+        if not self.spread_rows:
             return np.zeros(0, np.int64)
         first, keys = self._keys(start)
-        front = keys[: max(min(start, self.length) - first, 0)]
-        return np.flatnonzero(front >= (start - first) << self._bits[1]) + first
+        earlier = keys[: max(min(start, self.length) - first, 0)]
+        return np.flatnonzero(earlier >= (start - first) << self._bits[1]) + first
 
-    def find(self, index: int) -> int:
-        """The chunk that holds the row that is read as number `index`."""
-        number = index // self.width
-        while number + 1 < self.chunks and self.before(number + 1) <= index:
-            number += 1
-        return number
+    def chunk_of(self, offset: int) -> int:
+        """The chunk that contains the row at an offset of the read order."""
+        index = offset // self.chunk_width
+        while index + 1 < self.num_chunks and self.rows_before(index + 1) <= offset:
+            index += 1
+        return index
 
     @property
     def _bits(self) -> tuple[int, int]:
-        """Bits that number the rows near a chunk, and bits of a key behind the point."""
-        bits = min(self.width + self.reach, self.length).bit_length()
-        return bits, min(_MAX_FRACTION_BITS, 63 - bits - (self.width + 2 * self.reach).bit_length())
+        """Bits of a row index within a chunk's range, and fraction bits of a key."""
+        bits = min(self.chunk_width + self.spread_rows, self.length).bit_length()
+        return bits, min(_MAX_FRACTION_BITS, 63 - bits - (self.chunk_width + 2 * self.spread_rows).bit_length())
 
-    def _keys(self, start: int) -> tuple[int, Rows]:
-        """The first row that may have a key in the chunk, and the keys from it on, counted from that row."""
-        first = max(start - self.reach, 0)
-        rows = np.arange(first, min(start + self.width, self.length))
+    def _keys(self, start: int) -> tuple[int, Int64Array]:
+        """The first row that may have a key in the chunk, and the keys of rows from it on, relative to that row."""
+        first = max(start - self.spread_rows, 0)
+        rows = np.arange(first, min(start + self.chunk_width, self.length))
         fraction = self._bits[1]
-        offsets = (mix(self.key, rows) >> np.uint64(64 - fraction)).astype(np.int64) * self.reach
-        if self.reach >= self.length:  # a row may go anywhere, so its place need not count
+        offsets = (random_u64(self.key, rows) >> np.uint64(64 - fraction)).astype(np.int64) * self.spread_rows
+        if self.spread_rows >= self.length:  # a row may move anywhere in the lane, so its index is irrelevant
             return first, offsets
         return first, ((rows - first) << fraction) + offsets

@@ -1,41 +1,41 @@
-"""Where a run stands, as a small JSON value that any number of ranks can go on from."""
+"""The state of a loader: a small JSON value from which any number of ranks can resume."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import InvalidInputError
-from penstock.plan._options import Shuffle
+from penstock.plan._options import ShuffleLayout
 
 _FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Everything that decides the order of a run; two that differ in anything read other rows at the same position."""
+class OrderSpec:
+    """Everything that determines the order of a run: equal specs read the same row at every position."""
 
     table: str
-    """For people: where the table is; a copy elsewhere is the same."""
+    """The URI of the table; informative, since a copy elsewhere has the same order."""
     version: str
-    """For people: `main@7`."""
+    """Such as `main@7`; informative."""
     snapshot: str
     selection: str
-    """Digest of the rows and columns chosen."""
+    """Digest of the selected rows and columns."""
     rows: int
     seed: int
     shuffled: bool
-    shuffle: Shuffle
+    shuffle: ShuffleLayout
 
-    def difference(self, other: "Order") -> str | None:
-        """In what another order differs, in words; None where it is the same."""
-        for name, words in _WORDS.items():
-            mine, its = getattr(self, name), getattr(other, name)
-            if mine != its:
-                return f"{words}: {its} there, {mine} here"
+    def difference(self, other: "OrderSpec") -> str | None:
+        """A description of the first difference; None if both specs determine the same order."""
+        for name, label in _LABELS.items():
+            here, there = getattr(self, name), getattr(other, name)
+            if here != there:
+                return f"{label}: {there} there, {here} here"
         return None
 
 
-_WORDS = {
+_LABELS = {
     "snapshot": "the snapshot",
     "selection": "the selection of rows and columns",
     "rows": "the number of rows",
@@ -46,29 +46,29 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LoaderState:
     """A point between two steps of a run."""
 
-    order: Order
+    order: OrderSpec
     epoch: int
     consumed: int
-    """Positions of the epoch that all ranks together have read."""
+    """Positions of the epoch read so far, over all ranks."""
 
     def to_json(self) -> dict[str, Any]:
-        """A value of less than a kilobyte."""
+        """A JSON value of less than 1 kB."""
         return {"penstock": _FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "State":
-        """Undo `to_json`."""
+    def from_json(cls, value: Mapping[str, Any]) -> "LoaderState":
+        """Inverse of `to_json`; raises `InvalidInputError` for other values."""
         if not isinstance(value, Mapping) or "penstock" not in value:
             raise InvalidInputError("this is not the state of a Penstock loader: pass what its state_dict() returned")
         if value["penstock"] != _FORMAT:
-            raise InvalidInputError(f"this state has format {value['penstock']}, and this version reads {_FORMAT}")
+            raise InvalidInputError(f"this state has format {value['penstock']}; this version reads format {_FORMAT}")
         try:
             order = dict(value["order"])
-            shuffle = Shuffle(**order.pop("shuffle"))
-            state = cls(Order(**order, shuffle=shuffle), int(value["epoch"]), int(value["consumed"]))
+            shuffle = ShuffleLayout(**order.pop("shuffle"))
+            state = cls(OrderSpec(**order, shuffle=shuffle), int(value["epoch"]), int(value["consumed"]))
             if not 0 <= state.consumed <= state.order.rows:
                 raise ValueError(f"{state.consumed} of {state.order.rows} rows were read")
             return state

@@ -1,29 +1,32 @@
 """Keys to bytes: object stores, folders and memory behind one contract."""
 
-from penstock.storage._ahead import Ahead
 from penstock.storage._folder import FolderStore
+from penstock.storage._keys import local_path
 from penstock.storage._memory import MemoryStore
 from penstock.storage._object import ObjectStore
 from penstock.storage._open import open_store
-from penstock.storage._pool import run_all
+from penstock.storage._prefetch import Prefetch, read_ahead
 from penstock.storage._probe import Capabilities, probe
 from penstock.storage._ranges import coalesce, get_ranges
-from penstock.storage._retry import RetryPolicy, give_up_when
+from penstock.storage._retry import RetryPolicy, cancel_retries_on
 from penstock.storage._store import ObjectInfo, Store
+from penstock.storage._threads import thread_map
 
 __all__ = [
-    "Ahead",
     "Capabilities",
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
+    "Prefetch",
     "RetryPolicy",
     "Store",
+    "cancel_retries_on",
     "coalesce",
     "get_ranges",
-    "give_up_when",
+    "local_path",
     "open_store",
     "probe",
-    "run_all",
+    "read_ahead",
+    "thread_map",
 ]

@@ -1,24 +1,32 @@
-"""Memory that objects are read to."""
+"""Allocate, view and fill byte buffers."""
 
 import mmap
 from collections.abc import Sequence
 
 import numpy as np
 
-_OWN_MAP_BYTES = 1 << 20
+from penstock.types import Buffer
+
+_MMAP_BYTES = 1 << 20
 MAX_BUFFERS = 1024
-"""What one call of the system fills, on every system we know."""
+"""Buffers that one vectored read takes (IOV_MAX of Linux and macOS)."""
 
 
 def new_buffer(size: int) -> memoryview:
-    """Memory of any content."""
-    if size >= _OWN_MAP_BYTES:  # malloc would keep it, once it is free, for the thread that asked for it
+    """Allocate an uninitialised buffer."""
+    if size >= _MMAP_BYTES:  # malloc would keep freed memory in the arena of the allocating thread
         return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    return np.empty(size, np.uint8).data  # not bytearray: it would be zeroed first
+    return np.empty(size, np.uint8).data  # bytearray would zero it first
 
 
 def fill(buffers: Sequence[memoryview], data: memoryview) -> None:
-    """Copy data to one buffer after the other."""
+    """Copy data into consecutive buffers."""
     for buffer in buffers:
         buffer[:] = data[: len(buffer)]
         data = data[len(buffer) :]
+
+
+def byte_view(data: Buffer) -> memoryview:
+    """View a buffer of any shape and type as plain bytes, without a copy."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # a shape with a zero in it cannot be cast

@@ -10,17 +10,16 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from penstock.storage import _outcomes
-from penstock.storage._buffers import MAX_BUFFERS, new_buffer
-from penstock.storage._inputs import TEMPORARY_PREFIX, byte_view, check_key, object_uri
-from penstock.storage._mounts import is_local
-from penstock.storage._open_files import OpenFiles
+from penstock.storage import _errors
+from penstock.storage._buffers import MAX_BUFFERS, byte_view, new_buffer
+from penstock.storage._keys import TEMPORARY_PREFIX, check_key, object_uri
+from penstock.storage._local_files import OpenFileCache, on_local_filesystem
 from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_MIN_MAPPED_BYTES = 128 << 10
-_MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB at once
+_MIN_MMAP_BYTES = 128 << 10
+_MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB per call
 _Publish = Callable[[Path, Path, str], None]
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -31,88 +30,86 @@ class FolderStore(Store):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
-        self.fan_out = 1 if is_local(self._root) else Store.fan_out
-        self.straight = self.fan_out == 1
-        self._open_files = OpenFiles(self._open)
+        self.is_local = on_local_filesystem(self._root)
+        self._open_files = OpenFileCache(self._open)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
-        """Read the file, or a part of it, into a fresh buffer."""
+        """Read the file, or a range of it, into a new buffer."""
         uri = object_uri(self.uri, key)
         with self._reading(key) as (fd, status):
             if etag is not None and etag != _etag(status):
-                raise _outcomes.source_changed(uri, etag)
-            wanted = byte_range or ByteRange(0, status.st_size)
-            _outcomes.check_bounds(uri, wanted, status.st_size)
-            view = new_buffer(wanted.length)
-            _read_into(fd, wanted, view, uri)
+                raise _errors.source_changed(uri, etag)
+            requested = byte_range or ByteRange(0, status.st_size)
+            _errors.check_bounds(uri, requested, status.st_size)
+            view = new_buffer(requested.length)
+            _read_range(fd, requested, view, uri)
             return view.toreadonly()
 
     def get_parts(self, key: str, parts: Sequence[ByteRange]) -> Iterator[memoryview]:
-        """Views of the file itself where that is safe, else copies made part by part.
+        """Yield views of a memory map on a local file system, else copies.
 
-        Mapping a file saves the copy, which costs more than verifying it does. Files of a store never change, but where
-        one can vanish from under a mapping, as on a network file system, the process would be killed: there, copies.
+        A map saves the copy, which costs more than verifying checksums. Files of a store never change, but on a network
+        file system one can disappear while it is mapped, which would kill the process with SIGBUS.
         """
         uri = object_uri(self.uri, key)
         file = self._open_files[key]
-        _outcomes.check_bounds(uri, parts[-1], file.size)
+        _errors.check_bounds(uri, parts[-1], file.size)
         with _translated("read", uri):
-            if self.fan_out == 1 and parts[-1].end - parts[0].start >= _MIN_MAPPED_BYTES:
+            if self.is_local and parts[-1].end - parts[0].start >= _MIN_MMAP_BYTES:
                 base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
                 whole = memoryview(mmap.mmap(file.fd, parts[-1].end - base, access=mmap.ACCESS_READ, offset=base))
                 yield from (whole[part.start - base : part.end - base] for part in parts)
                 return
             for part in parts:
                 view = new_buffer(part.length)
-                _read_into(file.fd, part, view, uri)
+                _read_range(file.fd, part, view, uri)
                 yield view.toreadonly()
 
-    def read_into(self, key: str, start: int, buffers: Sequence[memoryview], *, late_s: float | None = None) -> None:
-        """Read the file straight into the buffers; files are never late."""
-        del late_s
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Read the file directly into the buffers, with vectored reads."""
         uri = object_uri(self.uri, key)
         file = self._open_files[key]
-        _outcomes.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
+        _errors.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
         with _translated("read", uri):
             for first in range(0, len(buffers), MAX_BUFFERS):
                 start = _scatter(file.fd, start, buffers[first : first + MAX_BUFFERS], uri)
 
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
-        """Read the parts one after the other; each costs little more than the system's call."""
+        """Read the ranges one by one; each costs little more than the system call."""
         if not hasattr(os, "preadv"):
             super().read_scattered(parts)
             return
         for key, start, buffer in parts:
             file = self._open_files[key]
             try:
-                done = os.preadv(file.fd, (buffer,), start)
+                count = os.preadv(file.fd, (buffer,), start)
             except OSError:
-                done = -1
-            if done != len(buffer):
-                self.read_into(key, start, [buffer])  # says what is wrong, or goes on where the system stopped
+                count = -1
+            if count != len(buffer):
+                self.read_into(key, start, [buffer])  # completes a short read, or raises the error
 
     def head(self, key: str) -> ObjectInfo:
-        """Describe a file."""
+        """Return a file's metadata."""
         with self._reading(key) as (_, status):
             return _info(key, status)
 
     def put(self, key: str, data: Buffer) -> None:
-        """Write a file beside the target, then rename it over the target."""
+        """Write a temporary file beside the target, then rename it over the target."""
         self._write("put", key, [data], _replace)
 
     def create(self, key: str, data: Buffer) -> None:
-        """Write a file, then link it to its name, which fails if the name is taken."""
+        """Write a temporary file, then link it to its name, which fails if the name exists."""
         self._write("create", key, [data], _link)
 
     def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
-        """Write a file chunk by chunk, then rename it over the target."""
+        """Write a temporary file chunk by chunk, then rename it over the target."""
         self._write("put", key, chunks, _replace)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Walk the files, each folder sorted as its keys sort; links to folders are not followed."""
+        """Walk the files in key order; links to folders are not followed."""
         folder, _, _ = prefix.rpartition("/")
         if folder:
             check_key(folder)
@@ -128,18 +125,18 @@ class FolderStore(Store):
                 os.unlink(self._root / key)
 
     def _open(self, key: str) -> tuple[int, os.stat_result]:
-        """A file's descriptor, which is the caller's to close, and what the system says of it."""
+        """Open a file; returns its descriptor, which the caller must close, and its status."""
         check_key(key)
         uri = object_uri(self.uri, key)
         with _translated("read", uri):
             try:
                 fd = os.open(f"{self.uri}/{key}", os.O_RDONLY)
             except _ABSENT as error:
-                raise _outcomes.not_found(uri) from error
+                raise _errors.not_found(uri) from error
             try:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
-                    raise _outcomes.not_found(uri)
+                    raise _errors.not_found(uri)
             except BaseException:
                 os.close(fd)
                 raise
@@ -195,27 +192,27 @@ class FolderStore(Store):
 def _read_at(fd: int, view: memoryview, offset: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(fd, [view], offset)
-    os.lseek(fd, offset, os.SEEK_SET)  # the descriptor is this call's own
+    os.lseek(fd, offset, os.SEEK_SET)  # no other thread uses this descriptor
     return FileIO(fd, closefd=False).readinto(view)
 
 
-def _read_into(fd: int, wanted: ByteRange, view: memoryview, uri: str) -> None:
+def _read_range(fd: int, byte_range: ByteRange, view: memoryview, uri: str) -> None:
     done = 0
-    while done < wanted.length:
-        count = _read_at(fd, view[done : done + _MAX_READ_BYTES], wanted.start + done)
+    while done < byte_range.length:
+        count = _read_at(fd, view[done : done + _MAX_READ_BYTES], byte_range.start + done)
         if count == 0:
-            _outcomes.check_bounds(uri, wanted, wanted.start + done)
+            _errors.check_bounds(uri, byte_range, byte_range.start + done)
         done += count
 
 
 def _scatter(fd: int, start: int, buffers: Sequence[memoryview], uri: str) -> int:
-    """Fill buffers from `start` on; returns where they end."""
+    """Fill buffers from offset `start` on; returns the end offset."""
     end = start + sum(map(len, buffers))
     done = os.preadv(fd, buffers, start) if hasattr(os, "preadv") else 0
-    for buffer in buffers if start + done < end else ():  # rare: a signal, or a system that cannot do it at once
+    for buffer in buffers if start + done < end else ():  # rare: a short read, or no preadv
         inside = min(max(done, 0), len(buffer))
         if inside < len(buffer):
-            _read_into(fd, ByteRange(start + inside, start + len(buffer)), buffer[inside:], uri)
+            _read_range(fd, ByteRange(start + inside, start + len(buffer)), buffer[inside:], uri)
         start, done = start + len(buffer), done - len(buffer)
     return end
 
@@ -229,14 +226,14 @@ def _link(temporary: Path, target: Path, uri: str) -> None:
         os.link(temporary, target)
     except FileExistsError as error:
         if os.path.isdir(target):
-            raise _outcomes.failed("create", uri, "a folder has this name") from error
-        # A network file system can report a link that it made: the answer was lost and the request repeated.
+            raise _errors.failed("create", uri, "a folder has this name") from error
+        # NFS can report a link that it made itself: the response was lost and the request retransmitted.
         if os.stat(temporary).st_nlink < 2:
-            raise _outcomes.already_exists(uri) from error
+            raise _errors.already_exists(uri) from error
     except OSError as error:
         if error.errno in _NO_LINKS:
-            reason = "this file system has no hard links, so nothing can be created atomically on it"
-            raise _outcomes.failed("create", uri, reason) from error
+            reason = "this file system has no hard links, so it cannot create objects atomically"
+            raise _errors.failed("create", uri, reason) from error
         raise
 
 
@@ -250,7 +247,7 @@ def _open_new(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, so that they survive a crash."""
+    """Create a folder and its parents, synced to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -276,10 +273,10 @@ def _write_all(fd: int, chunk: Buffer) -> None:
 
 
 class _translated:  # noqa: N801
-    """Says what the system says in our words; not a generator, because pages are read within it."""
+    """Raises Penstock's errors for the system's; a class, because a generator costs more on the path of every page."""
 
     def __init__(self, verb: str, uri: str) -> None:
-        self._what = verb, uri
+        self._verb, self._uri = verb, uri
 
     def __enter__(self) -> None:
         pass
@@ -287,12 +284,12 @@ class _translated:  # noqa: N801
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if not isinstance(error, OSError):
             return
-        say = _outcomes.failed
+        translate = _errors.failed
         if isinstance(error, PermissionError):
-            say = _outcomes.access_denied
+            translate = _errors.access_denied
         elif isinstance(error, TimeoutError):
-            say = _outcomes.timed_out
-        raise say(*self._what, str(error.strerror)) from error
+            translate = _errors.timed_out
+        raise translate(self._verb, self._uri, str(error.strerror)) from error
 
 
 def _etag(status: os.stat_result) -> str:

@@ -1,15 +1,14 @@
-"""From an address to a store."""
+"""Open the store at an address."""
 
 import os
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 from penstock.errors import InvalidInputError
-from penstock.storage._clouds import CLOUD_SCHEMES
 from penstock.storage._folder import FolderStore
-from penstock.storage._inputs import check_key
+from penstock.storage._keys import check_key, local_path
 from penstock.storage._memory import open_memory
 from penstock.storage._object import ObjectStore
+from penstock.storage._obstore_clients import CLOUD_SCHEMES
 from penstock.storage._retry import RetryPolicy
 from penstock.storage._store import Store
 
@@ -19,20 +18,15 @@ def open_store(
 ) -> Store:
     """Open the store at a folder's path, `file://`, `s3://`, `gs://`, `az://container/…` or `memory://name`.
 
-    `options` are the cloud's settings by obstore's names (`endpoint`, `region`, `access_key_id`, `account_name`, …; and
-    `profile`, a profile of the AWS tools). What they leave out is taken from the environment (`AWS_*`, `GOOGLE_*`,
-    `AZURE_*`), then from the cloud's usual files. A private memory store is opened by `memory://`.
+    `options` are the cloud's settings by obstore's names (`endpoint`, `region`, `access_key_id`, `account_name`, …),
+    and `profile`, a profile of the AWS tools, which boto3 reads (extra `aws`). Settings that are not given come from
+    the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`), then from the cloud's usual files. `memory://` opens a private
+    memory store. Raises `InvalidInputError` for an address, an option or a profile that cannot be used.
     """
     text = os.fspath(uri)
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        if not text:
-            raise InvalidInputError("no address was given; pass a folder's path or a URI such as s3://bucket/table")
-        return FolderStore(text)
-    if scheme == "file":
-        if not rest.startswith("/"):
-            raise InvalidInputError(f"{text} names a host; write file:///path, or the path alone")
-        return FolderStore(unquote(rest))
+    if (path := local_path(text)) is not None:
+        return FolderStore(path)
+    scheme, _, rest = text.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.rstrip("/")
     if prefix:

@@ -1,4 +1,4 @@
-"""When to ask a store again, and when to give up."""
+"""Retry policy and the retry loop."""
 
 import random
 import threading
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.errors import AccessDenied, InvalidInputError, StorageError
+from penstock.errors import AccessDeniedError, InvalidInputError, StorageError
 
 T = TypeVar("T")
 
-_jitter = random.Random()  # of its own: nobody's seeded generator is disturbed
+_jitter = random.Random()  # its own generator: a user's seeded one is not disturbed
 _thread = threading.local()
 
 
-def give_up_when(event: threading.Event) -> None:
-    """Let this thread ask nothing again once the event is set: nobody waits for the answer any more."""
+def cancel_retries_on(event: threading.Event) -> None:
+    """Make this thread retry no request once the event is set, because its result is no longer needed."""
     _thread.event = event
 
 
-def _pause(seconds: float) -> None:
+def _sleep(seconds: float) -> None:
     event: threading.Event | None = getattr(_thread, "event", None)
     if event is None:
         time.sleep(seconds)
@@ -28,26 +28,26 @@ def _pause(seconds: float) -> None:
         event.wait(seconds)
 
 
-def _nobody_waits() -> bool:
+def _is_cancelled() -> bool:
     event: threading.Event | None = getattr(_thread, "event", None)
     return event is not None and event.is_set()
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to try, and how to wait between tries (exponential backoff, full jitter)."""
+    """Deadlines, and backoff between attempts (exponential, full jitter)."""
 
     deadline_s: float = 120.0
-    """Longest time one call may take, all its attempts and pauses together."""
+    """Longest time one call may take, including all attempts and backoff."""
 
     attempt_timeout_s: float = 60.0
-    """Longest time one request may take, its body included."""
+    """Longest time one request may take, including its body."""
 
     initial_backoff_s: float = 0.1
-    """Longest pause after the first failure; it doubles with each further one."""
+    """Longest backoff after the first failure; it doubles with each further one."""
 
     max_backoff_s: float = 10.0
-    """Longest pause after any failure."""
+    """Longest backoff after any failure."""
 
     def __post_init__(self) -> None:
         for name in ("deadline_s", "attempt_timeout_s", "initial_backoff_s", "max_backoff_s"):
@@ -62,15 +62,15 @@ def retry(
     attempt: Callable[[float], T],
     *,
     is_transient: Callable[[StorageError], bool],
-    repeating: Callable[[], None] = lambda: None,
+    on_retry: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = _pause,
+    sleep: Callable[[float], None] = _sleep,
     uniform: Callable[[], float] = _jitter.random,
 ) -> T:
-    """Call `attempt` with the seconds it may take until it succeeds, fails for good, or the deadline is near.
+    """Call `attempt` with its timeout in seconds until it succeeds, fails permanently, or the deadline is near.
 
-    A refusal is tried once more, because credentials may have been renewed since they were read. `repeating` is called
-    before every attempt but the first.
+    `AccessDeniedError` is retried once, because credentials may have been renewed since they were read. `on_retry` is
+    called before every attempt but the first.
     """
     started = clock()
     refusals = attempts = 0
@@ -79,14 +79,14 @@ def retry(
             return attempt(min(policy.attempt_timeout_s, started + policy.deadline_s - clock()))
         except StorageError as error:
             attempts += 1
-            refusals += isinstance(error, AccessDenied)
-            if refusals > 1 or not (isinstance(error, AccessDenied) or is_transient(error)) or _nobody_waits():
+            refusals += isinstance(error, AccessDeniedError)
+            if refusals > 1 or not (isinstance(error, AccessDeniedError) or is_transient(error)) or _is_cancelled():
                 raise
-            longest = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
-            pause = longest * uniform()
-            elapsed = clock() - started
-            if elapsed + pause >= policy.deadline_s:
-                times = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed:.1f} s"
-                raise type(error)(f"{error} (gave up after {times})") from error
-        sleep(pause)
-        repeating()
+            max_backoff_s = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
+            backoff_s = max_backoff_s * uniform()
+            elapsed_s = clock() - started
+            if elapsed_s + backoff_s >= policy.deadline_s:
+                count = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed_s:.1f} s"
+                raise type(error)(f"{error} (gave up after {count})") from error
+        sleep(backoff_s)
+        on_retry()

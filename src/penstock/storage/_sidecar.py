@@ -1,16 +1,16 @@
 """Read for a process that was forked after obstore had been used, and so cannot use it.
 
-obstore's threads do not follow a fork, and their locks stay as they were: the copy would hang for ever. It reads by a
-sidecar instead, a process executed afresh. The contract; if the code disagrees with this list, the code is wrong:
+obstore's threads do not survive a fork, and its locks stay as they were: the child would hang. It reads through a
+sidecar instead, a newly executed process. The contract; if the code disagrees with this list, the code is wrong:
 
-- A forked process has one sidecar for all its threads and stores, started by its first read. A copy of the copy starts
-  its own, and lets go of the one that it inherited.
-- A request holds the pickle of its store, which the sidecar opens once; so one started anew needs no introduction.
-  Requests run side by side and are answered in any order. Penstock's errors come back as themselves.
-- Retries and deadlines are the sidecar's business; a call waits `_GRACE_S` longer. One that waits in vain ends the
-  sidecar. Whenever that ends, whoever waits gets a `StorageError` at once, and the next read starts another.
+- A forked process has one sidecar for all its threads and stores, started by its first read. A fork of the fork starts
+  its own, and closes its end of the inherited one.
+- A request contains the pickled store, which the sidecar opens once and caches; so a restarted sidecar needs no setup.
+  Requests run concurrently, and responses arrive in any order. Penstock's errors are raised as themselves.
+- The sidecar retries and enforces deadlines; a caller waits `_GRACE_S` longer, then kills the sidecar. When a sidecar
+  ends, every waiting caller gets a `StorageError` at once, and the next read starts a new one.
 - The sidecar inherits one end of a socket and nothing else, secrets travel over that alone, and it prints nothing.
-  Ctrl-C does not reach it. It ends when its process does, however that comes about; after an orderly end it is reaped.
+  Ctrl-C does not reach it. It ends with its process, however that ends; after an orderly exit it is reaped.
 """
 
 import itertools
@@ -33,8 +33,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from penstock.errors import PenstockError, StorageError
-from penstock.storage import _outcomes
-from penstock.storage._inputs import object_uri
+from penstock.storage import _errors
+from penstock.storage._keys import object_uri
 from penstock.storage._store import ObjectInfo, Store
 
 _Verb: TypeAlias = Literal["get", "head", "list"]
@@ -43,9 +43,9 @@ _GRACE_S = 10.0  # starting Python on a busy machine included
 _THREADS = 128
 _MAX_RECEIVE_BYTES = 1 << 30  # macOS refuses more than 2 GiB at once
 _REQUEST = struct.Struct("<I")  # bytes of the pickle that follows
-_ANSWER = struct.Struct("<QQI?")  # request, bytes that follow, retries since the last answer, whether they are an error
+_RESPONSE = struct.Struct("<QQI?")  # request id, payload bytes, retries since the last response, whether it is an error
 _PACKAGE = str(Path(__file__).parents[1])
-# The package's front door would bring Arrow and the codecs: three times the start and twice the memory.
+# Importing the whole package would load Arrow and the codecs: three times the start-up time and twice the memory.
 _MAIN = """
 import sys, types
 sys.modules["penstock"] = types.ModuleType("penstock")
@@ -57,52 +57,51 @@ serve()
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    number: int
+    id: int
     store: bytes
     verb: _Verb
     key: str
     args: tuple[Any, ...]
-    dropped: list[int]
-    """Listings that nobody will ask to go on."""
+    closed_listings: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Response:
     payload: memoryview
     retries: int
     failed: bool
 
 
-def ask_sidecar(store: Store, verb: _Verb, key: str, *args: Any, deadline_s: float) -> Any:
-    """Return what a verb of the store returns where it can be used."""
-    return _sidecar_of_this_process().ask(store, verb, key, args, deadline_s)
+def request_sidecar(store: Store, verb: _Verb, key: str, *args: Any, deadline_s: float) -> Any:
+    """Call a method of the store in the sidecar; returns its result or raises its error."""
+    return _get_sidecar().request(store, verb, key, args, deadline_s)
 
 
 def list_by_sidecar(store: Store, prefix: str, *, deadline_s: float) -> Iterator[list[ObjectInfo]]:
-    """Walk the pages of a listing; the sidecar keeps the place."""
-    sidecar = _sidecar_of_this_process()
-    listing = next(sidecar.numbers)
+    """Yield the pages of a listing, whose iterator lives in the sidecar."""
+    sidecar = _get_sidecar()
+    listing = next(sidecar.ids)
     try:
-        while (page := sidecar.ask(store, "list", prefix, (listing,), deadline_s)) is not None:
+        while (page := sidecar.request(store, "list", prefix, (listing,), deadline_s)) is not None:
             yield page
     finally:
-        sidecar.dropped.append(listing)  # sends nothing: the garbage collector may run this anywhere
+        sidecar.closed_listings.append(listing)  # sent later: the garbage collector may run this in any thread
 
 
 class _Sidecar:
-    """The forked process's end: threads send and wait; one thread receives, and cleans up when nothing more comes."""
+    """The client: callers send and wait; one thread receives, and cleans up when the sidecar ends."""
 
     def __init__(self) -> None:
         self.ended = False
-        self.numbers = itertools.count()
-        self.dropped: deque[int] = deque()
-        self._waiting: dict[int, Future[_Answer]] = {}
-        self._sending = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
+        self.ids = itertools.count()
+        self.closed_listings: deque[int] = deque()
+        self._in_flight: dict[int, Future[_Response]] = {}
+        self._send_lock = threading.Lock()
+        self._socket, child_socket = socket.socketpair()
+        with child_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _MAIN, _PACKAGE],
-                stdin=theirs.fileno(),
+                stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
@@ -112,66 +111,66 @@ class _Sidecar:
         self._receiver = threading.Thread(target=self._receive, name="penstock-sidecar", daemon=True)
         self._receiver.start()
 
-    def ask(self, store: Store, verb: _Verb, key: str, args: tuple[Any, ...], deadline_s: float) -> Any:
-        """Send a request, wait for its answer, and return or raise that."""
-        number, future = next(self.numbers), Future[_Answer]()
+    def request(self, store: Store, verb: _Verb, key: str, args: tuple[Any, ...], deadline_s: float) -> Any:
+        """Send a request and wait; returns the result, or raises the error, of its response."""
+        request_id, future = next(self.ids), Future[_Response]()
         try:
-            with self._sending:
+            with self._send_lock:
                 if self.ended:
                     raise EOFError
-                self._waiting[number] = future
-                dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
-                self._send(pickle.dumps(_Request(number, pickle.dumps(store), verb, key, args, dropped)))
-            answer = future.result(deadline_s + _GRACE_S)
+                self._in_flight[request_id] = future
+                closed = [self.closed_listings.popleft() for _ in range(len(self.closed_listings))]
+                self._send(pickle.dumps(_Request(request_id, pickle.dumps(store), verb, key, args, closed)))
+            response = future.result(deadline_s + _GRACE_S)
         except TimeoutError as error:
             self._end()
-            reason = "the process that reads for this forked one does not answer"
-            raise _outcomes.timed_out(verb, object_uri(store.uri, key), reason) from error
+            reason = "the sidecar process of this forked process does not respond"
+            raise _errors.timed_out(verb, object_uri(store.uri, key), reason) from error
         except (EOFError, OSError) as error:
-            reason = f"the process that reads for this forked one has ended (status {self._process.poll()})"
-            raise _outcomes.failed(verb, object_uri(store.uri, key), reason) from error
+            reason = f"the sidecar process of this forked process has ended (status {self._process.poll()})"
+            raise _errors.failed(verb, object_uri(store.uri, key), reason) from error
         finally:
-            self._waiting.pop(number, None)
-        store.retries += answer.retries
-        if answer.failed:
-            raise pickle.loads(answer.payload)
-        return answer.payload.toreadonly() if verb == "get" else pickle.loads(answer.payload)
+            self._in_flight.pop(request_id, None)
+        store.retries += response.retries
+        if response.failed:
+            raise pickle.loads(response.payload)
+        return response.payload.toreadonly() if verb == "get" else pickle.loads(response.payload)
 
     def abandon(self) -> None:
-        """Let go in a forked copy: the sidecar is not its child, and lives while the socket is open."""
+        """Detach in a forked child: the sidecar is not its child process, and lives while the socket is open."""
         self.ended = True
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         self._socket.close()
         self._process.returncode = 0
 
     def _send(self, data: bytes) -> None:
         try:
             self._socket.sendall(_REQUEST.pack(len(data)) + data)
-        except BaseException:  # such as Ctrl-C, with half of the request sent
+        except BaseException:  # such as Ctrl-C, with the request partly sent
             self._end()
             raise
 
     def _receive(self) -> None:
         try:
             while True:
-                self._receive_answer()
+                self._receive_response()
         except (EOFError, OSError):
             pass
         finally:
             self._end()
             self._process.wait()
             self._finalizer.cancel()
-            with self._sending:  # whoever was let in has sent, and waits
+            with self._send_lock:  # no request is being sent; all are registered
                 self._socket.close()
-            for number in list(self._waiting):
-                if future := self._waiting.pop(number, None):
+            for request_id in list(self._in_flight):
+                if future := self._in_flight.pop(request_id, None):
                     future.set_exception(EOFError())
 
-    def _receive_answer(self) -> None:
-        number, size, retries, failed = _ANSWER.unpack(_receive_exactly(self._socket, _ANSWER.size))
+    def _receive_response(self) -> None:
+        request_id, size, retries, failed = _RESPONSE.unpack(_receive_exactly(self._socket, _RESPONSE.size))
         payload = _receive_exactly(self._socket, size)
-        if future := self._waiting.pop(number, None):
-            future.set_result(_Answer(payload, retries, failed))
+        if future := self._in_flight.pop(request_id, None):
+            future.set_result(_Response(payload, retries, failed))
 
     def _end(self) -> None:
         self.ended = True
@@ -182,34 +181,34 @@ class _Sidecar:
         self._receiver.join(timeout=5)
 
 
-_starting = threading.Lock()
+_start_lock = threading.Lock()
 _sidecar: _Sidecar | None = None
 
 
-def _sidecar_of_this_process() -> _Sidecar:
+def _get_sidecar() -> _Sidecar:
     global _sidecar
-    with _starting:
+    with _start_lock:
         if _sidecar is None or _sidecar.ended:
             try:
                 _sidecar = _Sidecar()
             except OSError as error:
                 raise StorageError(
-                    f"cannot start the process that reads for this forked one: {error}; free resources, "
+                    f"cannot start the sidecar process of this forked process: {error}; free resources, "
                     f'or start workers with the "spawn" or "forkserver" method'
                 ) from error
         return _sidecar
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     global _sidecar
     if _sidecar is not None:
         _sidecar.abandon()
         _sidecar = None
-    _starting.release()
+    _start_lock.release()
 
 
-# No fork while a sidecar starts: the copy would hold both ends of its socket, and neither side would see the other end.
-os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_begin_anew)
+# No fork while a sidecar starts: the child would hold both ends of its socket, and neither would see the other close.
+os.register_at_fork(before=_start_lock.acquire, after_in_parent=_start_lock.release, after_in_child=_reset_after_fork)
 
 
 def _receive_exactly(source: socket.socket, size: int) -> memoryview:
@@ -224,7 +223,7 @@ def _receive_exactly(source: socket.socket, size: int) -> memoryview:
 
 
 def serve() -> None:
-    """Be the sidecar: answer what comes from standard input until it is closed."""
+    """Run the sidecar: serve requests from standard input until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = socket.socket(fileno=0)
     server = _Server(source)
@@ -232,41 +231,41 @@ def serve() -> None:
     try:
         while True:
             (size,) = _REQUEST.unpack(_receive_exactly(source, _REQUEST.size))
-            pool.submit(server.answer, pickle.loads(_receive_exactly(source, size)))
+            pool.submit(server.respond, pickle.loads(_receive_exactly(source, size)))
     finally:
-        os._exit(0)  # nobody waits for what is still running
+        os._exit(0)  # requests in flight have no receiver
 
 
 class _Server:
-    """The sidecar's end: real stores, listings under way, and one answer sent at a time."""
+    """The server: open stores and listings; sends one response at a time."""
 
     def __init__(self, target: socket.socket) -> None:
         self._target = target
         self._stores: dict[bytes, Any] = {}
         self._listings: dict[int, Iterator[list[ObjectInfo]]] = {}
-        self._opening, self._sending = threading.Lock(), threading.Lock()
+        self._open_lock, self._send_lock = threading.Lock(), threading.Lock()
 
-    def answer(self, request: _Request) -> None:
-        """Do what a request asks for and send what comes of it."""
+    def respond(self, request: _Request) -> None:
+        """Execute a request and send its result or error."""
         try:
             value, failed = self._read(request), False
         except PenstockError as error:
             value, failed = error, True
-        except BaseException as error:  # a panic of obstore is not even an Exception, and whoever asked waits
+        except BaseException as error:  # a panic of obstore is not an Exception, and the caller waits
             value, failed = StorageError(f"cannot {request.verb} {request.key}: {error!r}; report this"), True
         payload = value if isinstance(value, memoryview) else pickle.dumps(value)
         store = self._stores.get(request.store)
-        with self._sending:
+        with self._send_lock:
             retries = 0
             if store is not None:
                 retries, store.retries = store.retries, 0
-            self._target.sendall(_ANSWER.pack(request.number, len(payload), retries, failed))
+            self._target.sendall(_RESPONSE.pack(request.id, len(payload), retries, failed))
             self._target.sendall(payload)
 
     def _read(self, request: _Request) -> Any:
-        for listing in request.dropped:
+        for listing in request.closed_listings:
             self._listings.pop(listing, None)
-        with self._opening:
+        with self._open_lock:
             if request.store not in self._stores:
                 self._stores[request.store] = pickle.loads(request.store)
             store = self._stores[request.store]

@@ -4,80 +4,68 @@ from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
 from penstock.table._compact import compact
 from penstock.table._diff import Diff, diff
+from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
+from penstock.table._gather import Allocator, RawColumn, copy_dense, gather, gather_dense, take
 from penstock.table._input import Appendable
-from penstock.table._links import AllowedLinks, Containers, split_uri
+from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._merge import Conflict, OnConflict, merge
-from penstock.table._pages import (
-    Cells,
-    Empty,
-    PageRequest,
-    Pages,
-    Rows,
-    Wanted,
-    all_numbers,
-    copy_numbers,
-    gather,
-    page_requests,
-    read_pages,
-    take,
-)
-from penstock.table._parts import Chunk, append_parts, write_part
-from penstock.table._picked import PickedRows
-from penstock.table._read import ROW_ID, Filled, Reader, as_batch
+from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
+from penstock.table._parts import RowChunk, append_parts, write_part
+from penstock.table._random_read import RandomRowReader
+from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
-from penstock.table._select import Where, positions, resolve, rows_at
+from penstock.table._select import Where, find_positions, resolve_positions, take_positions
 from penstock.table._session import Session, author
-from penstock.table._straight import read_apart, read_straight, row_range
-from penstock.table._verify import Report, Verifier
+from penstock.table._verify import Verifier, VerifyReport
 
 __all__ = [
     "ROW_ID",
+    "Allocator",
     "AllowedLinks",
     "Appendable",
     "BlobReader",
-    "Cells",
-    "Chunk",
+    "ColumnValues",
     "Conflict",
-    "Containers",
     "Diff",
-    "Empty",
-    "Filled",
+    "FragmentRows",
+    "Int64Array",
+    "LinkContainers",
     "OnConflict",
     "PageRequest",
     "Pages",
-    "PickedRows",
+    "RandomRowReader",
     "RangeFile",
+    "RawColumn",
     "Reader",
-    "Report",
-    "Rows",
+    "RowChunk",
     "Session",
     "Verifier",
-    "Wanted",
+    "VerifyReport",
     "Where",
     "add_column",
-    "all_numbers",
     "append_parts",
     "append_rows",
     "as_batch",
     "author",
     "compact",
-    "copy_numbers",
+    "copy_dense",
     "delete_rows",
     "diff",
+    "direct_row_range",
     "drop_column",
+    "find_positions",
     "gather",
+    "gather_dense",
     "merge",
     "page_requests",
-    "positions",
-    "read_apart",
+    "read_direct",
+    "read_direct_scattered",
     "read_pages",
-    "read_straight",
     "rename_column",
-    "resolve",
-    "row_range",
-    "rows_at",
+    "resolve_positions",
     "split_uri",
     "take",
+    "take_positions",
     "update_rows",
     "write_part",
 ]

@@ -1,4 +1,4 @@
-"""Blobs: write one from chunks, read one like a file."""
+"""Blobs: large values in objects of their own, written from chunks and read like files."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.format import BLOB_BLOCK, Blob, BlobEncoder, new_id, verify_block
-from penstock.format.kinds import Place
-from penstock.storage import Store, run_all
+from penstock.format import BLOB_BLOCK_BYTES, Blob, BlobEncoder, new_id, verify_blob_block
+from penstock.format.kinds import LinkTarget
+from penstock.storage import Store, thread_map
 from penstock.types import Buffer, ByteRange, cached_property
 
 _READ_BLOCKS = 8
@@ -17,7 +17,7 @@ _READERS = 8
 
 
 def write_blob(store: Store, chunks: Iterable[Buffer]) -> Blob:
-    """Store one value as an object of its own."""
+    """Store one value as a blob."""
     encoder = BlobEncoder(new_id())
     store.put_stream(f"blobs/{encoder.id}", encoder.encode(chunks))
     assert encoder.blob is not None
@@ -30,13 +30,14 @@ def read_blob(store: Store, blob: Blob) -> bytes:
 
 
 class RangeFile(io.RawIOBase):
-    """Bytes in a store as a file: seek anywhere, and only what is read is fetched."""
+    """Bytes in a store as a seekable file that fetches only the ranges it reads; subclasses implement `_read`."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
         self._length, self._position = length, 0
 
-    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+    def _read(self, byte_range: ByteRange, out: memoryview) -> None:
+        """Fill the beginning of `out` with a non-empty range."""
         raise NotImplementedError
 
     def readable(self) -> bool:
@@ -53,7 +54,7 @@ class RangeFile(io.RawIOBase):
         self._check_open()
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}.get(whence)
         if base is None or base + offset < 0:
-            raise ValueError(f"cannot seek to {offset} from {whence}: 0 is the start, 1 here and 2 the end")
+            raise ValueError(f"cannot seek to {offset} from {whence}: whence is 0 (start), 1 (current) or 2 (end)")
         self._position = base + offset
         return self._position
 
@@ -82,23 +83,24 @@ class RangeFile(io.RawIOBase):
 class LinkReader(RangeFile):
     """A linked value as a file."""
 
-    def __init__(self, store: Store, place: Place) -> None:
-        super().__init__(place.length)
-        self._store, self._place = store, place
+    def __init__(self, store: Store, target: LinkTarget) -> None:
+        super().__init__(target.length)
+        self._store, self._target = store, target
 
-    def _read(self, wanted: ByteRange, out: memoryview) -> None:
-        at = ByteRange(self._place.offset + wanted.start, self._place.offset + wanted.end)
-        out[: wanted.length] = self._store.get(self._place.path, byte_range=at, etag=self._place.etag)
+    def _read(self, byte_range: ByteRange, out: memoryview) -> None:
+        target = self._target
+        source = ByteRange(target.offset + byte_range.start, target.offset + byte_range.end)
+        out[: byte_range.length] = self._store.get(target.path, byte_range=source, etag=target.etag)
 
 
 class BlobReader(RangeFile):
-    """A blob as a file; every MiB is verified before any of it is given out."""
+    """A blob as a file; each block of 1 MiB is verified before it is returned, or `CorruptError` is raised."""
 
     def __init__(self, store: Store, blob: Blob) -> None:
         super().__init__(blob.length)
         self._store, self._blob = store, blob
         self._block, self._block_data = -1, memoryview(b"")
-        """The MiB that was read last: the next read is likely to want more of it."""
+        """The last block read, cached because the next read probably continues in it."""
 
     @property
     def _where(self) -> str:
@@ -109,32 +111,34 @@ class BlobReader(RangeFile):
         at = self._blob.checksums_range
         return self._blob.checksums(self._store.get(self._blob.key, byte_range=at), self._where)
 
-    def _read(self, wanted: ByteRange, out: memoryview) -> None:
-        step = _READ_BLOCKS * BLOB_BLOCK
-        first = wanted.start // BLOB_BLOCK * BLOB_BLOCK
-        if first == self._block * BLOB_BLOCK:
-            kept = self._block_data[wanted.start - first : wanted.end - first]
-            out[: len(kept)] = kept
-            if len(kept) == wanted.length:
+    def _read(self, byte_range: ByteRange, out: memoryview) -> None:
+        step = _READ_BLOCKS * BLOB_BLOCK_BYTES
+        first = byte_range.start // BLOB_BLOCK_BYTES * BLOB_BLOCK_BYTES
+        if first == self._block * BLOB_BLOCK_BYTES:
+            cached = self._block_data[byte_range.start - first : byte_range.end - first]
+            out[: len(cached)] = cached
+            if len(cached) == byte_range.length:
                 return
-            wanted, out, first = ByteRange(wanted.start + len(kept), wanted.end), out[len(kept) :], first + BLOB_BLOCK
-        last = min(-(-wanted.end // BLOB_BLOCK) * BLOB_BLOCK, self._blob.length)
+            byte_range = ByteRange(byte_range.start + len(cached), byte_range.end)
+            out, first = out[len(cached) :], first + BLOB_BLOCK_BYTES
+        last = min(-(-byte_range.end // BLOB_BLOCK_BYTES) * BLOB_BLOCK_BYTES, self._blob.length)
         checksums = self._checksums
 
         def fetch(start: int) -> None:
             end = min(start + step, last)
             data = self._store.get(self._blob.key, byte_range=ByteRange(start, end))
-            for at in range(0, len(data), BLOB_BLOCK):
-                block = (start + at) // BLOB_BLOCK
-                verify_block(self._blob, block, data[at : at + BLOB_BLOCK], checksums, self._where)
+            for at in range(0, len(data), BLOB_BLOCK_BYTES):
+                block = (start + at) // BLOB_BLOCK_BYTES
+                verify_blob_block(self._blob, block, data[at : at + BLOB_BLOCK_BYTES], checksums, self._where)
             if end == last:
                 self._block, self._block_data = block, memoryview(bytes(data[at:]))
-            inner = ByteRange(max(start, wanted.start), min(end, wanted.end))
-            out[inner.start - wanted.start : inner.end - wanted.start] = data[inner.start - start : inner.end - start]
+            inner = ByteRange(max(start, byte_range.start), min(end, byte_range.end))
+            at = inner.start - byte_range.start
+            out[at : at + inner.length] = data[inner.start - start : inner.end - start]
 
-        run_all(fetch, range(first, last, step), max_workers=_READERS)
+        thread_map(fetch, range(first, last, step), max_workers=_READERS)
 
 
-def as_blob(reference: Mapping[str, Any]) -> Blob:
-    """A reference as a page holds it."""
+def decode_reference(reference: Mapping[str, Any]) -> Blob:
+    """The blob that a reference in a page points to."""
     return Blob(reference["id"], reference["length"], reference["crc"])

@@ -1,7 +1,7 @@
-"""What changed between two versions: rows by their ids, columns by their field ids, values on demand.
+"""The difference of two versions: rows by row id, columns by field id, values read on demand.
 
-Updates note which values they changed, so that nothing needs to be read of fragments that both versions have. Values
-are compared only where nothing is noted, as after very many updates.
+An update records which values it changed, so fragments that both versions have need no reads. Values are compared only
+where nothing is recorded, as after very many updates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from penstock.format import DataFile, Field, Fragment, Schema, unpack_bitmap
 from penstock.history import difference
-from penstock.table._pages import Rows, Wanted, fetch, gather, take
+from penstock.table._gather import gather, take
+from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
 from penstock.table._read import Reader
-from penstock.table._update import Bits, differing
+from penstock.table._update import Mask, values_differ
 
-_NONE = np.zeros(0, np.int64)
+_EMPTY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -25,20 +26,20 @@ class Diff:
 
     before: Reader
     after: Reader
-    added: Rows
-    """Ids of rows that only the new version has."""
-    deleted: Rows
-    """Ids of rows that only the old version has."""
-    updated: Mapping[int, Rows]
-    """By field id: the rows whose value differs; a column that only one version has is not counted."""
+    added: Int64Array
+    """Row ids that only the new version has."""
+    deleted: Int64Array
+    """Row ids that only the old version has."""
+    updated: Mapping[int, Int64Array]
+    """By field id: the row ids whose value differs; only columns that both versions have."""
     columns_added: tuple[Field, ...] = ()
     columns_dropped: tuple[Field, ...] = ()
     columns_renamed: tuple[tuple[str, str], ...] = field(default=())
 
     @property
-    def updated_rows(self) -> Rows:
-        """Ids of rows with a value that differs."""
-        return np.unique(np.concatenate([_NONE, *self.updated.values()]))
+    def updated_rows(self) -> Int64Array:
+        """Ids of rows with any value that differs."""
+        return np.unique(np.concatenate([_EMPTY, *self.updated.values()]))
 
     def __bool__(self) -> bool:
         columns = self.columns_added or self.columns_dropped or self.columns_renamed
@@ -48,17 +49,17 @@ class Diff:
 def diff(before: Reader, after: Reader) -> Diff:
     """Compare two versions of one table."""
     old, new = before.snapshot.schema, after.snapshot.schema
-    both = [(old.by_id(known.id), known) for known in new if _has(old, known.id)]
-    found = _Comparison(before, after, [known for _, known in both])
+    common = [(old.by_id(known.id), known) for known in new if _has_field(old, known.id)]
+    found = _Comparison(before, after, [known for _, known in common])
     return Diff(
         before,
         after,
         added=found.added,
         deleted=found.deleted,
         updated=found.updated,
-        columns_added=tuple(known for known in new if not _has(old, known.id)),
-        columns_dropped=tuple(known for known in old if not _has(new, known.id)),
-        columns_renamed=tuple((a.name, b.name) for a, b in both if a.name != b.name),
+        columns_added=tuple(known for known in new if not _has_field(old, known.id)),
+        columns_dropped=tuple(known for known in old if not _has_field(new, known.id)),
+        columns_renamed=tuple((a.name, b.name) for a, b in common if a.name != b.name),
     )
 
 
@@ -67,121 +68,126 @@ class _Comparison:
 
     def __init__(self, before: Reader, after: Reader, fields: Sequence[Field]) -> None:
         self._before, self._after, self._fields = before, after, fields
-        self._updates: dict[int, list[Rows]] = {known.id: [] for known in fields}
+        self._updates: dict[int, list[Int64Array]] = {known.id: [] for known in fields}
         found = difference(before.tree, before.snapshot.nodes, after.snapshot.nodes)
         pairs = [(found.old[id], found.new[id]) for id in found.old.keys() & found.new.keys()]
-        lost, came = [_NONE], [_NONE]
+        removed, added = [_EMPTY], [_EMPTY]
         for old, new in pairs:
-            gone, back = old.deleted_rows, new.deleted_rows
-            lost.append(old.row_ids_at(np.flatnonzero(~gone & back)))
-            came.append(old.row_ids_at(np.flatnonzero(gone & ~back)))
-            self._compare(old, new, np.flatnonzero(~gone & ~back))
-        one = _Homes([f for id, f in found.old.items() if id not in found.new])
-        other = _Homes([f for id, f in found.new.items() if id not in found.old])
-        lost.append(one.ids)
-        came.append(other.ids)
-        self._moved(one, other, pairs, np.intersect1d(np.concatenate(lost), np.concatenate(came)))
-        self.added = np.setdiff1d(np.concatenate(came), np.concatenate(lost))
-        self.deleted = np.setdiff1d(np.concatenate(lost), np.concatenate(came))
+            old_deleted, new_deleted = old.deleted_rows, new.deleted_rows
+            removed.append(old.row_ids_at(np.flatnonzero(~old_deleted & new_deleted)))
+            added.append(old.row_ids_at(np.flatnonzero(old_deleted & ~new_deleted)))
+            rows = np.flatnonzero(~old_deleted & ~new_deleted)
+            self._compare(old, new, rows, rows)
+        old_only = _RowIndex([f for id, f in found.old.items() if id not in found.new])
+        new_only = _RowIndex([f for id, f in found.new.items() if id not in found.old])
+        removed.append(old_only.ids)
+        added.append(new_only.ids)
+        removed_ids, added_ids = np.concatenate(removed), np.concatenate(added)
+        moved = np.intersect1d(removed_ids, added_ids)
+        if len(moved):
+            self._compare_moved(
+                moved,
+                _RowIndex([*old_only.fragments, *(old for old, _ in pairs)]),
+                _RowIndex([*new_only.fragments, *(new for _, new in pairs)]),
+            )
+        self.added = np.setdiff1d(added_ids, removed_ids)
+        self.deleted = np.setdiff1d(removed_ids, added_ids)
         self.updated = {
             id: np.unique(np.concatenate(parts)) for id, parts in self._updates.items() if any(map(len, parts))
         }
 
-    def _compare(self, old: Fragment, new: Fragment, rows: Rows) -> None:
-        """A fragment that both have: its rows are where they were."""
+    def _compare(self, old: Fragment, new: Fragment, old_rows: Int64Array, rows: Int64Array) -> None:
+        """Compare all fields of rows of the new fragment with their rows of the old one."""
         for known in self._fields:
-            changed = self._changed(known, old, new, rows, rows)
+            changed = self._changed_rows(known, old, new, old_rows, rows)
             self._updates[known.id].append(new.row_ids_at(changed))
 
-    def _moved(self, one: "_Homes", other: "_Homes", pairs: Sequence[tuple[Fragment, Fragment]], ids: Rows) -> None:
-        """Rows that are in another fragment than before."""
-        if not len(ids):
-            return
-        was, now = _Homes([*one.fragments, *(a for a, _ in pairs)]), _Homes([*other.fragments, *(b for _, b in pairs)])
-        for new, here, new_rows in now.find(ids):
-            for old, there, old_rows in was.find(ids[here]):
-                order = np.argsort(new_rows[there])
-                mine, its = new_rows[there][order], old_rows[order]
-                for known in self._fields:
-                    changed = self._changed(known, old, new, its, mine)
-                    self._updates[known.id].append(new.row_ids_at(changed))
+    def _compare_moved(self, ids: Int64Array, before: "_RowIndex", after: "_RowIndex") -> None:
+        """Compare rows that are in another fragment than before."""
+        for new, in_new, new_rows in after.find(ids):
+            for old, in_old, old_rows in before.find(ids[in_new]):
+                order = np.argsort(new_rows[in_old])
+                self._compare(old, new, old_rows[order], new_rows[in_old][order])
 
-    def _changed(self, known: Field, old: Fragment, new: Fragment, old_rows: Rows, rows: Rows) -> Rows:
-        """Of rows (and where they were), those whose value of a field differs."""
+    def _changed_rows(
+        self, known: Field, old: Fragment, new: Fragment, old_rows: Int64Array, rows: Int64Array
+    ) -> Int64Array:
+        """The subset of `rows` whose value of a field differs."""
         old_files, new_files = old.files_of(known.id), new.files_of(known.id)
-        changed, doubtful = [_NONE], [_NONE]
+        changed, unknown = [_EMPTY], [_EMPTY]
         for file in new_files:
             inside = (rows >= file.row_start) & (rows < file.row_end)
-            for other in old_files or (None,):
-                here = inside
-                if other is not None:
-                    if file.id == other.id:
+            for old_file in old_files or (None,):
+                shared = inside
+                if old_file is not None:
+                    if file.id == old_file.id:
                         continue
-                    here = inside & (old_rows >= other.row_start) & (old_rows < other.row_end)
-                if here.any():
-                    noted = _noted(file, "" if other is None else other.id, known.id)
-                    places = np.flatnonzero(here)
-                    if noted is None:
-                        doubtful.append(places)
+                    shared = inside & (old_rows >= old_file.row_start) & (old_rows < old_file.row_end)
+                if shared.any():
+                    recorded = _recorded_changes(file, "" if old_file is None else old_file.id, known.id)
+                    indices = np.flatnonzero(shared)
+                    if recorded is None:
+                        unknown.append(indices)
                     else:
-                        changed.append(places[noted[rows[places] - file.row_start]])
+                        changed.append(indices[recorded[rows[indices] - file.row_start]])
         if old_files and not new_files:
-            doubtful.append(np.arange(len(rows)))
-        unsure = np.sort(np.concatenate(doubtful))
-        if len(unsure):
-            changed.append(unsure[self._differs(known, old, new, old_rows[unsure], rows[unsure])])
+            unknown.append(np.arange(len(rows)))
+        to_read = np.sort(np.concatenate(unknown))
+        if len(to_read):
+            changed.append(to_read[self._read_and_compare(known, old, new, old_rows[to_read], rows[to_read])])
         return rows[np.sort(np.concatenate(changed))]
 
-    def _differs(self, known: Field, old: Fragment, new: Fragment, old_rows: Rows, rows: Rows) -> Bits:
-        """Read both sides' values of some rows, and compare them."""
+    def _read_and_compare(
+        self, known: Field, old: Fragment, new: Fragment, old_rows: Int64Array, rows: Int64Array
+    ) -> Mask:
         order = np.argsort(old_rows)
-        was = _stored(self._before, known, Wanted(old, old_rows[order]))
-        now = _stored(self._after, known, Wanted(new, rows))
-        return differing(take(was, np.argsort(order)), now)
+        before = _read_comparable(self._before, known, FragmentRows(old, old_rows[order]))
+        after = _read_comparable(self._after, known, FragmentRows(new, rows))
+        return values_differ(take(before, np.argsort(order)), after)
 
 
-def _has(schema: Schema, id: int) -> bool:
+def _has_field(schema: Schema, id: int) -> bool:
     return any(known.id == id for known in schema)
 
 
-class _Homes:
-    """Where live rows are, by row id."""
+class _RowIndex:
+    """Locates live rows of some fragments by row id."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         self.fragments = list(fragments)
         rows = [fragment.live_rows for fragment in self.fragments]
         ids = [fragment.row_ids_at(part) for fragment, part in zip(self.fragments, rows, strict=True)]
-        owner = [np.full(len(part), number) for number, part in enumerate(ids)]
-        whole = np.concatenate([_NONE, *ids])
-        order = np.argsort(whole, kind="stable")
-        self.ids = whole[order]
-        self._rows = np.concatenate([_NONE, *rows])[order]
-        self._owner = np.concatenate([_NONE, *owner])[order]
+        owners = [np.full(len(part), index) for index, part in enumerate(ids)]
+        all_ids = np.concatenate([_EMPTY, *ids])
+        order = np.argsort(all_ids, kind="stable")
+        self.ids = all_ids[order]
+        self._rows = np.concatenate([_EMPTY, *rows])[order]
+        self._owners = np.concatenate([_EMPTY, *owners])[order]
 
-    def find(self, ids: Rows) -> Iterator[tuple[Fragment, Rows, Rows]]:
-        """For ids that are all here: each fragment, which of the ids it has (by place), and their rows in it."""
+    def find(self, ids: Int64Array) -> Iterator[tuple[Fragment, Int64Array, Int64Array]]:
+        """For ids that are all in the index: each fragment, the indices of the ids it has, and their rows in it."""
         at = np.searchsorted(self.ids, ids)
-        for number in np.unique(self._owner[at]):
-            here = np.flatnonzero(self._owner[at] == number)
-            yield self.fragments[number], here, self._rows[at[here]]
+        for owner in np.unique(self._owners[at]):
+            indices = np.flatnonzero(self._owners[at] == owner)
+            yield self.fragments[owner], indices, self._rows[at[indices]]
 
 
-def _noted(file: DataFile, base: str, field_id: int) -> Bits | None:
-    """The rows of a field that differ from an older file, or from the fill value; None where nothing is noted."""
-    notes = [change for change in file.changed if change.base == base]
-    if not notes:
+def _recorded_changes(file: DataFile, base: str, field_id: int) -> Mask | None:
+    """The rows of a field that differ from a base file, or from the fill value; None if nothing is recorded."""
+    changes = [change for change in file.changed if change.base == base]
+    if not changes:
         return None
-    mine = [unpack_bitmap(change.rows, file.rows) for change in notes if change.field == field_id]
-    return mine[0] if mine else np.zeros(file.rows, bool)
+    masks = [unpack_bitmap(change.rows, file.rows) for change in changes if change.field == field_id]
+    return masks[0] if masks else np.zeros(file.rows, bool)
 
 
-def _stored(reader: Reader, known: Field, want: Wanted) -> pa.Array:
-    """A column's stored values, with references where values are blobs, as something that can be compared."""
-    pages = fetch(reader.store, [want], [known.id], max_workers=4)
+def _read_comparable(reader: Reader, known: Field, selected: FragmentRows) -> pa.Array:
+    """A column's stored values in a form that can be compared; blobs by reference."""
+    pages = fetch_pages(reader.store, [selected], [known.id], max_workers=4)
     schema = reader.snapshot.schema
-    cells = gather(schema, schema.by_id(known.id), [want], pages, parse=True)
-    assert cells.array is not None
-    array = cells.array.storage if isinstance(cells.array, pa.ExtensionArray) else cells.array
-    if cells.references is None:
+    raw = gather(schema, schema.by_id(known.id), [selected], pages, as_arrow=True)
+    assert raw.array is not None
+    array = raw.array.storage if isinstance(raw.array, pa.ExtensionArray) else raw.array
+    if raw.references is None:
         return array
-    return pa.StructArray.from_arrays([array, cells.references], names=["value", "blob"])
+    return pa.StructArray.from_arrays([array, raw.references], names=["value", "blob"])

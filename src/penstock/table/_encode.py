@@ -1,4 +1,4 @@
-"""From values to the Arrow arrays of a table's fields; huge values leave for blobs on the way."""
+"""Encode a user's values as the Arrow arrays of a table's fields; values too large for a page become blobs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,38 +14,52 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
-from penstock.format import BLOB_REFERENCE, INLINE_BYTES, Blob, Field, Schema
-from penstock.format.kinds import Audio, BadValue, Bytes, Image, Kind, Linked, Tensor, Text, Values
+from penstock.format import BLOB_REFERENCE, MAX_INLINE_BYTES, Blob, Field, Schema
+from penstock.format.kinds import Audio, BadValueError, Bytes, Image, Kind, Linked, Tensor, Text, Values
+from penstock.history import discard
 from penstock.storage import Store
 from penstock.table._blobs import write_blob
+from penstock.table._gather import concat, fill_values, take
 from penstock.table._input import Column, ColumnBatch
-from penstock.table._links import Containers
-from penstock.table._pages import concat, filled, take
+from penstock.table._links import LinkContainers
 from penstock.types import Buffer
 
 _CHUNK_BYTES = 8 << 20
 _HEAD_BYTES = 4096
-"""So much of a blob shows whether it is of the kind."""
+"""The beginning of a blob that is validated against the column's kind."""
 _BYTES = (bytes, bytearray, memoryview)
+ROLLED_BACK = ". The whole call was rolled back"
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns a user's values into storable arrays."""
+    """Encodes values; blobs are written to the store on the way."""
 
     store: Store
-    containers: Containers
+    containers: LinkContainers
     new_containers: dict[str, str]
-    """Containers that links brought in, by name; filled while encoding."""
+    """Link containers that are new to the table, by name; filled while encoding."""
     blobs: list[Blob]
     """Blobs written while encoding."""
 
+    @contextmanager
+    def discard_on_error(self) -> Iterator[None]:
+        """If the block raises, delete the blobs and undeclare the containers of this call: nothing refers to them."""
+        try:
+            yield
+        except BaseException:
+            for name in self.new_containers:
+                self.containers.declared.pop(name, None)
+            if self.blobs:
+                discard(self.store, [blob.key for blob in self.blobs])
+            raise
+
     def batch(self, schema: Schema, batch: ColumnBatch) -> dict[int, pa.Array]:
-        """All columns of a batch, by field id; references to blobs by minus the field id."""
+        """All columns of a batch, by field id; blob references by negative field id."""
         for name in batch.columns:
             if name not in schema:
                 known = ", ".join(schema.names)
-                raise InvalidInputError(f"there is no column {name!r}; the table has {known}. Nothing was kept")
+                raise InvalidInputError(f"there is no column {name!r}; the table has {known}{ROLLED_BACK}")
         arrays: dict[int, pa.Array] = {}
         for field in schema:
             arrays.update(
@@ -54,7 +68,7 @@ class Encoder:
                     batch.columns.get(field.name),
                     rows=batch.rows,
                     first_row=batch.first_row,
-                    gaps=batch.gaps.get(field.name),
+                    absent=batch.absent.get(field.name),
                 )
             )
         return arrays
@@ -66,73 +80,73 @@ class Encoder:
         *,
         rows: int,
         first_row: int,
-        gaps: npt.NDArray[np.bool_] | None = None,
+        absent: npt.NDArray[np.bool_] | None = None,
     ) -> dict[int, pa.Array]:
-        """One column; the error for a value that does not fit names the column and the row.
+        """One column; raises `InvalidInputError`, naming column and row, for a value that does not fit.
 
-        Rows that do not mention the column (`gaps`) get what it is filled with.
+        Rows of the mask `absent` get the column's fill value.
         """
-        with _blame(field.name, first_row):
+        with _name_bad_value(field.name, first_row):
             if values is None:
                 if not field.nullable and field.fill is None:
-                    raise BadValue(0, "no value was given, and the column is not nullable")
-                return {field.id: filled(field, rows)}
+                    raise BadValueError(0, "no value was given, and the column is not nullable")
+                return {field.id: fill_values(field, rows)}
             references: list[dict[str, Any] | None] = [None] * rows
             bytes_like = isinstance(field.kind, Bytes | Image | Audio)
-            if bytes_like and isinstance(values, pa.Array | pa.ChunkedArray) and values.nbytes > INLINE_BYTES:
+            if bytes_like and isinstance(values, pa.Array | pa.ChunkedArray) and values.nbytes > MAX_INLINE_BYTES:
                 values = values.to_pylist()
             if isinstance(values, pa.Array | pa.ChunkedArray):
                 array = from_arrow(field.kind, values)
             elif isinstance(field.kind, Linked):
                 array = field.kind.to_array(self.containers.resolve(values, self.new_containers))
             elif bytes_like:
-                array = field.kind.to_array(self._without_blobs(field.kind, values, references))
+                array = field.kind.to_array(self._extract_blobs(field.kind, values, references))
             else:
                 array = field.kind.to_array(values)
-            if gaps is not None and field.fill is not None:
-                array = take(concat([array, filled(field, 1)]), np.where(gaps, rows, np.arange(rows)))
+            if absent is not None and field.fill is not None:
+                array = take(concat([array, fill_values(field, 1)]), np.where(absent, rows, np.arange(rows)))
             if not field.nullable and array.null_count:
                 for index in np.flatnonzero(np.asarray(array.is_null())):
                     if references[index] is None:
-                        raise BadValue(int(index), "the value is missing, and the column is not nullable")
+                        raise BadValueError(int(index), "the value is missing, and the column is not nullable")
         if any(references):
             return {field.id: array, -field.id: pa.array(references, BLOB_REFERENCE)}
         return {field.id: array}
 
-    def _without_blobs(
+    def _extract_blobs(
         self, kind: Kind, values: Sequence[Any] | Values, references: list[dict[str, Any] | None]
     ) -> Sequence[Any]:
-        """Values short enough for a page; longer ones, and files, are stored as blobs and leave a None."""
+        """Inline values; a value too long for a page is stored as a blob and replaced by None."""
         inline = list(values)
         for index, value in enumerate(inline):
             if isinstance(value, memoryview):
                 value = inline[index] = value.cast("B") if value.c_contiguous else value.tobytes()
             elif not isinstance(value, _BYTES) and (isinstance(value, PathLike) or hasattr(value, "read")):
                 value = inline[index] = self._read_file(kind, index, value)
-            if isinstance(value, _BYTES) and len(value) > INLINE_BYTES:
-                with _at(index):
+            if isinstance(value, _BYTES) and len(value) > MAX_INLINE_BYTES:
+                with _at_row(index):
                     kind.to_array([bytes(value[:_HEAD_BYTES])])
                 references[index] = self._write(value)
                 inline[index] = None
-            elif isinstance(value, _Streamed):
+            elif isinstance(value, _StreamedBlob):
                 references[index] = value.reference
                 inline[index] = None
         return inline
 
     def _read_file(self, kind: Kind, index: int, source: Any) -> Any:
-        """A file's bytes where they are short enough for a page, else a blob made of them as they are read."""
+        """A file's bytes if they are short enough for a page, else a blob streamed from the file."""
         with _open_source(index, source) as file:
             chunks = _chunks(index, file)
             head: list[bytes] = []
             for chunk in chunks:
                 head.append(chunk)
-                if sum(map(len, head)) > INLINE_BYTES:
+                if sum(map(len, head)) > MAX_INLINE_BYTES:
                     break
             else:
                 return b"".join(head)
-            with _at(index):
+            with _at_row(index):
                 kind.to_array([b"".join(head)[:_HEAD_BYTES]])
-            return _Streamed(self._write_chunks(chain(head, chunks)))
+            return _StreamedBlob(self._write_chunks(chain(head, chunks)))
 
     def _write(self, value: Buffer) -> dict[str, Any]:
         view = memoryview(value).cast("B")
@@ -145,50 +159,50 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class _Streamed:
+class _StreamedBlob:
     reference: dict[str, Any]
 
 
 def from_arrow(kind: Kind, given: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A user's Arrow column as the array of a kind: by a cast where the layouts allow it, else value by value."""
+    """A user's Arrow column as the array of a kind: by a cast if that is lossless, else value by value."""
     if isinstance(given, pa.ChunkedArray):
         given = given.combine_chunks()
         given = given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given
     if isinstance(given, pa.DictionaryArray):
         given = given.dictionary_decode()
     if given.type == kind.arrow_type:
-        return _checked(kind, given)
+        return _validate(kind, given)
     if pa.types.is_null(given.type):
         return pa.nulls(len(given), kind.arrow_type)
     if isinstance(given, pa.FixedShapeTensorArray):
-        return kind.to_array(_tensors(given))
+        return kind.to_array(_tensor_rows(given))
     if isinstance(given, pa.ExtensionArray):
         return from_arrow(kind, given.storage)
     try:
         cast = _cast(kind, given)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        cast = None  # value by value: slower, and it can say which value is wrong
+        cast = None  # value by value is slower, but names the value that does not fit
     if cast is not None:
-        return _checked(kind, cast)
-    numbers = _even_numbers(given)
-    if isinstance(kind, Tensor) and not kind.ragged and numbers is not None:
-        if kind.element.parts == 2 and numbers.size == len(given) * prod(kind.stored_shape):
-            numbers = kind.element.from_stored(numbers.astype(kind.element.stored).reshape(-1, *kind.stored_shape))
-        if numbers.size == len(given) * prod(kind.stored_shape[: len(kind.shape)]):
-            return kind.to_array(numbers.reshape(len(given), *kind.stored_shape[: len(kind.shape)]))
+        return _validate(kind, cast)
+    flat = _flatten_fixed_size(given)
+    if isinstance(kind, Tensor) and not kind.ragged and flat is not None:
+        if kind.element.components == 2 and flat.size == len(given) * prod(kind.stored_shape):
+            flat = kind.element.from_stored(flat.astype(kind.element.stored).reshape(-1, *kind.stored_shape))
+        if flat.size == len(given) * prod(kind.stored_shape[: len(kind.shape)]):
+            return kind.to_array(flat.reshape(len(given), *kind.stored_shape[: len(kind.shape)]))
     return kind.to_array(given.to_pylist())
 
 
-def _checked(kind: Kind, array: pa.Array) -> pa.Array:
-    if kind.flaw(array) is not None:
+def _validate(kind: Kind, array: pa.Array) -> pa.Array:
+    if kind.invalid_reason(array) is not None:
         for index in range(len(array)):
-            if (flaw := kind.flaw(array.slice(index, 1))) is not None:
-                raise BadValue(index, flaw)
+            if (flaw := kind.invalid_reason(array.slice(index, 1))) is not None:
+                raise BadValueError(index, flaw)
     return array
 
 
 def _cast(kind: Kind, given: pa.Array) -> pa.Array | None:
-    """A column of the kind by one of Arrow's casts; None where there is none, or where it could change a value."""
+    """A column of the kind by an Arrow cast; None if there is no cast, or if it could change a value."""
     types, source = pa.types, given.type
     if isinstance(kind, Text):
         return pc.cast(given, pa.string()) if types.is_large_string(source) or types.is_string_view(source) else None
@@ -214,26 +228,26 @@ def _cast(kind: Kind, given: pa.Array) -> pa.Array | None:
     if not (types.is_integer(source) or types.is_floating(source)) or element.stored != element.logical:
         return None
     cast = given.cast(kind.arrow_type)
-    before, after = (np.isfinite(_flat_numbers(array)).sum() for array in (given, cast))
+    before, after = (np.isfinite(_flat_values(array)).sum() for array in (given, cast))
     return cast if before == after else None
 
 
-def _flat_numbers(array: pa.Array) -> npt.NDArray[Any]:
+def _flat_values(array: pa.Array) -> npt.NDArray[Any]:
     flat = array if pa.types.is_primitive(array.type) else array.flatten()
     return np.asarray(flat.drop_null())
 
 
-def _tensors(given: pa.FixedShapeTensorArray) -> list[Any]:
-    """The rows of Arrow's tensors, whichever way their axes lie."""
+def _tensor_rows(given: pa.FixedShapeTensorArray) -> list[Any]:
+    """Rows of a tensor array, whatever its axis permutation."""
     rows = given.storage.fill_null([0] * given.storage.type.list_size) if given.null_count else given.storage
     whole = pa.ExtensionArray.from_storage(given.type, rows).to_numpy_ndarray()
     if rows.flatten().null_count:
-        raise BadValue(0, "a number inside a tensor is missing")
-    return [row if there else None for row, there in zip(whole, given.is_valid().to_pylist(), strict=True)]
+        raise BadValueError(0, "a tensor has a null inside")
+    return [row if valid else None for row, valid in zip(whole, given.is_valid().to_pylist(), strict=True)]
 
 
-def _even_numbers(given: pa.Array) -> npt.NDArray[Any] | None:
-    """The numbers in (lists of) lists of one length, flat; None where something is missing or uneven."""
+def _flatten_fixed_size(given: pa.Array) -> npt.NDArray[Any] | None:
+    """The flat values of (nested) fixed-size lists; None if a value is null or a list has variable size."""
     while pa.types.is_fixed_size_list(given.type) and not given.null_count:
         given = given.flatten()
     if given.null_count or not (pa.types.is_primitive(given.type)):
@@ -242,46 +256,45 @@ def _even_numbers(given: pa.Array) -> npt.NDArray[Any] | None:
 
 
 @contextmanager
-def _blame(name: str, first_row: int) -> Iterator[None]:
+def _name_bad_value(name: str, first_row: int) -> Iterator[None]:
     try:
         yield
-    except BadValue as bad:
-        message = f"column {name!r}, row {first_row + bad.index}: {bad.reason}. Nothing of this call was kept"
-        raise InvalidInputError(message) from None
+    except BadValueError as bad:
+        raise InvalidInputError(f"column {name!r}, row {first_row + bad.index}: {bad.reason}{ROLLED_BACK}") from None
 
 
 @contextmanager
-def _at(index: int) -> Iterator[None]:
+def _at_row(index: int) -> Iterator[None]:
     try:
         yield
-    except BadValue as bad:
-        raise BadValue(index, bad.reason) from None
+    except BadValueError as bad:
+        raise BadValueError(index, bad.reason) from None
 
 
 def _open_source(index: int, source: Any) -> AbstractContextManager[BinaryIO]:
-    """The file at a path, or one that is open already and that its owner will close."""
+    """The file at a path; an open file is returned as it is and not closed."""
     if not isinstance(source, PathLike):
         return nullcontext(source)
     try:
         return open(source, "rb")
     except OSError as error:
-        raise BadValue(index, f"cannot be read: {error}") from None
+        raise BadValueError(index, f"cannot be read: {error}") from None
 
 
 def _chunks(index: int, file: BinaryIO) -> Iterator[bytes]:
-    """All of a file; a read may bring less than was asked for, and only an empty one is the end."""
+    """Chunks of a file until its end; a short read is not the end, only an empty one is."""
     while True:
         try:
             chunk = file.read(_CHUNK_BYTES)
-        except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise BadValue(index, f"cannot be read: {error}") from None
+        except (OSError, ValueError) as error:  # ValueError: the file is closed
+            raise BadValueError(index, f"cannot be read: {error}") from None
         if not isinstance(chunk, _BYTES):
-            raise BadValue(index, f"expected a file of bytes, got one of {type(chunk).__name__}")
+            raise BadValueError(index, f"expected a file of bytes, got one of {type(chunk).__name__}")
         if not chunk:
             return
         yield bytes(chunk)
 
 
-def rows_of(arrays: Mapping[int, pa.Array]) -> int:
-    """Rows in a batch of arrays."""
+def num_rows(arrays: Mapping[int, pa.Array]) -> int:
+    """The number of rows in a batch of arrays."""
     return len(next(iter(arrays.values())))

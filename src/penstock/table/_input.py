@@ -1,4 +1,4 @@
-"""What users append, in whatever form, as batches of columns of bounded size."""
+"""Convert any form of appended rows to column batches of bounded size."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.format import INLINE_BYTES
+from penstock.format import MAX_INLINE_BYTES
 
 Column: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 Appendable: TypeAlias = Mapping[str, Any] | pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[Any]
@@ -20,9 +20,9 @@ Appendable: TypeAlias = Mapping[str, Any] | pa.Table | pa.RecordBatch | pa.Recor
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 32 << 20
 _OPEN_FILE_BYTES = 1 << 20
-"""What an open file is taken for; nobody knows how long it is."""
-_ROWS, _TABLES = (dict, Mapping), (pa.RecordBatch, pa.Table)
-_ARRAYS, _TEXTS = (np.ndarray, memoryview), (bytes, bytearray, str)  # unions would be made anew for each value
+"""Assumed size of an open file, whose length is unknown."""
+_ROW_TYPES, _TABLE_TYPES = (dict, Mapping), (pa.RecordBatch, pa.Table)
+_ARRAY_TYPES, _TEXT_TYPES = (np.ndarray, memoryview), (bytes, bytearray, str)  # a `|` would build a union per value
 
 T = TypeVar("T")
 
@@ -34,13 +34,13 @@ class ColumnBatch:
     columns: Mapping[str, Column]
     rows: int
     first_row: int = 0
-    """How many rows of the same append came before."""
-    gaps: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    """Columns that some of these rows do not mention, and which rows."""
+    """Index of the first row in the append."""
+    absent: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """By column: the mask of rows that do not have the key."""
 
 
 def column_batches(data: Appendable) -> Iterator[ColumnBatch]:
-    """Cut what was given into batches; what is neither columns nor rows is refused."""
+    """Split appended data into batches; raises `InvalidInputError` for data that is neither columns nor rows."""
     first = 0
     for batch in _batches(data):
         if batch.rows:
@@ -83,7 +83,7 @@ def _from_columns(data: Mapping[str, Any]) -> Iterator[ColumnBatch]:
             "the columns have different numbers of rows: " + ", ".join(f"{k!r} {v}" for k, v in lengths.items())
         )
     start = 0
-    for end in _ends(list(data.values()), next(iter(lengths.values()), 0)):
+    for end in _batch_ends(list(data.values()), next(iter(lengths.values()), 0)):
         yield ColumnBatch({name: _slice(values, start, end) for name, values in data.items()}, end - start)
         start = end
 
@@ -91,32 +91,32 @@ def _from_columns(data: Mapping[str, Any]) -> Iterator[ColumnBatch]:
 def _from_arrow(data: pa.Table | pa.RecordBatch) -> Iterator[ColumnBatch]:
     table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
     if len(set(table.schema.names)) < len(table.schema.names):
-        raise InvalidInputError("the Arrow table has two columns of one name")
+        raise InvalidInputError("the Arrow table has two columns of one name; rename one")
     for batch in table.to_batches(max_chunksize=max(1, _BATCH_BYTES // max(1, table.nbytes // max(1, len(table))))):
         yield ColumnBatch(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
 
 
 def _from_rows(rows: Iterator[Any]) -> Iterator[ColumnBatch]:
-    waiting: list[Mapping[str, Any]] = []
-    waiting_bytes, number = 0, 0
+    buffered: list[Mapping[str, Any]] = []
+    buffered_bytes, index = 0, 0
     for row in rows:
-        if isinstance(row, _TABLES):
-            if waiting:
-                yield _as_columns(waiting)
-                waiting, waiting_bytes = [], 0
+        if isinstance(row, _TABLE_TYPES):
+            if buffered:
+                yield _as_columns(buffered)
+                buffered, buffered_bytes = [], 0
             yield from _from_arrow(row)
-            number += len(row)
+            index += len(row)
             continue
-        if not isinstance(row, _ROWS):
-            raise InvalidInputError(f"row {number}: expected a dictionary, got {type(row).__name__}")
-        waiting.append(row)
-        number += 1
-        waiting_bytes += sum(map(_size, row.values()))
-        if len(waiting) == _BATCH_ROWS or waiting_bytes >= _BATCH_BYTES:
-            yield _as_columns(waiting)
-            waiting, waiting_bytes = [], 0
-    if waiting:
-        yield _as_columns(waiting)
+        if not isinstance(row, _ROW_TYPES):
+            raise InvalidInputError(f"row {index}: expected a dictionary, got {type(row).__name__}")
+        buffered.append(row)
+        index += 1
+        buffered_bytes += sum(map(_estimate_bytes, row.values()))
+        if len(buffered) == _BATCH_ROWS or buffered_bytes >= _BATCH_BYTES:
+            yield _as_columns(buffered)
+            buffered, buffered_bytes = [], 0
+    if buffered:
+        yield _as_columns(buffered)
 
 
 def _is_pandas(data: Any) -> bool:
@@ -138,9 +138,9 @@ def _from_series(values: Any) -> Any:
 
 def _as_columns(rows: Sequence[Mapping[str, Any]]) -> ColumnBatch:
     names = dict.fromkeys(chain.from_iterable(rows))
-    gaps = {name: np.array([name not in row for row in rows]) for name in names}
+    absent = {name: np.array([name not in row for row in rows]) for name in names}
     columns = {name: [row.get(name) for row in rows] for name in names}
-    return ColumnBatch(columns, len(rows), gaps={name: gap for name, gap in gaps.items() if gap.any()})
+    return ColumnBatch(columns, len(rows), absent={name: mask for name, mask in absent.items() if mask.any()})
 
 
 def _slice(values: Any, start: int, end: int) -> Column:
@@ -152,32 +152,32 @@ def _slice(values: Any, start: int, end: int) -> Column:
     return values[start:end]
 
 
-def _ends(columns: Sequence[Any], total: int) -> Iterator[int]:
-    """Where batches of the usual size end; values of a kind that differ in size are looked at one by one."""
-    even = [values for values in columns if _is_even(values)]
-    uneven = [values for values in columns if not _is_even(values)]
-    width = sum(values.nbytes // max(1, total) for values in even)
-    if not uneven:
+def _batch_ends(columns: Sequence[Any], total: int) -> Iterator[int]:
+    """Row indices at which batches end; objects, which may differ in size, are measured one by one."""
+    arrays = [values for values in columns if _is_array(values)]
+    objects = [values for values in columns if not _is_array(values)]
+    width = sum(values.nbytes // max(1, total) for values in arrays)
+    if not objects:
         step = max(1, _BATCH_BYTES // max(1, width))
         yield from (min(start + step, total) for start in range(0, total, step))
         return
     rows, size = 0, 0
-    for end, row in enumerate(zip(*uneven, strict=True), 1):
-        rows, size = rows + 1, size + width + sum(map(_size, row))
+    for end, row in enumerate(zip(*objects, strict=True), 1):
+        rows, size = rows + 1, size + width + sum(map(_estimate_bytes, row))
         if rows == _BATCH_ROWS or size >= _BATCH_BYTES or end == total:
             yield end
             rows, size = 0, 0
 
 
-def _is_even(values: Any) -> bool:
+def _is_array(values: Any) -> bool:
     return isinstance(values, pa.Array | pa.ChunkedArray) or (isinstance(values, np.ndarray) and values.dtype != object)
 
 
-def _size(value: Any) -> int:
-    """About how many bytes a value takes when it is read."""
-    if isinstance(value, _ARRAYS):
+def _estimate_bytes(value: Any) -> int:
+    """Approximate bytes of a value in memory."""
+    if isinstance(value, _ARRAY_TYPES):
         return value.nbytes
-    if isinstance(value, _TEXTS):
+    if isinstance(value, _TEXT_TYPES):
         return len(value)
     if isinstance(value, PathLike):
         return _file_size(value)
@@ -188,6 +188,6 @@ def _size(value: Any) -> int:
 
 def _file_size(path: PathLike[str]) -> int:
     try:
-        return min(os.stat(path).st_size, INLINE_BYTES)
-    except OSError:  # it is refused, by its row, when it is read
+        return min(os.stat(path).st_size, MAX_INLINE_BYTES)
+    except OSError:  # encoding it raises an error that names the row
         return 64

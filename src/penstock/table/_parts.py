@@ -1,4 +1,4 @@
-"""Parts of a large append: written anywhere, as fragments whose rows have no ids yet, and joined later."""
+"""Parts of a large append: written anywhere, as fragments without row ids, and appended to the table later."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from penstock.format.kinds import Label
 from penstock.history import AddField, ExtendLabel
 from penstock.storage import Store
 from penstock.table._append import FileWriter, FragmentWriter
-from penstock.table._encode import Encoder
+from penstock.table._encode import ROLLED_BACK, Encoder
 from penstock.table._input import ColumnBatch, column_batches
-from penstock.table._links import Containers
-from penstock.table._stage import Stage, Undo
+from penstock.table._links import LinkContainers
+from penstock.table._stage import Stage
 from penstock.types import RowRange
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Some rows, and what to call each of them when it is refused."""
+class RowChunk:
+    """Some rows, and the names under which rejected rows are reported."""
 
     data: Mapping[str, Any] | pa.RecordBatch | Sequence[Mapping[str, Any]]
     names: Sequence[str] | str
-    """A name for each row, or one for all."""
+    """One name per row, or one for all."""
 
     def name(self, row: int) -> str:
         return f"{self.names}, row {row}" if isinstance(self.names, str) else self.names[row]
@@ -34,18 +34,21 @@ class Chunk:
 def write_part(
     store: Store,
     schema: Schema,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[RowChunk],
     *,
     containers: Mapping[str, str],
-    refuse: Callable[[str, str], None],
+    on_reject: Callable[[str, str], None],
 ) -> list[Fragment]:
-    """Store rows, which nobody sees before `append_parts`; a row that does not fit is told to `refuse` and left out."""
-    encoder = Encoder(store, Containers(True, dict(containers)), {}, [])
-    with FileWriter(store) as files, Undo(store, encoder):
-        writer = FragmentWriter(files, list(schema), _NoIds())
+    """Store rows that stay invisible until `append_parts`.
+
+    A row that does not fit the schema is skipped and reported to `on_reject` with its name and the reason.
+    """
+    encoder = Encoder(store, LinkContainers(True, dict(containers)), {}, [])
+    with FileWriter(store) as files, encoder.discard_on_error():
+        writer = FragmentWriter(files, list(schema), _UnassignedIds())
         for chunk in chunks:
             for batch in column_batches(chunk.data):
-                for arrays in _encoded(encoder, schema, batch, chunk, refuse):
+                for arrays in _encode_valid(encoder, schema, batch, chunk, on_reject):
                     writer.write(arrays)
         writer.close_fragment()
     return writer.fragments
@@ -54,57 +57,57 @@ def write_part(
 def append_parts(
     stage: Stage, schema: Schema, fragments: Sequence[Fragment], containers: Mapping[str, str], operation: str
 ) -> int:
-    """Stage the rows of parts, in their order; columns and classes that the table has not got are added."""
+    """Stage the rows of parts in order, and add missing columns and classes; returns the number of rows."""
     for field in schema:
         if field.name not in stage.snapshot.schema:
             stage.edit(AddField(field))
-        elif isinstance(field.kind, Label) and (more := _more_classes(stage.snapshot.schema[field.name], field.kind)):
-            stage.edit(ExtendLabel(field.id, more))
-    whole = [replace(fragment, row_ids=stage.row_ids.take(fragment.rows)) for fragment in fragments]
-    stage.changes.appended += whole
-    stage.put(stage.tree.append(stage.snapshot.nodes, whole), stage.snapshot.schema, containers)
-    rows = sum(fragment.rows for fragment in whole)
-    stage.changes.note(operation, added=rows)
+        elif isinstance(field.kind, Label) and (new := _new_classes(stage.snapshot.schema[field.name], field.kind)):
+            stage.edit(ExtendLabel(field.id, new))
+    appended = [replace(fragment, row_ids=stage.row_ids.allocate(fragment.rows)) for fragment in fragments]
+    stage.changes.appended += appended
+    stage.update_snapshot(stage.tree.append(stage.snapshot.nodes, appended), stage.snapshot.schema, containers)
+    rows = sum(fragment.rows for fragment in appended)
+    stage.changes.record(operation, added=rows)
     return rows
 
 
-def _more_classes(there: Field, wanted: Label) -> tuple[str, ...]:
-    """The classes that a column has not got yet."""
-    names = there.kind.names if isinstance(there.kind, Label) else ()
-    return wanted.names[len(names) :]
+def _new_classes(existing: Field, label: Label) -> tuple[str, ...]:
+    """The classes that an existing column lacks."""
+    names = existing.kind.names if isinstance(existing.kind, Label) else ()
+    return label.names[len(names) :]
 
 
-class _NoIds:
-    """Ids are claimed when the part is appended: rows of a part that never is should cost none."""
+class _UnassignedIds:
+    """Placeholder ids: real ones are claimed by `append_parts`, so that an abandoned part claims none."""
 
-    def take(self, count: int) -> tuple[RowRange, ...]:
+    def allocate(self, count: int) -> tuple[RowRange, ...]:
         return (RowRange(0, count),)
 
 
-def _encoded(
-    encoder: Encoder, schema: Schema, batch: ColumnBatch, chunk: Chunk, refuse: Callable[[str, str], None]
+def _encode_valid(
+    encoder: Encoder, schema: Schema, batch: ColumnBatch, chunk: RowChunk, on_reject: Callable[[str, str], None]
 ) -> Iterator[Mapping[int, pa.Array]]:
-    """The arrays of a batch; where a row does not fit, those of the parts around it."""
+    """Encode a batch; if a row does not fit, bisect the batch until that row is alone."""
     try:
         yield encoder.batch(schema, batch)
         return
     except InvalidInputError as error:
         if batch.rows == 1:
-            refuse(chunk.name(batch.first_row), _reason(error))
+            on_reject(chunk.name(batch.first_row), _reason(error))
             return
     middle = batch.rows // 2
-    yield from _encoded(encoder, schema, _cut(batch, 0, middle), chunk, refuse)
-    yield from _encoded(encoder, schema, _cut(batch, middle, batch.rows), chunk, refuse)
+    yield from _encode_valid(encoder, schema, _slice_batch(batch, 0, middle), chunk, on_reject)
+    yield from _encode_valid(encoder, schema, _slice_batch(batch, middle, batch.rows), chunk, on_reject)
 
 
-def _cut(batch: ColumnBatch, start: int, end: int) -> ColumnBatch:
+def _slice_batch(batch: ColumnBatch, start: int, end: int) -> ColumnBatch:
     return ColumnBatch(
         {name: values[start:end] for name, values in batch.columns.items()},
         end - start,
         batch.first_row + start,
-        {name: gap[start:end] for name, gap in batch.gaps.items()},
+        {name: mask[start:end] for name, mask in batch.absent.items()},
     )
 
 
 def _reason(error: InvalidInputError) -> str:
-    return str(error).removesuffix(". Nothing of this call was kept")
+    return str(error).removesuffix(ROLLED_BACK)

@@ -1,45 +1,40 @@
-"""Read rows of a snapshot: any rows in any order, or many in sequence with read-ahead."""
+"""Read rows of a snapshot: any rows in any order, or many rows in sequence with prefetch."""
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
-from itertools import accumulate
-from typing import Any, TypeVar
+from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import AccessDenied, CorruptError, InvalidInputError, NotFoundError, SampleError, SnapshotExpired
-from penstock.format import Commit, Field, Fragment, Snapshot, linked_kind
-from penstock.format.kinds import Kind, Linked, Place, Tensor, Values
-from penstock.history import Tree, check_not_condemned, expired, lease
-from penstock.storage import Store
-from penstock.table._blobs import BlobReader, LinkReader, as_blob, read_blob
-from penstock.table._links import Containers
-from penstock.table._pages import (
-    Cells,
-    Rows,
-    Wanted,
-    by_fragment,
-    fetch,
-    gather,
-    number_pieces,
-    references_in,
+from penstock.errors import (
+    AccessDeniedError,
+    CorruptError,
+    InvalidInputError,
+    NotFoundError,
+    SampleError,
+    SnapshotExpiredError,
 )
+from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
+from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values
+from penstock.history import Tree, check_not_expired, expired_error, lease
+from penstock.storage import Prefetch, Store, read_ahead
+from penstock.table._blobs import BlobReader, LinkReader, decode_reference, read_blob
+from penstock.table._gather import RawColumn, dense_views, gather
+from penstock.table._links import LinkContainers
+from penstock.table._pages import FragmentRows, Int64Array, fetch_pages, rows_by_fragment
 
 ROW_ID = "_row_id"
-"""The column that every table has and no file holds."""
-
-T = TypeVar("T")
+"""The virtual column of row ids: every table has it, no file stores it."""
 
 _RANDOM_READERS = 16
-_AHEAD = 4
-_JOB_BYTES = 8 << 20
+_SCAN_PREFETCH = Prefetch(4)
+_TASK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -48,148 +43,157 @@ class Reader:
 
     store: Store
     tree: Tree
-    containers: Containers
+    containers: LinkContainers
     snapshot: Snapshot
     commit: Commit
-    """The version that this is, or is based on."""
+    """The commit that the snapshot is, or is based on."""
     name: str = ""
-    """What people call that version: `main@7`."""
+    """The name of that version: `main@7`."""
 
-    def cells(
+    def raw_columns(
         self,
         fields: Sequence[Field],
-        positions: Sequence[Rows],
+        positions: Sequence[Int64Array],
         *,
-        parse: bool = False,
+        as_arrow: bool = False,
         max_workers: int = _RANDOM_READERS,
-    ) -> list[dict[str, Cells]]:
-        """Columns of several groups of rows, each in rising order; a page that two groups need is read once."""
+    ) -> list[dict[str, RawColumn]]:
+        """Undecoded columns of several groups of ascending positions; a page that two groups need is read once."""
         ids = [field.id for field in fields]
-        groups = [self.wanted(rows) for rows in positions]
-        with self.explained():
-            pages = fetch(self.store, [want for group in groups for want in group], ids, max_workers=max_workers)
+        groups = [self.locate(group) for group in positions]
+        with self.missing_as_corrupt():
+            pages = fetch_pages(self.store, [part for group in groups for part in group], ids, max_workers=max_workers)
         return [
-            {field.name: gather(self.snapshot.schema, field, group, pages, parse=parse) for field in fields}
+            {field.name: gather(self.snapshot.schema, field, group, pages, as_arrow=as_arrow) for field in fields}
             for group in groups
         ]
 
-    def wanted(self, positions: Rows) -> list[Wanted]:
-        """Where rows are, given in rising order of position."""
-        with self.explained():
-            return by_fragment(self.tree.at(self.snapshot.nodes, positions))
+    def locate(self, positions: Int64Array) -> list[FragmentRows]:
+        """Ascending positions as rows of fragments."""
+        with self.missing_as_corrupt():
+            return rows_by_fragment(self.tree, self.snapshot.nodes, positions)
 
     def columns(
-        self, names: Sequence[str], positions: Sequence[Rows], *, max_workers: int = _RANDOM_READERS
-    ) -> list[dict[str, "Filled"]]:
-        """Values of several groups of rows in any order."""
+        self, names: Sequence[str], positions: Sequence[Int64Array], *, max_workers: int = _RANDOM_READERS
+    ) -> list[dict[str, "ColumnValues"]]:
+        """Decoded columns of several groups of positions in any order."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
-        ordered = [_ordered(rows) for rows in positions]
-        groups = self.cells(fields, [rows for rows, _ in ordered], max_workers=max_workers)
+        groups = [_sort_unique(group) for group in positions]
+        raw_groups = self.raw_columns(fields, [group for group, _ in groups], max_workers=max_workers)
         found = []
-        for cells, (rows, inverse) in zip(groups, ordered, strict=True):
+        for raw, (group, inverse) in zip(raw_groups, groups, strict=True):
             columns = {}
             for name in names:
                 if name == ROW_ID:
-                    columns[name] = Filled(self.row_ids(rows), None).reordered(inverse)
+                    columns[name] = ColumnValues(self.row_ids(group), None).take(inverse)
                 else:
-                    columns[name] = self.values(self.snapshot.schema[name], cells[name]).reordered(inverse)
+                    columns[name] = self.decode(self.snapshot.schema[name], raw[name]).take(inverse)
             found.append(columns)
         return found
 
-    def values(self, field: Field, cells: Cells) -> "Filled":
-        """What a user sees of some cells: decoded, blobs and links followed."""
-        if cells.numbers is not None:
-            return Filled(cells.numbers, np.ones(len(cells.numbers), bool) if field.nullable else None)
-        array = cells.array
-        assert array is not None
-        kind = linked_kind(field.kind)
+    def decode(self, field: Field, raw: RawColumn) -> "ColumnValues":
+        """Values as users see them, with blobs and links loaded; raises `SampleError` for bytes that do not decode."""
+        if raw.dense is not None:
+            return ColumnValues(raw.dense, np.ones(len(raw.dense), bool) if field.nullable else None)
         try:
-            values = self._decode(field, kind, array, cells)
+            values = self._decode(field, value_kind(field.kind), raw)
         except SampleError as error:
             raise SampleError(f"column {field.name!r}: {error}") from error
-        nullable = field.nullable and isinstance(values, np.ndarray)
-        return Filled(values, np.asarray(array.is_valid()) if nullable else None)
+        if raw.array is None or not (field.nullable and isinstance(values, np.ndarray)):
+            return ColumnValues(values, None)
+        return ColumnValues(values, np.asarray(raw.array.is_valid()))
 
-    def _decode(self, field: Field, kind: Kind, array: pa.Array, cells: Cells) -> Values:
+    def _decode(self, field: Field, kind: Kind, raw: RawColumn) -> Values:
         try:
-            return kind.to_values(self.resolved(field, array, cells))
+            return kind.to_values(self.load_external(field, raw))
         except (pa.ArrowInvalid, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise SampleError(f"the bytes are no {kind}: {error}") from error
 
-    def resolved(self, field: Field, array: pa.Array, cells: Cells) -> pa.Array:
-        """An array with the bytes that links and references stand for in their places."""
+    def load_external(self, field: Field, raw: RawColumn) -> pa.Array:
+        """The column's array with links and blob references replaced by their bytes."""
+        array = raw.array
+        assert array is not None
         if isinstance(field.kind, Linked) and array.type == field.kind.arrow_type:
             found = pa.array(self.containers.read(field.kind.to_values(array)), pa.large_binary())
             return found if field.kind.to.arrow_type == pa.binary() else found.cast(pa.large_string())
-        blobs = references_in(cells)
+        blobs = raw.blobs()
         if not blobs:
             return array
         values = array.to_pylist()
         for row, reference in blobs.items():
-            values[row] = read_blob(self.store, as_blob(reference))
+            values[row] = read_blob(self.store, decode_reference(reference))
         return pa.array(values, pa.large_binary())
 
-    def arrow(self, names: Sequence[str], positions: Rows) -> pa.Table:
-        """Rows in any order as an Arrow table; media stay encoded, blobs and links become the bytes they stand for."""
-        rows, inverse = _ordered(positions)
+    def arrow(self, names: Sequence[str], positions: Int64Array) -> pa.Table:
+        """Rows in any order as an Arrow table; media stay encoded, blobs and links are loaded."""
+        rows, inverse = _sort_unique(positions)
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
-        cells = self.cells(fields, [rows], parse=True)[0]
+        raw = self.raw_columns(fields, [rows], as_arrow=True)[0]
         columns = {}
         for name in names:
             if name == ROW_ID:
                 columns[name] = pa.array(self.row_ids(rows))
             else:
-                columns[name] = self._arrow_column(self.snapshot.schema[name], cells[name])
+                columns[name] = self._arrow_column(self.snapshot.schema[name], raw[name])
         table = pa.table(columns)
         return table if inverse is None else table.take(pa.array(inverse))
 
-    def _arrow_column(self, field: Field, cells: Cells) -> pa.Array:
-        array = plain(field, self.resolved(field, cells.array, cells))
-        return array.cast(pa.large_binary()) if array.type == pa.binary() else array  # a group may hold blobs, or not
+    def _arrow_column(self, field: Field, raw: RawColumn) -> pa.Array:
+        array = as_native_arrow(field, self.load_external(field, raw))
+        # loaded blobs are large_binary: one type, whether a group of rows has blobs or not
+        return array.cast(pa.large_binary()) if array.type == pa.binary() else array
 
     def open(self, field: Field, position: int) -> RawIOBase | BytesIO:
-        """One value of bytes as a file that fetches only what is read."""
-        if linked_kind(field.kind).arrow_type != pa.binary():
+        """One value of a bytes column as a file that fetches only the ranges it reads.
+
+        Raises `InvalidInputError` for another kind of column, `NotFoundError` for a null.
+        """
+        if value_kind(field.kind).arrow_type != pa.binary():
             raise InvalidInputError(
                 f"column {field.name!r} holds {field.kind} and not bytes: it cannot be opened as a file"
             )
-        cells = self.cells([field], [np.array([position])], parse=True)[0][field.name]
-        assert cells.array is not None
-        for reference in references_in(cells).values():
-            return BlobReader(self.store, as_blob(reference))
-        [value] = field.kind.to_values(cells.array) if isinstance(field.kind, Linked) else cells.array.to_pylist()
+        raw = self.raw_columns([field], [np.array([position])], as_arrow=True)[0][field.name]
+        assert raw.array is not None
+        for reference in raw.blobs().values():
+            return BlobReader(self.store, decode_reference(reference))
+        [value] = field.kind.to_values(raw.array) if isinstance(field.kind, Linked) else raw.array.to_pylist()
         if value is None:
             raise NotFoundError(f"column {field.name!r} has no value in row {position}")
-        return LinkReader(self.containers.store(value.container), value) if isinstance(value, Place) else BytesIO(value)
+        return (
+            LinkReader(self.containers.store(value.container), value)
+            if isinstance(value, LinkTarget)
+            else BytesIO(value)
+        )
 
-    def row_ids(self, positions: Rows) -> Rows:
-        """Ids of rows in rising order of position."""
-        parts = [want.fragment.all_row_ids[want.rows] for want in self.wanted(positions)]
+    def row_ids(self, positions: Int64Array) -> Int64Array:
+        """Row ids at ascending positions."""
+        parts = [located.fragment.all_row_ids[located.rows] for located in self.locate(positions)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def positions_of(self, row_ids: Rows) -> Rows:
-        """Positions of rows by their ids, in the order asked; -1 for ids that no row has."""
-        wanted, inverse = np.unique(row_ids, return_inverse=True)
-        positions = np.full(len(wanted), -1, np.int64)
-        for fragment, start in self.tree.with_ids(self.snapshot.nodes, wanted):
+    def positions_of(self, row_ids: Int64Array) -> Int64Array:
+        """Positions of row ids, in their order; -1 for an id that no live row has."""
+        ids, inverse = np.unique(row_ids, return_inverse=True)
+        positions = np.full(len(ids), -1, np.int64)
+        for fragment, start in self.tree.fragments_with_ids(self.snapshot.nodes, ids):
             live = fragment.all_row_ids[fragment.live_rows]
-            _, here, there = np.intersect1d(wanted, live, return_indices=True)
-            positions[here] = start + there
+            _, found, live_indices = np.intersect1d(ids, live, return_indices=True)
+            positions[found] = start + live_indices
         return positions[inverse]
 
-    def batches(self, names: Sequence[str], groups: Iterator[Rows]) -> Iterator[dict[str, "Filled"]]:
-        """Values of many groups of rows, one after the other, read ahead in a few threads."""
+    def batches(self, names: Sequence[str], groups: Iterator[Int64Array]) -> Iterator[dict[str, "ColumnValues"]]:
+        """Values of many groups of positions in sequence, prefetched by a few threads."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
-        jobs = _jobs(groups, max(1, _JOB_BYTES // max(1, self._row_bytes(fields))))
-        return read_ahead(lambda job: self.columns(names, job, max_workers=2), jobs, threads=_AHEAD)
+        tasks = _batch_tasks(groups, max(1, _TASK_BYTES // max(1, self._row_bytes(fields))))
+        found = read_ahead(lambda task: self.columns(names, task, max_workers=2), tasks, prefetch=_SCAN_PREFETCH)
+        return chain.from_iterable(found)
 
-    def pages(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, Values]]:
-        """Batches of consecutive rows, cut where pages of the heaviest column end, so that its arrays are views."""
-        jobs = self._page_jobs(names, start, end)
-        return read_ahead(lambda job: self._page_batches(names, job), jobs, threads=_AHEAD)
+    def page_batches(self, names: Sequence[str], start: int, end: int) -> Iterator[dict[str, Values]]:
+        """Batches of consecutive rows, split at page boundaries of the largest column, so that its arrays are views."""
+        tasks = self._scan_tasks(names, start, end)
+        return chain.from_iterable(read_ahead(lambda task: self._scan(names, task), tasks, prefetch=_SCAN_PREFETCH))
 
-    def _page_jobs(self, names: Sequence[str], start: int, end: int) -> Iterator["_PageJob"]:
-        """A job for each file of the heaviest column."""
+    def _scan_tasks(self, names: Sequence[str], start: int, end: int) -> Iterator["_ScanTask"]:
+        """One task per file of the largest column."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
         position = 0
         for fragment in self.tree.fragments(self.snapshot.nodes):
@@ -198,87 +202,88 @@ class Reader:
             if first >= last:
                 continue
             rows = fragment.live_rows[first:last]
-            heavy = max(fields, key=lambda field: _file_bytes(fragment, field), default=None)
-            files = () if heavy is None else fragment.files_of(heavy.id)
-            if heavy is None or not files:
-                yield _PageJob(Wanted(fragment, rows), None)
+            largest = max(fields, key=lambda field: _column_bytes(fragment, field), default=None)
+            files = () if largest is None else fragment.files_of(largest.id)
+            if largest is None or not files:
+                yield _ScanTask(FragmentRows(fragment, rows), None)
             for file in files:
                 inside = rows[slice(*np.searchsorted(rows, (file.row_start, file.row_end)))]
                 if len(inside):
-                    yield _PageJob(Wanted(fragment, inside), heavy)
+                    yield _ScanTask(FragmentRows(fragment, inside), largest)
 
-    def _page_batches(self, names: Sequence[str], job: "_PageJob") -> list[dict[str, Values]]:
-        """The batches of one job; there are thousands a second, so each is nothing but a dictionary."""
+    def _scan(self, names: Sequence[str], task: "_ScanTask") -> list[dict[str, Values]]:
+        """The batches of one task; plain dictionaries, because there are thousands per second."""
+        selected, largest = task.selected, task.largest
         fields = {name: self.snapshot.schema[name] for name in names if name != ROW_ID}
-        with self.explained():
-            pages = fetch(self.store, [job.want], [field.id for field in fields.values()], max_workers=1)
-        pieces = None if job.heavy is None else number_pieces(job.heavy, job.want, pages)
-        counts = [len(job.want.rows)]
-        if job.heavy is not None:
-            counts = [_count(part.rows) for part in job.want.parts(job.heavy.id)]
+        with self.missing_as_corrupt():
+            pages = fetch_pages(self.store, [selected], [field.id for field in fields.values()], max_workers=1)
+        views = None if largest is None else dense_views(largest, selected, pages)
+        counts = [len(selected.rows)]
+        if largest is not None:
+            counts = [_count(part.rows) for part in selected.by_page(largest.id)]
         columns: dict[str, list[Any]] = {}
         for name in names:
-            if pieces is not None and name != ROW_ID and fields[name] is job.heavy:
-                columns[name] = pieces
+            if views is not None and name != ROW_ID and fields[name] is largest:
+                columns[name] = views
                 if fields[name].nullable:
                     columns[f"{name}_mask"] = [np.ones(count, bool) for count in counts]
                 continue
             if name == ROW_ID:
-                column = Filled(job.want.fragment.all_row_ids[job.want.rows], None)
+                column = ColumnValues(selected.fragment.all_row_ids[selected.rows], None)
             else:
-                column = self.values(fields[name], gather(self.snapshot.schema, fields[name], [job.want], pages))
+                column = self.decode(fields[name], gather(self.snapshot.schema, fields[name], [selected], pages))
             for label, values in as_batch({name: column}).items():
                 columns[label] = _split(values, counts)
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
     @contextmanager
     def lease(self, seconds: float) -> Iterator[bool]:
-        """Keep this version from vacuum; yields False, instead of failing, where this user may not write."""
+        """Protect this version from vacuum; yields False if this user may not write a lease."""
         held = lease(self.store, self.commit, seconds=seconds)
         try:
             held.__enter__()
-        except AccessDenied:
+        except AccessDeniedError:
             yield False
             return
         try:
-            check_not_condemned(self.store, self.commit)
+            check_not_expired(self.store, self.commit)
             yield True
         finally:
             held.__exit__(None, None, None)
 
     @property
-    def without_lease(self) -> str:
-        """What to tell whoever reads this version without keeping it."""
+    def lease_warning(self) -> str:
+        """The warning for a user who reads this version without a lease."""
         return (
-            f"{self.store.uri} cannot be written by this user, so nothing keeps this version from vacuum "
-            "while it is read; if it is removed, reading raises SnapshotExpired"
+            f"{self.store.uri} cannot be written by this user, so no lease protects this version from vacuum while it "
+            "is read; if vacuum removes it, reading raises SnapshotExpiredError"
         )
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Say why an object of this version is missing: vacuum has removed the version, or somebody the object."""
+    def missing_as_corrupt(self) -> Iterator[None]:
+        """Translate `NotFoundError`: `SnapshotExpiredError` if vacuum removed this version, else `CorruptError`."""
         try:
-            with self.unless_expired():
+            with self.missing_as_expired():
                 yield
-        except SnapshotExpired:
+        except SnapshotExpiredError:
             raise
         except NotFoundError as error:
             raise CorruptError(f"an object that this version needs is missing: {error}") from error
 
     @contextmanager
-    def unless_expired(self) -> Iterator[None]:
-        """If something is not found, and vacuum has removed this version, then that is why."""
+    def missing_as_expired(self) -> Iterator[None]:
+        """Translate `NotFoundError` to `SnapshotExpiredError` if vacuum removed this version."""
         try:
             yield
         except NotFoundError as error:
             try:
                 self.store.head(self.commit.snapshot.key)
             except NotFoundError:
-                raise expired(self.store, self.commit) from error
+                raise expired_error(self.store, self.commit) from error
             raise
 
     def _row_bytes(self, fields: Sequence[Field]) -> int:
-        """About how many bytes a row of these columns takes, judged by the first fragment."""
+        """Approximate bytes of a row of these columns, estimated from the first fragment."""
         first = next(iter(self.tree.fragments(self.snapshot.nodes)), None)
         if first is None:
             return 1
@@ -287,29 +292,30 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Filled:
-    """A column's values, and where the column is nullable and an array, which of them are there."""
+class ColumnValues:
+    """A column's values; for an array of a nullable column also the mask of values that are present."""
 
     values: Values
     mask: npt.NDArray[np.bool_] | None
 
-    def reordered(self, inverse: Rows | None) -> "Filled":
-        if inverse is None:
+    def take(self, indices: Int64Array | None) -> "ColumnValues":
+        """Values by index; None for all of them in order."""
+        if indices is None:
             return self
-        mask = None if self.mask is None else self.mask[inverse]
+        mask = None if self.mask is None else self.mask[indices]
         if isinstance(self.values, np.ndarray):
-            return Filled(self.values[inverse], mask)
-        return Filled([self.values[index] for index in inverse], mask)
+            return ColumnValues(self.values[indices], mask)
+        return ColumnValues([self.values[index] for index in indices], mask)
 
     def item(self, index: int) -> Any:
-        """One value; None where it is missing, and a plain number where it is one."""
+        """One value; None if it is null."""
         if self.mask is not None and not self.mask[index]:
             return None
         return self.values[index]
 
 
-def as_batch(columns: Mapping[str, Filled]) -> dict[str, Values]:
-    """Columns as a user gets them: `col`, and `col_mask` where the column is nullable and an array."""
+def as_batch(columns: Mapping[str, ColumnValues]) -> dict[str, Values]:
+    """The batch that users get: `col`, and `col_mask` for an array of a nullable column."""
     batch: dict[str, Values] = {}
     for name, column in columns.items():
         batch[name] = column.values
@@ -318,8 +324,8 @@ def as_batch(columns: Mapping[str, Filled]) -> dict[str, Values]:
     return batch
 
 
-def plain(field: Field, array: pa.Array) -> pa.Array:
-    """A column as a user of Arrow expects it: true and false, and times, as Arrow's own types."""
+def as_native_arrow(field: Field, array: pa.Array) -> pa.Array:
+    """A stored column with bools and times as Arrow's own types."""
     if isinstance(field.kind, Tensor) and field.kind.shape == ():
         if field.kind.dtype == "bool":
             return array.cast(pa.bool_())
@@ -329,59 +335,44 @@ def plain(field: Field, array: pa.Array) -> pa.Array:
     return array
 
 
-def _ordered(rows: Rows) -> tuple[Rows, Rows | None]:
-    """Rows in rising order without repeats, and how to get back; None where they were so already."""
+def _sort_unique(rows: Int64Array) -> tuple[Int64Array, Int64Array | None]:
+    """Rows ascending without repeats, and the inverse index; None if they are so already."""
     if len(rows) < 2 or (np.diff(rows) > 0).all():
         return rows, None
     return np.unique(rows, return_inverse=True)
 
 
 @dataclass(frozen=True)
-class _PageJob:
-    """Rows of one file of the heaviest column."""
+class _ScanTask:
+    """Rows of one file of the largest column."""
 
-    want: Wanted
-    heavy: Field | None
-
-
-def read_ahead(read: Callable[[Any], list[T]], jobs: Iterator[Any], *, threads: int) -> Iterator[T]:
-    """What jobs read, in order, while the next ones are under way in a few threads."""
-    with ThreadPoolExecutor(threads, "penstock-read") as pool:
-        waiting: deque[Future[list[T]]] = deque()
-        try:
-            for job in jobs:
-                waiting.append(pool.submit(read, job))
-                if len(waiting) > 2 * threads:
-                    yield from waiting.popleft().result()
-            while waiting:
-                yield from waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    selected: FragmentRows
+    largest: Field | None
 
 
 def _split(values: Values, counts: Sequence[int]) -> list[Values]:
-    """Cut into parts of so many rows."""
+    """Split into parts of these lengths."""
     ends = list(accumulate(counts))
     return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _count(rows: "slice | Rows") -> int:
+def _count(rows: "slice | Int64Array") -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-def _file_bytes(fragment: Fragment, field: Field) -> int:
+def _column_bytes(fragment: Fragment, field: Field) -> int:
     return sum(file.length for file in fragment.files_of(field.id))
 
 
-def _jobs(groups: Iterator[Rows], job_rows: int) -> Iterator[list[Rows]]:
-    job: list[Rows] = []
+def _batch_tasks(groups: Iterator[Int64Array], task_rows: int) -> Iterator[list[Int64Array]]:
+    """Combine groups of rows into tasks of at least `task_rows` rows."""
+    task: list[Int64Array] = []
     count = 0
     for rows in groups:
-        job.append(rows)
+        task.append(rows)
         count += len(rows)
-        if count >= job_rows:
-            yield job
-            job, count = [], 0
-    if job:
-        yield job
+        if count >= task_rows:
+            yield task
+            task, count = [], 0
+    if task:
+        yield task

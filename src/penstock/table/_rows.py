@@ -1,4 +1,4 @@
-"""Change rows: add them, give them other values, remove them."""
+"""Append, update and delete rows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,26 +12,25 @@ from penstock.format.kinds import Image, Tensor, Values
 from penstock.history import AddField
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._input import Appendable, column_batches
-from penstock.table._pages import take
 from penstock.table._read import as_batch
-from penstock.table._select import positions
-from penstock.table._stage import Stage, Undo
-from penstock.table._update import update_fragment
+from penstock.table._select import find_positions
+from penstock.table._stage import Stage
+from penstock.table._update import update_fragments
 
 
 def append_rows(stage: Stage, data: Appendable) -> int:
-    """Stage rows; all of them, or none if one is refused."""
+    """Stage rows and return their number; raises `InvalidInputError` and stages none if a row does not fit."""
     encoder = stage.encoder()
     edits: list[AddField] = []
     schema = stage.snapshot.schema
     rows = 0
-    with FileWriter(stage.store) as files, Undo(stage.store, encoder):
+    with FileWriter(stage.store) as files, encoder.discard_on_error():
         writer: FragmentWriter | None = None
         for batch in column_batches(data):
             if not len(schema):
                 inferred = infer_schema(batch.columns)
                 if not len(inferred):
-                    raise InvalidInputError("the table has no columns, and neither have the first rows")
+                    raise InvalidInputError("the table has no columns, and the first rows have none; give a schema")
                 edits = [AddField(field) for field in inferred]
                 schema = Schema((*schema.fields, *inferred.fields))
             if writer is None:
@@ -44,60 +43,57 @@ def append_rows(stage: Stage, data: Appendable) -> int:
     nodes = stage.tree.append(stage.snapshot.nodes, writer.fragments)
     stage.changes.appended += writer.fragments
     stage.changes.edits += edits
-    stage.put(nodes, schema, encoder.new_containers)
-    stage.changes.note("append", added=rows)
+    stage.update_snapshot(nodes, schema, encoder.new_containers)
+    stage.changes.record("append", added=rows)
     return rows
 
 
 def update_rows(
     stage: Stage, where: Any, values: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]]
 ) -> int:
-    """Stage other values for some rows; a mapping has a value for all of them, or a list with one for each."""
-    rows = positions(stage.reader, where)
-    if len(np.unique(rows)) < len(rows):
-        raise InvalidInputError("the rows to update are given more than once")
-    if not len(rows) or not values:
+    """Stage new values and return the number of rows.
+
+    `values` maps each column to one value for all rows or to a list with one per row; or it is a function from the
+    batch of the rows to such a mapping.
+    """
+    positions = find_positions(stage.reader, where)
+    if len(np.unique(positions)) < len(positions):
+        raise InvalidInputError("a row to update is selected more than once")
+    if not len(positions) or not values:
         return 0
     if callable(values):
-        values = values(as_batch(stage.reader.columns(stage.snapshot.schema.names, [rows])[0]))
+        values = values(as_batch(stage.reader.columns(stage.snapshot.schema.names, [positions])[0]))
     fields = [stage.snapshot.schema[name] for name in values]
     encoder = stage.encoder()
-    order = np.argsort(rows, kind="stable")
-    with FileWriter(stage.store) as files, Undo(stage.store, encoder):
+    with FileWriter(stage.store) as files, encoder.discard_on_error():
         arrays: dict[int, pa.Array] = {}
         for field in fields:
-            column = _per_row(field, values[field.name], len(rows))
-            arrays.update(encoder.column(field, column, rows=len(rows), first_row=0))
-        arrays = {id: take(array, order) for id, array in arrays.items()}
-        changed, start = [], 0
-        for want in stage.wanted(rows[order]):
-            part = {id: array.slice(start, len(want.rows)) for id, array in arrays.items()}
-            after = update_fragment(stage.store, files, stage.snapshot.schema, want, fields, part)
-            changed.append((want.fragment, after))
-            start += len(want.rows)
+            column = _broadcast(field, values[field.name], len(positions))
+            arrays.update(encoder.column(field, column, rows=len(positions), first_row=0))
+        changed = update_fragments(stage, files, positions, fields, arrays)
     stage.replace(changed, encoder.new_containers)
-    stage.changes.note("update", updated=len(rows))
-    return len(rows)
+    stage.changes.record("update", updated=len(positions))
+    return len(positions)
 
 
 def delete_rows(stage: Stage, where: Any) -> int:
-    """Stage the removal of rows."""
-    rows = np.unique(positions(stage.reader, where))
+    """Stage the deletion of rows and return their number."""
+    positions = np.unique(find_positions(stage.reader, where))
     changed = []
-    for want in stage.wanted(rows):
-        gone = np.zeros(want.fragment.rows, bool)
-        gone[want.rows] = True
-        changed.append((want.fragment, want.fragment.without_rows(gone)))
+    for selected in stage.locate(positions):
+        deleted = np.zeros(selected.fragment.rows, bool)
+        deleted[selected.rows] = True
+        changed.append((selected.fragment, selected.fragment.without_rows(deleted)))
     if changed:
         stage.replace(changed, {})
-        stage.changes.note("delete", deleted=len(rows))
-    return len(rows)
+        stage.changes.record("delete", deleted=len(positions))
+    return len(positions)
 
 
-def _per_row(field: Field, value: Any, count: int) -> Any:
-    """A column from what an update was given: a list with a value per row, or one value for all."""
+def _broadcast(field: Field, value: Any, count: int) -> Any:
+    """A column from the value of an update: a list with one value per row, or one value repeated."""
     if isinstance(field.kind, Tensor) and not isinstance(value, pa.Array | pa.ChunkedArray):
-        one = value is None or _is_one(field.kind, value, count)
+        one = value is None or _is_one_tensor(field.kind, value, count)
     elif isinstance(field.kind, Image) and isinstance(value, np.ndarray) and value.dtype != object:
         one = value.ndim < 4 and value.shape[1:] != field.kind.shape
     else:
@@ -109,8 +105,8 @@ def _per_row(field: Field, value: Any, count: int) -> Any:
     return value
 
 
-def _is_one(kind: Tensor, value: Any, count: int) -> bool:
-    """Whether numbers are one row's; lists of unequal or missing items are values of several rows."""
+def _is_one_tensor(kind: Tensor, value: Any, count: int) -> bool:
+    """Whether a value is the tensor of one row; a list of unequal or missing items has values of several rows."""
     try:
         array = np.asarray(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which rows a user means: positions, slices, masks, or an expression over the columns."""
+"""Resolve a user's selection of rows: positions, slices, masks, or an expression over the columns."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -10,23 +10,26 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError
 from penstock.format import Field
 from penstock.format.kinds import Tensor
-from penstock.table._pages import Rows
-from penstock.table._read import Reader, plain
+from penstock.table._pages import Int64Array
+from penstock.table._read import Reader, as_native_arrow
 
-Where: TypeAlias = int | slice | Sequence[int] | Rows | pc.Expression
+Where: TypeAlias = int | slice | Sequence[int] | Int64Array | pc.Expression
 
 _SCAN_ROWS = 1 << 16
 
 
-def positions(reader: Reader, where: Any) -> Rows:
-    """The rows meant, as positions among the live rows, in the order given."""
+def find_positions(reader: Reader, where: Any) -> Int64Array:
+    """Positions of the selected rows, in the order given; raises `InvalidInputError` for a filter that does not fit."""
     if isinstance(where, pc.Expression):
-        return _matching(reader, where)
-    return resolve(where, reader.snapshot.live)
+        return _filter(reader, where)
+    return resolve_positions(where, reader.snapshot.live)
 
 
-def resolve(where: Any, count: int) -> Rows:
-    """Positions in 0 … count from an index, a slice, a list of indexes or a mask."""
+def resolve_positions(where: Any, count: int) -> Int64Array:
+    """Positions in [0, count) from an index, a slice, a list of indices or a mask.
+
+    Raises `IndexError` for an index out of range, `InvalidInputError` for anything else.
+    """
     if isinstance(where, slice):
         return np.arange(*where.indices(count), dtype=np.int64)
     rows = np.atleast_1d(np.asarray(where))
@@ -37,7 +40,9 @@ def resolve(where: Any, count: int) -> Rows:
             raise InvalidInputError(f"a mask needs one entry per row: {count} rows, got shape {rows.shape}")
         return np.flatnonzero(rows)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise InvalidInputError(f"rows are whole numbers, a slice or a mask, not {rows.dtype} of shape {rows.shape}")
+        raise InvalidInputError(
+            f"rows are selected by integers, a slice or a mask, not by {rows.dtype} of shape {rows.shape}"
+        )
     outside = rows[(rows < -count) | (rows >= count)]
     if len(outside):
         raise IndexError(f"row {int(outside[0])} is out of range: there are {count} rows")
@@ -45,53 +50,53 @@ def resolve(where: Any, count: int) -> Rows:
     return np.where(rows < 0, rows + count, rows)
 
 
-def _matching(reader: Reader, expression: pc.Expression) -> Rows:
-    fields = _fields_of(reader, expression)
+def take_positions(positions: range | Int64Array, indices: Int64Array) -> Int64Array:
+    """Positions by index."""
+    return positions.start + positions.step * indices if isinstance(positions, range) else positions[indices]
+
+
+def _filter(reader: Reader, expression: pc.Expression) -> Int64Array:
+    fields = _referenced_fields(reader, expression)
     found = []
     for start in range(0, reader.snapshot.live, _SCAN_ROWS):
         rows = np.arange(start, min(start + _SCAN_ROWS, reader.snapshot.live))
-        cells = reader.cells(fields, [rows], parse=True)[0]
-        table = pa.table({**{field.name: _comparable(field, cells[field.name].array) for field in fields}, "_": rows})
+        raw = reader.raw_columns(fields, [rows], as_arrow=True)[0]
+        table = pa.table({**{field.name: _comparable(field, raw[field.name].array) for field in fields}, "_": rows})
         try:
             found.append(np.asarray(table.filter(expression)["_"]))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _misfit(error) from None
+            raise _filter_error(error) from None
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _fields_of(reader: Reader, expression: pc.Expression) -> list[Field]:
-    """The columns an expression needs: those without which it cannot be bound."""
+def _referenced_fields(reader: Reader, expression: pc.Expression) -> list[Field]:
+    """The columns that an expression references: it cannot be bound without them."""
     fields = list(reader.snapshot.schema)
     empty = pa.table({field.name: _comparable(field, pa.nulls(0, field.kind.arrow_type)) for field in fields})
     try:
         empty.filter(expression)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
-        raise _misfit(error) from None
-    if "FieldPath(" in str(expression):  # columns by their number: leaving one out would change what others are
+        raise _filter_error(error) from None
+    if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
         return fields
-    return [field for field in fields if _fails(empty.drop_columns([field.name]), expression)]
+    return [field for field in fields if not _binds(empty.drop_columns([field.name]), expression)]
 
 
 def _comparable(field: Field, array: pa.Array) -> pa.Array:
-    """A column as an expression sees it: small floats, whose stored bits Arrow would compare, as float32."""
+    """A column as an expression sees it; small floats as float32, because Arrow would compare their stored bits."""
     kind = field.kind
     if isinstance(kind, Tensor) and kind.shape == () and "float" in kind.dtype and array.type != pa.float64():
         return pa.array(kind.view(array).astype(np.float32), mask=np.asarray(array.is_null()))
-    return plain(field, array)
+    return as_native_arrow(field, array)
 
 
-def _misfit(error: Exception) -> InvalidInputError:
+def _filter_error(error: Exception) -> InvalidInputError:
     return InvalidInputError(f"the filter does not fit the table: {str(error).splitlines()[0]}")
 
 
-def _fails(table: pa.Table, expression: pc.Expression) -> bool:
+def _binds(table: pa.Table, expression: pc.Expression) -> bool:
     try:
         table.filter(expression)
     except pa.ArrowInvalid:
-        return True
-    return False
-
-
-def rows_at(rows: range | Rows, places: Rows) -> Rows:
-    """Of rows that were chosen, those at some places."""
-    return rows.start + rows.step * places if isinstance(rows, range) else rows[places]
+        return False
+    return True

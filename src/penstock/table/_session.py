@@ -1,20 +1,21 @@
-"""A table in use: where it stands in its history, and how changes become the next version."""
+"""A session on a branch of a table: staged changes become the next version."""
 
 import getpass
 from dataclasses import replace
 
-from penstock.errors import CommitStateUnknown, ConflictError, InvalidInputError
+from penstock.errors import CommitStateUnknownError, ConflictError, InvalidInputError
 from penstock.format import Commit, TableInfo, new_id
 from penstock.history import (
-    Note,
+    CommitInfo,
     Refs,
     Version,
     commit_changes,
     commit_reset,
-    holding,
+    format_version,
     newest_commit,
     publish,
     read_snapshot,
+    temporary_lease,
 )
 from penstock.storage import Store
 from penstock.table._links import AllowedLinks
@@ -23,7 +24,10 @@ from penstock.table._stage import Stage
 
 
 class Session(Stage):
-    """A version of a table on a branch, with changes on top that become the branch's next version."""
+    """A version of a table on a branch, with staged changes that become the branch's next version.
+
+    A pinned session is read-only.
+    """
 
     def __init__(
         self,
@@ -37,29 +41,31 @@ class Session(Stage):
     ) -> None:
         super().__init__(store, info, version, links)
         self.branch, self.pinned = branch, pinned
-        self._doubtful: Commit | None = None
+        self._unknown_commit: Commit | None = None
 
     @property
     def refs(self) -> Refs:
         return Refs(self.store, self.info)
 
     def check_writable(self) -> None:
-        """Refuse to change a version that is not the branch's newest, or a table with features not known here."""
+        """Raise `InvalidInputError` for a pinned version, or an error for a table that needs features unknown here."""
         if self.pinned:
-            raise InvalidInputError(
-                f"this is {self.branch}@{self.version.commit.version}, opened to be read; load a branch to change it"
-            )
+            raise InvalidInputError(f"this is {self.version_name}, opened read-only; load a branch to change it")
         self.info.features.check_writable(self.store.uri)
         self.snapshot.features.check_writable(self.store.uri)
 
     def check_no_changes(self) -> None:
-        """Refuse to move away from changes that nobody has saved."""
+        """Raise `InvalidInputError` if there are uncommitted changes."""
         if self.changes:
-            raise InvalidInputError("there are changes that are not committed; commit them or roll them back first")
+            raise InvalidInputError("there are uncommitted changes; commit them or roll them back first")
 
     def commit(self, message: str, *, merged: Commit | None = None) -> Version:
-        """Publish what is staged as the next version; without staged changes nothing happens."""
-        if self._doubtful is not None and self._settle_doubt(self._doubtful):
+        """Publish the staged changes as the next version; without any, the version stays.
+
+        Raises `ConflictError` if they conflict with another writer's commit, and `CommitStateUnknownError` if the store
+        stops responding; then call it again.
+        """
+        if self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
             return self.version
         if not self.changes and merged is None:
             return self.version
@@ -74,32 +80,32 @@ class Session(Stage):
                 staged,
                 self.changes,
                 single_writer=self.info.single_writer,
-                note=self.note(message, merged=merged),
+                commit_info=self.commit_info(message, merged=merged),
                 on_attempt=attempts.append,
             )
-        except CommitStateUnknown:
-            self._doubtful = attempts[-1]
+        except CommitStateUnknownError:
+            self._unknown_commit = attempts[-1]
             raise
         self.move_to(version)
         return version
 
     def rollback(self) -> None:
-        """Forget what is staged."""
-        if self._doubtful is not None and self._settle_doubt(self._doubtful):
-            raise ConflictError("the commit in doubt had landed and cannot be rolled back; the table is at its version")
+        """Drop the staged changes; raises `ConflictError` if a commit of unknown state turns out to be published."""
+        if self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
+            raise ConflictError("the last commit was published and cannot be rolled back; the table is at its version")
         self.move_to(self.version)
 
     def reset(self, to: Commit, message: str) -> None:
-        """Make an older version the newest."""
+        """Publish an older version as the newest."""
         self.check_writable()
         self.check_no_changes()
-        with holding(self.store, to):
+        with temporary_lease(self.store, to):
             commit = commit_reset(
                 self.store,
                 self.version.commit,
                 to,
                 single_writer=self.info.single_writer,
-                note=self.note(message or f"reset to version {to.version}"),
+                commit_info=self.commit_info(message or f"reset to version {to.version}"),
             )
         self.checkout(commit, branch=self.branch, pinned=False)
 
@@ -116,23 +122,28 @@ class Session(Stage):
 
     @property
     def reader(self) -> Reader:
-        return replace(super().reader, name=f"{self.branch}@{self.version.commit.version}")
+        return replace(super().reader, name=self.version_name)
 
-    def note(self, message: str, *, merged: Commit | None = None) -> Note:
-        """What the log will say."""
-        return Note(message, author(), new_id(), merged)
+    @property
+    def version_name(self) -> str:
+        """The name of the base version: `main@7`."""
+        return format_version(self.branch, self.version.commit.version)
 
-    def _settle_doubt(self, commit: Commit) -> bool:
-        """Find out what became of a commit whose outcome was unknown; publishes it if it never arrived."""
-        landed = publish(self.store, commit, single_writer=self.info.single_writer)
-        self._doubtful = None
-        if landed:
+    def commit_info(self, message: str, *, merged: Commit | None = None) -> CommitInfo:
+        """Message, author and write id of a new commit."""
+        return CommitInfo(message, author(), new_id(), merged)
+
+    def _resolve_unknown(self, commit: Commit) -> bool:
+        """Publish a commit of unknown state again; returns whether it is the version now."""
+        published = publish(self.store, commit, single_writer=self.info.single_writer)
+        self._unknown_commit = None
+        if published:
             self.move_to(Version(commit, read_snapshot(self.store, commit)))
-        return landed
+        return published
 
 
 def author() -> str:
-    """Who commits, by the name the machine knows."""
+    """The operating system's name of the user; empty if there is none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -1,4 +1,4 @@
-"""Bounds of columns, kept per fragment so that a search can pass fragments over."""
+"""Column statistics per fragment: bounds and null counts that let a search skip fragments."""
 
 import json
 import math
@@ -10,20 +10,20 @@ import pyarrow.compute as pc
 from penstock.format import Field, Statistics
 from penstock.format.kinds import Kind, Label, Tensor, Text
 
-_LONGEST_TEXT = 64
+_MAX_TEXT_LENGTH = 64
 
 
-def statistics_of(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> dict[int, Statistics]:
-    """Bounds of the columns that have an order."""
-    return {field.id: _bounds(field, arrays[field.id]) for field in fields if _ordered(field.kind)}
+def compute_statistics(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> dict[int, Statistics]:
+    """Statistics of the columns that have an order, by field id."""
+    return {field.id: _bounds(field, arrays[field.id]) for field in fields if _is_ordered(field.kind)}
 
 
-def merged_statistics(one: Mapping[int, Statistics], other: Mapping[int, Statistics]) -> dict[int, Statistics]:
-    """Bounds of both; a column that only one side knows is kept as it is."""
-    return {**one, **{id: bounds.joined(one.get(id)) for id, bounds in other.items()}}
+def merge_statistics(one: Mapping[int, Statistics], other: Mapping[int, Statistics]) -> dict[int, Statistics]:
+    """Statistics of both sides' rows; a column that only one side has is taken as it is."""
+    return {**one, **{id: bounds.union(one.get(id)) for id, bounds in other.items()}}
 
 
-def _ordered(kind: Kind) -> bool:
+def _is_ordered(kind: Kind) -> bool:
     if isinstance(kind, Tensor):
         return (
             kind.shape == () and kind.dtype[:3] in ("int", "uin", "flo", "boo", "dat", "tim") and "8_" not in kind.dtype
@@ -36,12 +36,12 @@ def _bounds(field: Field, array: pa.Array) -> Statistics:
         return Statistics(field.id, array.null_count, None, None)
     if pa.types.is_floating(array.type):
         array = array.cast(pa.float64())
-        if pc.any(pc.is_nan(array)).as_py():  # NaN is neither below nor above anything: no bounds hold
+        if pc.any(pc.is_nan(array)).as_py():  # NaN compares with nothing: no bounds hold
             return Statistics(field.id, array.null_count, None, None)
     found = pc.min_max(array).as_py()
     low, high = found["min"], found["max"]
     if isinstance(low, str):
-        low, high = low[:_LONGEST_TEXT], high if len(high) <= _LONGEST_TEXT else None
+        low, high = low[:_MAX_TEXT_LENGTH], high if len(high) <= _MAX_TEXT_LENGTH else None
     if isinstance(low, float) and not (math.isfinite(low) and math.isfinite(high)):
         low = high = None
     return Statistics(field.id, array.null_count, _dump(low), _dump(high))

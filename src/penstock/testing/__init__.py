@@ -1,4 +1,4 @@
-"""The kit for those who extend or depend on Penstock: exams of its contracts, and stores that misbehave on purpose."""
+"""Conformance suites for stores, codecs and sources, a model table, and fault injection."""
 
 from penstock.testing._codecs import CodecTests
 from penstock.testing._faults import CountingStore, Fault, FaultyStore

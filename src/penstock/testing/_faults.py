@@ -1,4 +1,4 @@
-"""Stores around stores: one breaks on purpose, one counts."""
+"""Wrappers of stores: fault injection, and counters."""
 
 import threading
 import time
@@ -18,26 +18,26 @@ Verb = Literal["get", "head", "put", "create", "put_stream", "list", "delete"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to break, for the calls of one verb whose key matches.
+    """A fault injected into calls of one verb whose key matches.
 
-    - `fail_before`: raise, and do nothing;
-    - `fail_after`: do it, then raise: the answer was lost;
-    - `lie`: a `create` overwrites what is there and reports success;
-    - `delay`: wait, then do it.
+    - `fail_before`: raise without executing the call;
+    - `fail_after`: execute the call, then raise, as if the response was lost;
+    - `overwrite`: a `create` overwrites an existing object and reports success;
+    - `delay`: sleep, then execute the call.
     """
 
-    kind: Literal["fail_before", "fail_after", "lie", "delay"]
+    kind: Literal["fail_before", "fail_after", "overwrite", "delay"]
     verb: Verb
     key: str = "*"
     """Shell pattern of the key (of a listing: the prefix; of a deletion: any of the keys)."""
     skip: int = 0
-    """Matching calls that go well first."""
+    """Matching calls that succeed first."""
     times: int = 1
-    """Matching calls that break after those."""
+    """Matching calls that fail after those."""
     error: type[PenstockError] = StorageError
-    """What is raised."""
+    """The error raised."""
     delay_s: float = 0.0
-    """How long a `delay` lasts."""
+    """Seconds that a `delay` sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Call:
 
 
 class _Wrapper(Store):
-    """Passes every verb to another store through `_call`."""
+    """Forwards every call to another store through `_call`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -61,40 +61,40 @@ class _Wrapper(Store):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
-    def _call(self, call: _Call, do: Callable[[], T]) -> T:
+    def _call(self, call: _Call, execute: Callable[[], T]) -> T:
         raise NotImplementedError
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
-        """Read."""
+        """Forward."""
         return self._call(_Call("get", [key]), lambda: self.store.get(key, byte_range=byte_range, etag=etag))
 
     def head(self, key: str) -> ObjectInfo:
-        """Describe."""
+        """Forward."""
         return self._call(_Call("head", [key]), lambda: self.store.head(key))
 
     def put(self, key: str, data: Buffer) -> None:
-        """Write."""
+        """Forward."""
         self._call(_Call("put", [key], memoryview(data).nbytes), lambda: self.store.put(key, data))
 
     def create(self, key: str, data: Buffer) -> None:
-        """Write if free."""
+        """Forward."""
         self._call(_Call("create", [key], memoryview(data).nbytes), lambda: self.store.create(key, data))
 
     def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
-        """Write from chunks."""
+        """Forward."""
         self._call(_Call("put_stream", [key]), lambda: self.store.put_stream(key, chunks))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Walk."""
+        """Forward."""
         return self._call(_Call("list", [prefix]), lambda: self.store.list(prefix))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove."""
+        """Forward."""
         self._call(_Call("delete", keys), lambda: self.store.delete(keys))
 
 
 class FaultyStore(_Wrapper):
-    """A store that breaks as its script says; `fired` counts how often each fault did."""
+    """A store that injects scripted faults; `fired` counts how often each was injected."""
 
     def __init__(self, store: Store, *faults: Fault) -> None:
         super().__init__(store)
@@ -103,28 +103,28 @@ class FaultyStore(_Wrapper):
         self._seen: Counter[Fault] = Counter()
 
     def create(self, key: str, data: Buffer) -> None:
-        """Write if free, or lie about it."""
-        if self._next(_Call("create", [key]), lies=True):
+        """Forward, or overwrite."""
+        if self._next(_Call("create", [key]), overwrites=True):
             self.store.put(key, data)
         else:
             super().create(key, data)
 
-    def _call(self, call: _Call, do: Callable[[], T]) -> T:
-        fault = self._next(call, lies=False)
+    def _call(self, call: _Call, execute: Callable[[], T]) -> T:
+        fault = self._next(call, overwrites=False)
         if fault is None:
-            return do()
+            return execute()
         if fault.kind == "delay":
             time.sleep(fault.delay_s)
-            return do()
+            return execute()
         if fault.kind == "fail_after":
-            do()
+            execute()
         raise fault.error(f"{fault.kind} of {call.verb} {', '.join(call.keys)} in {self.uri}: injected by a test")
 
-    def _next(self, call: _Call, *, lies: bool) -> Fault | None:
+    def _next(self, call: _Call, *, overwrites: bool) -> Fault | None:
         with self._lock:
             for fault in self.faults:
                 matches = fault.verb == call.verb and any(fnmatchcase(key, fault.key) for key in call.keys)
-                if not matches or (fault.kind == "lie") != lies:
+                if not matches or (fault.kind == "overwrite") != overwrites:
                     continue
                 self._seen[fault] += 1
                 if fault.skip < self._seen[fault] <= fault.skip + fault.times:
@@ -134,7 +134,7 @@ class FaultyStore(_Wrapper):
 
 
 class CountingStore(_Wrapper):
-    """A store that counts, by verb, the calls made (`requests`) and the bytes moved (`bytes`)."""
+    """A store that counts calls (`requests`) and transferred bytes (`bytes`) by verb."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -142,13 +142,13 @@ class CountingStore(_Wrapper):
         self.bytes: Counter[str] = Counter()
 
     def reset(self) -> None:
-        """Begin again at zero."""
+        """Reset all counters."""
         with self._lock:
             self.requests.clear()
             self.bytes.clear()
 
     def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
-        """Write from chunks, counting them as they pass."""
+        """Forward, counting the chunks."""
 
         def counted() -> Iterator[Buffer]:
             for chunk in chunks:
@@ -157,9 +157,9 @@ class CountingStore(_Wrapper):
 
         super().put_stream(key, counted())
 
-    def _call(self, call: _Call, do: Callable[[], T]) -> T:
+    def _call(self, call: _Call, execute: Callable[[], T]) -> T:
         self._count(call.verb, 1, call.sent_bytes)
-        result = do()
+        result = execute()
         if isinstance(result, memoryview):
             self._count(call.verb, 0, result.nbytes)
         return result

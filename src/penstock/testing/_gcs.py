@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Google Cloud Storage's XML API, on which object stores can be tested."""
+"""A small, strict fake of Google Cloud Storage's XML API for tests."""
 
 import hashlib
 import itertools
@@ -35,21 +35,21 @@ class _Object:
 
 
 @dataclass(slots=True)
-class _Answer(Exception):
+class _ResponseError(Exception):
     status: int
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def _refusal(status: int, code: str) -> _Answer:
-    return _Answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
+def _error(status: int, code: str) -> _ResponseError:
+    return _ResponseError(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
 
 
 class FakeGcs:
-    """A server with one bucket, for `with` or between `start` and `stop`.
+    """A server with one bucket, used with `with`, or with `start` and `stop`.
 
-    `honours_conditions=False` makes it ignore `x-goog-if-generation-match`, as a store that lies would.
-    `update_interval_s` is the shortest time between two updates of one name; the real service's is 1 s.
+    `honours_conditions=False` makes it ignore `x-goog-if-generation-match`, as a non-conforming store would.
+    `update_interval_s` is the minimum time between two updates of one key; the real service's is 1 s.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class FakeGcs:
         self._objects: dict[str, _Object] = {}
         self._updated_s: dict[str, float] = {}
         self._uploads: dict[str, dict[int, bytes]] = {}
-        self._numbers = itertools.count(1)
+        self._counter = itertools.count(1)
         self._lock = threading.Lock()
         self._server = _server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
     def uri(self) -> str:
-        """Where the bucket is."""
+        """The bucket's URI."""
         return f"gs://{self._bucket}"
 
     @property
     def options(self) -> dict[str, str]:
-        """What `open_store` needs to reach the server: an account that asks nobody for a token."""
+        """Options for `open_store`: an account that requests no token."""
         address = f"http://127.0.0.1:{self._server.server_port}"
         account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": ""}
         return {"service_account_key": json.dumps(account | {"private_key_id": ""})}
@@ -84,7 +84,7 @@ class FakeGcs:
         return self
 
     def stop(self) -> None:
-        """Stop serving and forget everything."""
+        """Stop serving and discard all objects."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -97,12 +97,12 @@ class FakeGcs:
     ) -> None:
         self.stop()
 
-    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> _Answer:
+    def _respond(self, method: str, target: str, headers: dict[str, str], body: bytes) -> _ResponseError:
         address = urlsplit(target)
         bucket, _, key = unquote(address.path).lstrip("/").partition("/")
         query = dict(parse_qsl(address.query, keep_blank_values=True))
         if bucket != self._bucket:
-            raise _refusal(404, "NoSuchBucket")
+            raise _error(404, "NoSuchBucket")
         with self._lock:
             if not key:
                 return self._list(query)
@@ -117,70 +117,70 @@ class FakeGcs:
 
     def _find(self, key: str) -> _Object:
         if key not in self._objects:
-            raise _refusal(404, "NoSuchKey")
+            raise _error(404, "NoSuchKey")
         return self._objects[key]
 
-    def _read(self, key: str, headers: dict[str, str]) -> _Answer:
+    def _read(self, key: str, headers: dict[str, str]) -> _ResponseError:
         found = self._find(key)
         if headers.get("if-match", found.headers["ETag"]) != found.headers["ETag"]:
-            raise _refusal(412, "PreconditionFailed")
+            raise _error(412, "PreconditionFailed")
         if "range" not in headers:
-            return _Answer(200, found.data, found.headers)
-        asked = _RANGE.fullmatch(headers["range"])
+            return _ResponseError(200, found.data, found.headers)
+        requested = _RANGE.fullmatch(headers["range"])
         size = len(found.data)
-        if asked is None:
-            raise _refusal(400, "InvalidArgument")
-        start, end = int(asked[1]), min(int(asked[2] or size) + 1, size)
+        if requested is None:
+            raise _error(400, "InvalidArgument")
+        start, end = int(requested[1]), min(int(requested[2] or size) + 1, size)
         if start >= size:
-            raise _refusal(416, "InvalidRange")
+            raise _error(416, "InvalidRange")
         extra = {"Content-Range": f"bytes {start}-{end - 1}/{size}"}
-        return _Answer(206, found.data[start:end], found.headers | extra)
+        return _ResponseError(206, found.data[start:end], found.headers | extra)
 
-    def _put(self, key: str, headers: dict[str, str], body: bytes) -> _Answer:
+    def _put(self, key: str, headers: dict[str, str], body: bytes) -> _ResponseError:
         condition = headers.get("x-goog-if-generation-match")
         current = self._objects[key].generation if key in self._objects else 0
         if condition is not None and self._honours_conditions and int(condition) != current:
-            raise _refusal(412, "PreconditionFailed")
+            raise _error(412, "PreconditionFailed")
         return self._update(key, body)
 
-    def _update(self, key: str, data: bytes | None) -> _Answer:
+    def _update(self, key: str, data: bytes | None) -> _ResponseError:
         now = time.monotonic()
         if now - self._updated_s.get(key, float("-inf")) < self._update_interval_s:
-            raise _refusal(429, "SlowDown")
+            raise _error(429, "SlowDown")
         self._updated_s[key] = now
         if data is None:
             del self._objects[key]
-            return _Answer(204)
-        self._objects[key] = _Object(data, next(self._numbers))
-        return _Answer(200, b"", self._objects[key].headers)
+            return _ResponseError(204)
+        self._objects[key] = _Object(data, next(self._counter))
+        return _ResponseError(200, b"", self._objects[key].headers)
 
-    def _multipart(self, method: str, key: str, query: dict[str, str], body: bytes) -> _Answer:
+    def _multipart(self, method: str, key: str, query: dict[str, str], body: bytes) -> _ResponseError:
         if method == "POST" and set(query) == {"uploads"}:
-            upload = f"upload-{next(self._numbers)}"
+            upload = f"upload-{next(self._counter)}"
             self._uploads[upload] = {}
             return _xml("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
         upload = query.get("uploadId", "")
         if upload not in self._uploads:
-            raise _refusal(404, "NoSuchUpload")
+            raise _error(404, "NoSuchUpload")
         parts = self._uploads[upload]
         if method == "PUT" and set(query) == {"partNumber", "uploadId"}:
             parts[int(query["partNumber"])] = body
-            return _Answer(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+            return _ResponseError(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
         del self._uploads[upload]
         if method == "DELETE":
-            return _Answer(204)
-        named = [int(number) for number in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
-        if not named or named != sorted(parts):
-            raise _refusal(400, "InvalidPart")
-        if any(len(parts[number]) < _MIN_PART_BYTES for number in named[:-1]):
-            raise _refusal(400, "EntityTooSmall")
-        headers = self._update(key, b"".join(parts[number] for number in named)).headers
-        answer = _xml("CompleteMultipartUploadResult", f"<ETag>{escape(headers['ETag'])}</ETag>")
-        return _Answer(200, answer.body, headers)
+            return _ResponseError(204)
+        numbers = [int(number) for number in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
+        if not numbers or numbers != sorted(parts):
+            raise _error(400, "InvalidPart")
+        if any(len(parts[number]) < _MIN_PART_BYTES for number in numbers[:-1]):
+            raise _error(400, "EntityTooSmall")
+        headers = self._update(key, b"".join(parts[number] for number in numbers)).headers
+        response = _xml("CompleteMultipartUploadResult", f"<ETag>{escape(headers['ETag'])}</ETag>")
+        return _ResponseError(200, response.body, headers)
 
-    def _list(self, query: dict[str, str]) -> _Answer:
+    def _list(self, query: dict[str, str]) -> _ResponseError:
         if not query.keys() <= {"list-type", "prefix", "start-after", "continuation-token", "max-keys"}:
-            raise _refusal(400, "InvalidArgument")
+            raise _error(400, "InvalidArgument")
         after = query.get("continuation-token") or query.get("start-after", "")
         keys = sorted(key for key in self._objects if key.startswith(query.get("prefix", "")) and key > after)
         page = keys[: int(query.get("max-keys", 1000))]
@@ -198,8 +198,8 @@ def _entry(key: str, value: _Object) -> str:
     )
 
 
-def _xml(root: str, inside: str) -> _Answer:
-    return _Answer(200, f'<?xml version="1.0" encoding="UTF-8"?><{root}>{inside}</{root}>'.encode())
+def _xml(root: str, inside: str) -> _ResponseError:
+    return _ResponseError(200, f'<?xml version="1.0" encoding="UTF-8"?><{root}>{inside}</{root}>'.encode())
 
 
 def _server(fake: FakeGcs) -> ThreadingHTTPServer:
@@ -208,23 +208,23 @@ def _server(fake: FakeGcs) -> ThreadingHTTPServer:
         disable_nagle_algorithm = True
 
         def handle(self) -> None:
-            with suppress(ConnectionError):  # a client may leave when it likes
+            with suppress(ConnectionError):  # a client may disconnect at any time
                 super().handle()
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
             try:
-                answer = fake._answer(self.command, self.path, headers, body)
-            except _Answer as refusal:
-                answer = refusal
-            self.send_response(answer.status)
-            for name, value in answer.headers.items():
+                response = fake._respond(self.command, self.path, headers, body)
+            except _ResponseError as error:
+                response = error
+            self.send_response(response.status)
+            for name, value in response.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(answer.body)))
+            self.send_header("Content-Length", str(len(response.body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(answer.body)
+                self.wfile.write(response.body)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
 

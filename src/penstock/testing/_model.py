@@ -1,4 +1,4 @@
-"""A table in a dictionary: what any history of operations on a real table must come to."""
+"""A model table of plain dictionaries: any sequence of operations on a real table must equal it."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -13,7 +13,7 @@ from penstock.table import ROW_ID
 
 @dataclass
 class ModelTable:
-    """Rows as plain dictionaries, in order, with every committed version kept."""
+    """Rows as dictionaries, in order, and every committed version."""
 
     columns: list[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -30,8 +30,8 @@ class ModelTable:
             self.rows[position] = {**self.rows[position], **{name: new[index] for name, new in values.items()}}
 
     def delete(self, positions: Sequence[int]) -> None:
-        gone = set(positions)
-        self.rows = [row for position, row in enumerate(self.rows) if position not in gone]
+        deleted = set(positions)
+        self.rows = [row for position, row in enumerate(self.rows) if position not in deleted]
 
     def add_column(self, name: str, values: Sequence[Any]) -> None:
         self.columns.append(name)
@@ -53,9 +53,9 @@ class ModelTable:
         self.columns, self.rows = list(columns), deepcopy(rows)
 
     def check(self, view: View, version: int | None = None) -> None:
-        """Fail unless a view shows the same columns and rows: one by one, and in batches."""
+        """Assert that a view has the model's columns and rows, read one by one and by row id."""
         columns, rows = (self.columns, self.rows) if version is None else self.versions[version]
-        assert sorted(view.columns) == sorted(columns)
+        assert sorted(view.schema.names) == sorted(columns)
         assert len(view) == len(rows)
         for real, model in zip(view, rows, strict=True):
             assert_same(real, model)
@@ -68,7 +68,7 @@ class ModelTable:
 
 
 def assert_same(real: Any, model: Any) -> None:
-    """Compare values by what they mean: an array is a list of its numbers."""
+    """Assert that two values are equal; arrays equal lists of their items, and NaN equals NaN."""
     if isinstance(real, Mapping):
         assert isinstance(model, Mapping)
         assert set(real) == set(model)

@@ -1,4 +1,4 @@
-"""The exam of the contract of `Store`: subclass `StoreTests`, and give it `new_store`."""
+"""Conformance suite of the `Store` contract: subclass `StoreTests` and implement `new_store`."""
 
 import pickle
 import random
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError, SourceChanged
-from penstock.storage import Ahead, Store, get_ranges, probe, run_all
+from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError, SourceChangedError
+from penstock.storage import Prefetch, Store, get_ranges, probe, thread_map
 from penstock.types import Buffer, ByteRange
 
-_ODD_KEYS = (
+_UNUSUAL_KEYS = (
     "plain",
     "a/b/c.json",
     "a b",
@@ -36,7 +36,7 @@ _ODD_KEYS = (
     "00000000000000000001.json",
     "x" * 200,
 )
-_BAD_KEYS = (
+_INVALID_KEYS = (
     "",
     "/",
     "/a",
@@ -57,13 +57,13 @@ _PAGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=1
 
 
 class StoreTests(ABC):
-    """What every store must do; see the list in `penstock.storage.Store`."""
+    """Tests that every store must pass; see the contract in `penstock.storage.Store`."""
 
     big_bytes = 70 << 20
-    """Size of the object that is too big for one request."""
+    """Size of an object that needs a multipart upload."""
 
-    many = 60
-    """How many objects a long listing has; a real service gives 1,000 at a time."""
+    list_objects = 60
+    """Number of objects in a long listing; real services return 1,000 per page."""
 
     @abstractmethod
     def new_store(self) -> Store:
@@ -76,7 +76,7 @@ class StoreTests(ABC):
             assert store.get("k") == data
             assert store.head("k").size == len(data)
 
-    def test_put_takes_any_layout_of_bytes(self) -> None:
+    def test_put_accepts_any_buffer(self) -> None:
         store = self.new_store()
         store.put("k", memoryview(b"01234567").cast("I"))
         store.create("c", memoryview(b"01234567").cast("H"))
@@ -98,27 +98,27 @@ class StoreTests(ABC):
             with pytest.raises(NotFoundError, match=key):
                 store.head(key)
 
-    @pytest.mark.parametrize("ahead", [Ahead(1, 1), Ahead(3, 1000), Ahead(8, 1 << 20)])
-    def test_each_object_in_order(self, ahead: Ahead) -> None:
+    @pytest.mark.parametrize("prefetch", [Prefetch(1, 1), Prefetch(3, 1000), Prefetch(8, 1 << 20)])
+    def test_get_many_yields_objects_in_order(self, prefetch: Prefetch) -> None:
         store = self.new_store()
-        bodies = {f"{number:02}": bytes([number]) * (number**4) for number in range(24)}
+        bodies = {f"{index:02}": bytes([index]) * (index**4) for index in range(24)}
         for key, body in bodies.items():
             store.put(key, body)
         listed = list(store.list())
         store.put("05", b"not what was listed")
         store.delete(["07"])
-        found = dict(zip(bodies, store.get_each(listed, ahead), strict=True))
-        changed, gone = found.pop("05"), found.pop("07")
-        assert isinstance(gone, NotFoundError)
-        assert isinstance(changed, SourceChanged)
-        assert {key: bytes(data) for key, data in found.items()} == {key: bodies[key] for key in found}  # type: ignore[arg-type]
-        some = store.get_each(listed, ahead)
-        assert bytes(next(some)) == b""  # type: ignore[arg-type]
-        assert bytes(next(some)) == b"\x01"  # type: ignore[arg-type]
-        del some  # whoever stops early leaves nothing behind
+        results = dict(zip(bodies, store.get_many(listed, prefetch), strict=True))
+        changed, missing = results.pop("05"), results.pop("07")
+        assert isinstance(missing, NotFoundError)
+        assert isinstance(changed, SourceChangedError)
+        assert {key: bytes(data) for key, data in results.items()} == {key: bodies[key] for key in results}  # type: ignore[arg-type]
+        partial = store.get_many(listed, prefetch)
+        assert bytes(next(partial)) == b""  # type: ignore[arg-type]
+        assert bytes(next(partial)) == b"\x01"  # type: ignore[arg-type]
+        del partial  # a consumer may stop early
 
-    @pytest.mark.parametrize("key", _ODD_KEYS)
-    def test_odd_keys(self, key: str) -> None:
+    @pytest.mark.parametrize("key", _UNUSUAL_KEYS)
+    def test_unusual_keys(self, key: str) -> None:
         store = self.new_store()
         store.put(key, b"1")
         store.put(f"folder/{key}", b"2")
@@ -130,8 +130,8 @@ class StoreTests(ABC):
         store.delete([key])
         assert [info.key for info in store.list()] == [f"folder/{key}"]
 
-    @pytest.mark.parametrize("key", _BAD_KEYS)
-    def test_refuses_keys_that_are_not_names(self, key: str) -> None:
+    @pytest.mark.parametrize("key", _INVALID_KEYS)
+    def test_invalid_keys_are_refused(self, key: str) -> None:
         store = self.new_store()
         for call in (store.get, store.head, lambda key: store.delete([key])):
             with pytest.raises(InvalidInputError):
@@ -144,31 +144,31 @@ class StoreTests(ABC):
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(pages=_PAGES)
     def test_ranges_are_slices(self, pages: list[tuple[int, int]]) -> None:
-        store, data = self._ranged()
+        store, data = self._store_with_data()
         ranges = [ByteRange(start, start + length) for start, length in pages]
         assert get_ranges(store, "k", ranges) == [data[item.start : item.end] for item in ranges]
         for item in ranges[:3]:
             assert store.get("k", byte_range=item) == data[item.start : item.end]
 
-    def test_scattered_parts(self) -> None:
-        store, data = self._ranged()
+    def test_read_scattered(self) -> None:
+        store, data = self._store_with_data()
         store.put("other", data[::-1])
-        places = [("k", 7, 5), ("other", 0, 1), ("k", 0, len(data)), ("other", 339, 1), ("k", 3, 0)]
-        buffers = [memoryview(bytearray(length)) for _, _, length in places]
-        store.read_scattered([(key, start, buffer) for (key, start, _), buffer in zip(places, buffers, strict=True)])
+        reads = [("k", 7, 5), ("other", 0, 1), ("k", 0, len(data)), ("other", 339, 1), ("k", 3, 0)]
+        buffers = [memoryview(bytearray(length)) for _, _, length in reads]
+        store.read_scattered([(key, start, buffer) for (key, start, _), buffer in zip(reads, buffers, strict=True)])
         objects = {"k": data, "other": data[::-1]}
-        assert buffers == [objects[key][start : start + length] for key, start, length in places]
+        assert buffers == [objects[key][start : start + length] for key, start, length in reads]
         with pytest.raises(CorruptError, match=rf"{len(data)} bytes.*\[338, 343\)"):
             store.read_scattered([("k", 338, memoryview(bytearray(5)))])
         with pytest.raises(NotFoundError):
             store.read_scattered([("absent", 0, memoryview(bytearray(1)))])
 
     @pytest.mark.parametrize("lengths", [(0,), (1_000_000,), (0, 5, 0, 700_000, 1), (3,) * 2000])
-    def test_one_buffer_after_the_other_is_filled(self, lengths: Sequence[int]) -> None:
+    def test_read_into_fills_consecutive_buffers(self, lengths: Sequence[int]) -> None:
         store, data = self.new_store(), bytes(range(251)) * 5000
         store.put("k", data)
         buffers = [memoryview(bytearray(length)) for length in lengths]
-        store.read_into("k", 1234, buffers, late_s=60.0)
+        store.read_into("k", 1234, buffers)
         assert b"".join(buffers) == data[1234 : 1234 + sum(lengths)]
         with pytest.raises(CorruptError, match=rf"{len(data)} bytes"):
             store.read_into("k", len(data) - 5, [memoryview(bytearray(100_000))])
@@ -177,7 +177,7 @@ class StoreTests(ABC):
 
     @pytest.mark.parametrize(("start", "end"), [(0, 341), (339, 341), (340, 341), (341, 342), (900, 1000), (341, 341)])
     def test_range_past_the_end_is_corrupt(self, start: int, end: int) -> None:
-        store, data = self._ranged()
+        store, data = self._store_with_data()
         with pytest.raises(CorruptError, match=rf"{len(data)} bytes.*\[{start}, {end}\)"):
             store.get("k", byte_range=ByteRange(start, end))
         store.put("empty", b"")
@@ -195,7 +195,7 @@ class StoreTests(ABC):
         assert bytes(store.get("k", etag=etag, byte_range=ByteRange(1, 1))) == b""
         store.put("k", b"second")
         for byte_range in (None, ByteRange(1, 3), ByteRange(1, 1)):
-            with pytest.raises(SourceChanged, match="k no longer has etag"):
+            with pytest.raises(SourceChangedError, match="k no longer has etag"):
                 store.get("k", etag=etag, byte_range=byte_range)
         with pytest.raises(NotFoundError):
             store.get("other", etag=etag)
@@ -206,7 +206,7 @@ class StoreTests(ABC):
         assert abs(store.head("k").modified_s - time.time()) < 60
         assert list(store.list()) == [store.head("k")]
 
-    def test_create_keeps_what_is_there(self) -> None:
+    def test_create_does_not_overwrite(self) -> None:
         store = self.new_store()
         store.create("k", b"first")
         with pytest.raises(AlreadyExistsError, match="k"):
@@ -216,20 +216,20 @@ class StoreTests(ABC):
         store.create("k", b"third")
         assert bytes(store.get("k")) == b"third"
 
-    def test_one_of_racing_creators_wins(self) -> None:
+    def test_one_of_racing_creates_succeeds(self) -> None:
         found = probe(self.new_store(), racers=8, rounds=3)
         assert found.create_only, found.detail
         assert found.list_after_write, found.detail
         assert found.ranged_reads, found.detail
 
-    def test_probe_leaves_nothing(self) -> None:
+    def test_probe_removes_its_objects(self) -> None:
         store = self.new_store()
         probe(store)
         assert list(store.list()) == []
 
     def test_readers_see_whole_objects(self) -> None:
         store = self.new_store()
-        versions = [bytes([number]) * (1000 + number) for number in range(8)]
+        versions = [bytes([index]) * (1000 + index) for index in range(8)]
         store.put("k", versions[0])
         done = threading.Event()
 
@@ -244,12 +244,12 @@ class StoreTests(ABC):
             finally:
                 done.set()
 
-        run_all(lambda number: (write if number == 0 else read)(number), range(3), max_workers=3)
+        thread_map(lambda index: (write if index == 0 else read)(index), range(3), max_workers=3)
 
     def test_list_by_any_prefix_in_order(self) -> None:
         store = self.new_store()
         keys = ["a-b/x", "a/b", "a/b-c", "a/b.d/e", "ab", "b/0", "b/1", "b/10", "b/2", "ba", "é", "日"]
-        run_all(lambda key: store.put(key, key.encode()), random.Random(0).sample(keys, len(keys)), max_workers=4)
+        thread_map(lambda key: store.put(key, key.encode()), random.Random(0).sample(keys, len(keys)), max_workers=4)
         for prefix in (
             "",
             "a",
@@ -270,10 +270,10 @@ class StoreTests(ABC):
             assert [info.key for info in store.list(prefix)] == sorted(key for key in keys if key.startswith(prefix))
         assert all(info.size == len(info.key.encode()) for info in store.list())
 
-    def test_list_of_many(self) -> None:
+    def test_long_listing(self) -> None:
         store = self.new_store()
-        keys = [f"log/{number:04}" for number in range(self.many)]
-        run_all(lambda key: store.put(key, b""), keys, max_workers=4)
+        keys = [f"log/{number:04}" for number in range(self.list_objects)]
+        thread_map(lambda key: store.put(key, b""), keys, max_workers=4)
         assert [info.key for info in store.list("log/")] == keys
 
     def test_put_stream(self) -> None:
@@ -283,7 +283,7 @@ class StoreTests(ABC):
             store.put_stream("k", iter(chunks))
             assert bytes(store.get("k")) == b"".join(chunks)
 
-    def test_big_object_by_parts(self) -> None:
+    def test_multipart_upload(self) -> None:
         store = self.new_store()
         chunk = random.Random(1).randbytes(1 << 20)
         count, rest = divmod(self.big_bytes, len(chunk))
@@ -293,7 +293,7 @@ class StoreTests(ABC):
         store.put("put", b"".join(chunks))
         self._check_big(store, "put", chunk)
 
-    def test_failed_stream_leaves_what_was_there(self) -> None:
+    def test_failed_stream_writes_nothing(self) -> None:
         store = self.new_store()
         store.put("old", b"old")
 
@@ -337,11 +337,11 @@ class StoreTests(ABC):
         assert bytes(view) == b"first"
         assert view.readonly
 
-    def _ranged(self) -> tuple[Store, bytes]:
-        store = self.__dict__.get("_ranged_store")
+    def _store_with_data(self) -> tuple[Store, bytes]:
+        store = self.__dict__.get("_range_store")
         data = bytes(random.Random(2).randbytes(340))
         if store is None:
-            store = self.__dict__["_ranged_store"] = self.new_store()
+            store = self.__dict__["_range_store"] = self.new_store()
             store.put("k", data)
         return store, data
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-PICTURE = HERE / "picture.jpg"
+IMAGE = HERE / "image.jpg"
 COLUMNS = {
     "number": "int",
     "weight": "float32",
     "caption": "str",
     "about": "json",
-    "picture": "jpeg",
+    "image": "jpeg",
     "pose": "ndarray:float32:4",
     "points": "ndarray",
     "blob": "bytes",
@@ -42,7 +42,7 @@ OTHERS = {
 
 
 def sample(row: int) -> dict[str, Any]:
-    """A row of `plain` and of the compressed ones; the picture is PICTURE as it is."""
+    """A row of `plain` and of the compressed ones; the image is IMAGE as it is."""
     return {
         "number": row - 2,
         "weight": row / 8,
@@ -55,7 +55,7 @@ def sample(row: int) -> dict[str, Any]:
 
 
 def other(row: int) -> dict[str, Any]:
-    """A row of `others`, its pictures as pixels; those of `frames` and `film` are PICTURE, row + 1 times."""
+    """A row of `others`, its images as pixels; those of `frames` and `film` are IMAGE, row + 1 times."""
     pixels = (np.arange(5 * 7 * 3).reshape(5, 7, 3) + row).astype(np.uint8)
     return {
         "tiny": 250 + row,
@@ -88,18 +88,18 @@ def main() -> None:
                 if columns is COLUMNS:
                     values = sample(row)
                     values["weight"] = np.float32(values["weight"])
-                    values["picture"] = Image.open(PICTURE)
+                    values["image"] = Image.open(IMAGE)
                 else:
                     values = other(row)
                     values["money"] = Decimal(values["money"])
                     values["drawing"] = Image.fromarray(values["drawing"])
                     values["raw"] = Image.fromarray(values["raw"])
-                    values["frames"] = [Image.open(PICTURE)] * (row + 1)
+                    values["frames"] = [Image.open(IMAGE)] * (row + 1)
                     values["drawings"] = [Image.fromarray(pixels) for pixels in values["drawings"]]
-                    values["film"] = [PICTURE.read_bytes()] * (row + 1)
+                    values["film"] = [IMAGE.read_bytes()] * (row + 1)
                 out.write(values)
 
-    Image.fromarray((np.arange(16 * 24 * 3).reshape(16, 24, 3) % 251).astype(np.uint8)).save(PICTURE, quality=60)
+    Image.fromarray((np.arange(16 * 24 * 3).reshape(16, 24, 3) % 251).astype(np.uint8)).save(IMAGE, quality=60)
     write("plain/train", range(8), COLUMNS, size_limit=4096)
     write("plain/val", range(8, 10), COLUMNS)
     for compression in ("zstd", "gz", "snappy", "br", "bz2"):

@@ -1,7 +1,7 @@
-"""The kinds of columns: what values mean, and the Arrow arrays that hold them."""
+"""Kinds: the value types of columns, and their conversion to and from Arrow arrays."""
 
-from penstock.format.kinds._kind import KINDS, BadValue, Kind, Values, kind_from_json, kind_to_json
-from penstock.format.kinds._link import Link, Linked, Place
+from penstock.format.kinds._kind import KINDS, BadValueError, Kind, Values, kind_from_json, kind_to_json
+from penstock.format.kinds._link import Link, Linked, LinkTarget
 from penstock.format.kinds._media import Audio, Image, Mask, Video
 from penstock.format.kinds._nested import List, Struct
 from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor
@@ -10,7 +10,7 @@ from penstock.format.kinds._text import Bytes, Json, Text
 __all__ = [
     "KINDS",
     "Audio",
-    "BadValue",
+    "BadValueError",
     "Boxes",
     "Bytes",
     "Embedding",
@@ -19,10 +19,10 @@ __all__ = [
     "Kind",
     "Label",
     "Link",
+    "LinkTarget",
     "Linked",
     "List",
     "Mask",
-    "Place",
     "Points",
     "Struct",
     "Tensor",

@@ -1,4 +1,4 @@
-"""What every kind of column can do."""
+"""The base class of kinds, and helpers for Arrow arrays."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,36 +9,36 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidInputError, UnsupportedFormat
+from penstock.errors import InvalidInputError, UnsupportedFormatError
 
 Values: TypeAlias = npt.NDArray[Any] | list[Any]
-"""Many rows of one column: an array where every row has the same shape, else a list with an item per row."""
+"""Rows of one column: an array if all rows have the same shape, else a list with one item per row."""
 
 
-class BadValue(InvalidInputError):
-    """One value cannot be stored; `index` is its place in what was given."""
+class BadValueError(InvalidInputError):
+    """A value does not fit its column; `index` is its index in the input."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
         self.index = index
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type["BadValue"], tuple[int, str]]:
-        return BadValue, (self.index, self.reason)
+    def __reduce__(self) -> tuple[type["BadValueError"], tuple[int, str]]:
+        return BadValueError, (self.index, self.reason)
 
 
 KINDS: dict[str, "type[Kind]"] = {}
-"""Every kind by the name it has in schemas."""
+"""Every kind by its name in schemas."""
 
 
 class Kind(ABC):
-    """The meaning of a column: which values it takes, and the Arrow arrays that hold them.
+    """The value type of a column, and its conversion to and from Arrow arrays.
 
-    Kinds are small frozen values. `to_array` and `to_values` are inverse to each other for values of the kind.
+    Kinds are small frozen dataclasses. `to_values` is the inverse of `to_array`.
     """
 
     name: ClassVar[str]
-    """The word for this kind in schemas; never changes once released."""
+    """The name in schemas; never changes once released."""
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.name] = cls
@@ -46,33 +46,33 @@ class Kind(ABC):
     @property
     @abstractmethod
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of a column of this kind, as stored in data files."""
+        """The Arrow type of the column in data files."""
 
     @abstractmethod
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
-        """Make values storable; `None` becomes null, and what does not fit raises `BadValue`."""
+        """Encode values; None becomes null. Raises `BadValueError` for a value that does not fit."""
 
     @abstractmethod
     def to_values(self, array: pa.Array) -> Values:
-        """Make an array of `arrow_type` useful again; nulls become `None` in lists and zeros in arrays."""
+        """Decode an array of `arrow_type`; nulls become None in lists and zeros in arrays."""
 
-    def flaw(self, array: pa.Array) -> str | None:  # noqa: ARG002
-        """What keeps an array of `arrow_type` that somebody else made from being values of this kind, if anything."""
+    def invalid_reason(self, array: pa.Array) -> str | None:  # noqa: ARG002
+        """Why a foreign array of `arrow_type` is invalid for this kind; None if it is valid."""
         return None
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """The parameters of this kind for a schema, without its name."""
+        """The parameters of this kind in a schema, without its name."""
 
     @classmethod
     def from_json(cls, parameters: Mapping[str, Any]) -> "Kind":
-        """Undo `to_json`."""
+        """Inverse of `to_json`; unknown parameters are ignored."""
         names = {member.name for member in fields(cls)}  # type: ignore[arg-type]  # every kind is a dataclass
         return cls(**{name: value for name, value in parameters.items() if name in names})
 
     @property
-    def stored_bytes(self) -> int | None:
-        """Bytes per row where every row takes the same number and holds nothing but numbers, else None."""
+    def fixed_row_bytes(self) -> int | None:
+        """Bytes per row of fixed-width values, else None."""
         return None
 
     def __str__(self) -> str:
@@ -80,60 +80,62 @@ class Kind(ABC):
         return f"{self.name}({inner})" if inner else self.name
 
 
-def validity(missing: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """Arrow's bitmap of the rows that are there; None where all are."""
-    return pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
+def validity_bitmap(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """Arrow's validity bitmap; None if no row is null."""
+    return pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
 
 
-def present_rows(array: pa.Array) -> pa.Array:
+def drop_nulls(array: pa.Array) -> pa.Array:
     """An array without its nulls."""
-    if array.null_count == len(array):  # Arrow cannot make an empty array of some nested types, but can cut one
+    if array.null_count == len(array):  # drop_null fails for some nested types; slice does not
         return array.slice(0, 0)
     return array.drop_null() if array.null_count else array
 
 
-def missing_rows(values: Sequence[Any] | npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which values are None."""
+def null_mask(values: Sequence[Any] | npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """A mask of the values that are None."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return np.zeros(len(values), bool)
     return np.fromiter((value is None for value in values), bool, len(values))
 
 
-def check_each(values: Sequence[Any] | npt.NDArray[Any], accepted: type | tuple[type, ...], wanted: str) -> None:
-    """Refuse the first value that is neither None nor of an accepted type."""
+def check_types(values: Sequence[Any] | npt.NDArray[Any], accepted: type | tuple[type, ...], expected: str) -> None:
+    """Raise `BadValueError` for the first value that is neither None nor of an accepted type."""
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, accepted):
-            raise BadValue(index, f"expected {wanted}, got {type(value).__name__}")
+            raise BadValueError(index, f"expected {expected}, got {type(value).__name__}")
 
 
 def binary_array(values: Sequence[bytes | bytearray | memoryview | None]) -> pa.Array:
-    """Bytes as an Arrow array, copied once; Arrow's own way would grow its memory and copy what is there again."""
-    parts = [b"" if value is None else _in_one_piece(value) for value in values]
+    """Bytes as an Arrow array, with one copy; Arrow's own builder copies repeatedly as it grows."""
+    parts = [b"" if value is None else _contiguous(value) for value in values]
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts], out=offsets[1:])
     if offsets[-1] > np.iinfo(np.int32).max:
-        raise InvalidInputError(f"{offsets[-1]} bytes are too many for one array; give fewer rows at a time")
-    missing = missing_rows(values)
-    buffers = [validity(missing), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(parts))]
-    return pa.Array.from_buffers(pa.binary(), len(parts), buffers, int(missing.sum()))
+        raise InvalidInputError(f"{offsets[-1]} bytes exceed the 2 GiB limit of one array; write fewer rows at a time")
+    nulls = null_mask(values)
+    buffers = [validity_bitmap(nulls), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.binary(), len(parts), buffers, int(nulls.sum()))
 
 
-def _in_one_piece(value: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+def _contiguous(value: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
     return value.tobytes() if isinstance(value, memoryview) and not value.c_contiguous else value
 
 
 def kind_to_json(kind: Kind) -> dict[str, Any]:
-    """A kind with its name, for a schema."""
+    """A kind with its name, as stored in a schema."""
     return {"kind": kind.name, **kind.to_json()}
 
 
 def kind_from_json(described: Mapping[str, Any]) -> Kind:
-    """Undo `kind_to_json`."""
+    """Inverse of `kind_to_json`; raises `UnsupportedFormatError` for an unknown kind or dtype."""
     parameters = dict(described)
     name = parameters.pop("kind")
     if name not in KINDS:
-        raise UnsupportedFormat(f"this table has a column of kind {name!r}, which this version does not know; upgrade")
+        raise UnsupportedFormatError(
+            f"this table has a column of kind {name!r}, which this version does not support; upgrade Penstock"
+        )
     try:
         return KINDS[name].from_json(parameters)
-    except InvalidInputError as error:  # such as an element type of a later version
-        raise UnsupportedFormat(f"this version cannot read a {name} column of this table: {error}") from error
+    except InvalidInputError as error:  # such as a dtype of a later version
+        raise UnsupportedFormatError(f"this version cannot read a {name} column of this table: {error}") from error

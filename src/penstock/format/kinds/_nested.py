@@ -1,4 +1,4 @@
-"""Kinds made of other kinds: sequences and structs."""
+"""Nested kinds: lists and structs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInputError
 from penstock.format.kinds._kind import (
-    BadValue,
+    BadValueError,
     Kind,
     Values,
+    drop_nulls,
     kind_from_json,
     kind_to_json,
-    missing_rows,
-    present_rows,
-    validity,
+    null_mask,
+    validity_bitmap,
 )
 
 
 @dataclass(frozen=True)
 class List(Kind):
-    """Any number of values of one kind per row."""
+    """A list of values of one kind."""
 
     of: Kind
 
@@ -43,30 +43,30 @@ class List(Kind):
         for index, value in enumerate(values):
             if value is not None:
                 if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
-                    raise BadValue(index, f"expected a list, got {type(value).__name__}")
+                    raise BadValueError(index, f"expected a list, got {type(value).__name__}")
                 flat.extend(value)
                 owners.extend([index] * len(value))
             ends.append(len(flat))
         try:
             items = self.of.to_array(flat)
-        except BadValue as bad:
-            raise BadValue(owners[bad.index], f"in the list: {bad.reason}") from None
-        bitmap = validity(missing_rows(values))
+        except BadValueError as bad:
+            raise BadValueError(owners[bad.index], f"in the list: {bad.reason}") from None
+        bitmap = validity_bitmap(null_mask(values))
         offsets = pa.py_buffer(np.array(ends, np.int32))
         return pa.Array.from_buffers(self.arrow_type, len(values), [bitmap, offsets], children=[items])
 
     def to_values(self, array: pa.Array) -> Values:
         offsets = np.asarray(array.offsets)
-        inside = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-        whole = _with_none(self.of.to_values(inside), np.asarray(inside.is_valid()))
+        inner = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        items = _with_none(self.of.to_values(inner), np.asarray(inner.is_valid()))
         offsets = offsets - offsets[0]
         return [
-            list(whole[a:b]) if valid else None
+            list(items[a:b]) if valid else None
             for a, b, valid in zip(offsets[:-1], offsets[1:], array.is_valid().to_pylist(), strict=True)
         ]
 
-    def flaw(self, array: pa.Array) -> str | None:
-        return self.of.flaw(present_rows(array).flatten())
+    def invalid_reason(self, array: pa.Array) -> str | None:
+        return self.of.invalid_reason(drop_nulls(array).flatten())
 
     def to_json(self) -> dict[str, Any]:
         return {"of": kind_to_json(self.of)}
@@ -81,7 +81,7 @@ class List(Kind):
 
 @dataclass(frozen=True)
 class Struct(Kind):
-    """Named values of different kinds in one column."""
+    """Named values of different kinds."""
 
     fields: tuple[tuple[str, Kind], ...]
 
@@ -100,21 +100,25 @@ class Struct(Kind):
         return pa.struct([(name, kind.arrow_type) for name, kind in self.fields])
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
-        known = {name for name, _ in self.fields}
+        names = {name for name, _ in self.fields}
         for index, value in enumerate(values):
             if value is None:
                 continue
             if not isinstance(value, Mapping):
-                raise BadValue(index, f"expected a dictionary, got {type(value).__name__}")
-            if extra := set(value) - known:
-                raise BadValue(index, f"unknown field {sorted(map(str, extra))[0]!r}; the struct has {sorted(known)}")
+                raise BadValueError(index, f"expected a dictionary, got {type(value).__name__}")
+            if extra := set(value) - names:
+                raise BadValueError(
+                    index, f"unknown field {sorted(map(str, extra))[0]!r}; the struct has {sorted(names)}"
+                )
         children = []
         for name, kind in self.fields:
             try:
                 children.append(kind.to_array([None if value is None else value.get(name) for value in values]))
-            except BadValue as bad:
-                raise BadValue(bad.index, f"field {name!r}: {bad.reason}") from None
-        return pa.Array.from_buffers(self.arrow_type, len(values), [validity(missing_rows(values))], children=children)
+            except BadValueError as bad:
+                raise BadValueError(bad.index, f"field {name!r}: {bad.reason}") from None
+        return pa.Array.from_buffers(
+            self.arrow_type, len(values), [validity_bitmap(null_mask(values))], children=children
+        )
 
     def to_values(self, array: pa.Array) -> Values:
         columns = {}
@@ -128,9 +132,10 @@ class Struct(Kind):
             for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)
         ]
 
-    def flaw(self, array: pa.Array) -> str | None:
-        present = present_rows(array)
-        return next((flaw for name, kind in self.fields if (flaw := kind.flaw(present.field(name)))), None)
+    def invalid_reason(self, array: pa.Array) -> str | None:
+        present = drop_nulls(array)
+        reasons = (kind.invalid_reason(present.field(name)) for name, kind in self.fields)
+        return next(filter(None, reasons), None)
 
     def to_json(self) -> dict[str, Any]:
         return {"fields": [[name, kind_to_json(kind)] for name, kind in self.fields]}
@@ -145,10 +150,10 @@ class Struct(Kind):
 
 def _check_inner(kind: Kind) -> None:
     if kind.name == "linked":
-        raise InvalidInputError("links are a column of their own; they cannot be inside a list or a struct")
+        raise InvalidInputError("a linked kind must be a whole column; it cannot be inside a list or a struct")
 
 
-def _with_none(values: Values, there: Any) -> Sequence[Any]:
-    if there.all():
+def _with_none(values: Values, valid: npt.NDArray[np.bool_]) -> Sequence[Any]:
+    if valid.all():
         return values if isinstance(values, list) else list(values)
-    return [value if valid else None for value, valid in zip(values, there, strict=True)]
+    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]

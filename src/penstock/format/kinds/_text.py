@@ -1,4 +1,4 @@
-"""Text, plain bytes and JSON."""
+"""Text, bytes and JSON."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.format.kinds._kind import BadValue, Kind, Values, binary_array, check_each
+from penstock.format.kinds._kind import BadValueError, Kind, Values, binary_array, check_types
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Text(Kind):
         return pa.string()
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
-        check_each(values, str, "a string")
+        check_types(values, str, "a string")
         try:
             return pa.array(values, pa.string())
         except UnicodeEncodeError as error:
             index = next(i for i, value in enumerate(values) if value is not None and not _is_unicode(value))
-            raise BadValue(index, f"not valid Unicode: {error.reason}") from None
+            raise BadValueError(index, f"not valid Unicode: {error.reason}") from None
 
     def to_values(self, array: pa.Array) -> Values:
         return list(array.to_pylist())
@@ -38,7 +38,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Bytes(Kind):
-    """Bytes without a further meaning."""
+    """Uninterpreted bytes."""
 
     name: ClassVar[str] = "bytes"
 
@@ -47,7 +47,7 @@ class Bytes(Kind):
         return pa.binary()
 
     def to_array(self, values: Sequence[Any] | npt.NDArray[Any]) -> pa.Array:
-        check_each(values, (bytes, bytearray, memoryview), "bytes")
+        check_types(values, (bytes, bytearray, memoryview), "bytes")
         return binary_array(list(values))
 
     def to_values(self, array: pa.Array) -> Values:
@@ -59,9 +59,9 @@ class Bytes(Kind):
 
 @dataclass(frozen=True)
 class Json(Kind):
-    """Anything JSON can say: dictionaries, lists, strings, numbers, true and false.
+    """A JSON value: a dictionary, list, string, number, true or false.
 
-    None is a missing value, as in every other kind, and not the JSON null.
+    None is a null of the column, as in every other kind, and not the JSON null.
     """
 
     name: ClassVar[str] = "json"
@@ -76,7 +76,7 @@ class Json(Kind):
     def to_values(self, array: pa.Array) -> Values:
         return [None if text is None else json.loads(text) for text in array.to_pylist()]
 
-    def flaw(self, array: pa.Array) -> str | None:
+    def invalid_reason(self, array: pa.Array) -> str | None:
         try:
             self.to_values(array)
         except (ValueError, RecursionError) as error:
@@ -94,12 +94,12 @@ class Json(Kind):
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
             text.encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadValue(index, f"cannot be written as JSON: {error}") from None
+            raise BadValueError(index, f"cannot be written as JSON: {error}") from None
         return text
 
 
 def _check_keys(value: Any) -> None:
-    """Refuse keys that JSON would make strings of: 1 and "1" would become one."""
+    """Raise `TypeError` for keys that JSON would convert to strings, where 1 and "1" would collide."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):

@@ -1,4 +1,4 @@
-"""Every kind of source, one file each (a few with a helper beside it)."""
+"""The built-in sources, one file each, and their helper modules."""
 
 from penstock.ingest.sources._all import SOURCES
 

@@ -1,4 +1,4 @@
-"""All kinds of sources, in the order in which they are tried; a new one is a file of this room and a line here."""
+"""All sources, in the order in which they are tried; a new source is a file of this room and a line here."""
 
 from penstock.ingest._source import Source
 from penstock.ingest.sources._arrow import ARROW

@@ -1,12 +1,11 @@
-"""Arrays whose first axis is rows: what they are, and their rows in bounded pieces, read by ranges and ahead."""
+"""Arrays whose first axis is rows, and their rows in slices of bounded size, fetched by ranges with read-ahead."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,31 +14,30 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import infer_schema
 from penstock.format.kinds import Bytes, Kind, Tensor, Text
-from penstock.ingest._bucket import MAX_VALUE_BYTES, Bucket
-from penstock.ingest._source import Found, Reject, Rows
-from penstock.storage import ObjectInfo, run_all
+from penstock.ingest._reader import MAX_VALUE_BYTES, SourceReader
+from penstock.ingest._source import Reject, RowBatch, SourceItem
+from penstock.storage import ObjectInfo, thread_map
 from penstock.types import Buffer
 
-PIECE_BYTES = 8 << 20
-_SCATTERED_PIECE_BYTES = 32 << 20
-"""Rows in Fortran order are gathered from all over the file: the more at once, the fewer and the longer the reads."""
-_MAX_SCATTERED_NUMBERS = 1 << 20
-_AHEAD_BYTES = 32 << 20
-_MAX_ROW_NUMBERS = 1 << 30
-"""Arrow counts the numbers of a tensor, two for a complex one, in 31 bits."""
-
-T = TypeVar("T")
+SLICE_BYTES = 8 << 20
+_FORTRAN_SLICE_BYTES = 32 << 20
+"""A slice in Fortran order takes one read for each value of a row; larger slices mean fewer and longer reads."""
+_MAX_FORTRAN_VALUES = 1 << 20
+PREFETCH_BYTES = 32 << 20
+_MAX_ROW_VALUES = 1 << 30
+"""Arrow counts the values of a tensor, two for a complex one, in 31 bits."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array whose first axis is rows, and where in its file the numbers begin."""
+    """The dtype and shape of an array whose first axis is rows, and its position in a file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int = 0
+    """Offset of the values in the file."""
     fortran: bool = False
-    """Whether the first axis runs fastest, so that the numbers of a row are scattered over the file."""
+    """Whether the first axis varies fastest, so that the values of a row are not contiguous."""
 
     @property
     def rows(self) -> int:
@@ -58,36 +56,36 @@ class Array:
         return prod(self.shape) * self.dtype.itemsize
 
     def as_one_row(self) -> "Array":
-        """The same numbers, all of them in one row."""
+        """The whole array as a single row."""
         return replace(self, shape=(1, *self.shape))
 
-    def of(self, data: Buffer) -> npt.NDArray[Any]:
-        """The array, from the bytes of its numbers."""
+    def from_bytes(self, data: Buffer) -> npt.NDArray[Any]:
+        """The array from the bytes of its values."""
         if not self.nbytes:
             return np.zeros(self.shape, self.dtype)
         return np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
-    def flaw(self) -> str | None:
-        """What keeps its rows from being rows of a table, if anything."""
+    def problem(self) -> str | None:
+        """Why its rows cannot be stored in a column, or None."""
         if self.dtype.hasobject:
-            return "it holds Python objects, which are pickled and never loaded; save numbers or strings instead"
+            return "it holds Python objects, which are pickled and never loaded; save numeric or string arrays instead"
         if self.dtype.names or self.dtype.subdtype:
-            return "it is a structured array; save each of its fields as an array of its own"
+            return "it is a structured array; save each field as a separate array"
         if self.dtype.type is np.void:  # bfloat16 and float8 are of kind V too
-            return f"it holds raw bytes ({self.dtype}): numpy forgets bfloat16 and float8; save them as safetensors"
-        if self.dtype.kind not in "US" and (flaw := _dtype_flaw(self.dtype)) is not None:
-            return flaw
+            return f"it holds raw bytes ({self.dtype}): numpy loses bfloat16 and float8; save them as safetensors"
+        if self.dtype.kind not in "US" and (problem := _dtype_problem(self.dtype)) is not None:
+            return problem
         if not self.shape:
-            return "it is a single value and has no axis of rows"
+            return "it is a scalar and has no axis of rows"
         if self.dtype.kind in "US" and self.row_shape:
-            return f"it holds {self.row_shape} strings a row; one a row can be stored"
-        numbers = prod(length or 1 for length in self.row_shape)
-        if self.row_bytes > MAX_VALUE_BYTES or numbers > _MAX_ROW_NUMBERS:
-            return f"a row of it is {numbers:,} numbers; {_MAX_ROW_NUMBERS:,} in 4 GiB are the most"
+            return f"it holds {self.row_shape} strings per row; only one per row can be stored"
+        values = prod(length or 1 for length in self.row_shape)
+        if self.row_bytes > MAX_VALUE_BYTES or values > _MAX_ROW_VALUES:
+            return f"a row has {values:,} values; the limit is {_MAX_ROW_VALUES:,} values in 4 GiB"
         if not self.row_bytes and self.rows > 1:
-            return f"it has {self.rows:,} rows with nothing in them"
-        if self.fortran and numbers > _MAX_SCATTERED_NUMBERS and self.nbytes > _SCATTERED_PIECE_BYTES:
-            return "it is in Fortran order, and its rows too long to be gathered; save np.ascontiguousarray of it"
+            return f"it has {self.rows:,} empty rows"
+        if self.fortran and values > _MAX_FORTRAN_VALUES and self.nbytes > _FORTRAN_SLICE_BYTES:
+            return "it is in Fortran order, and its rows are too long to be gathered; save np.ascontiguousarray of it"
         return None
 
     def __str__(self) -> str:
@@ -95,48 +93,48 @@ class Array:
 
 
 def check_together(arrays: Mapping[str, Array]) -> None:
-    """Refuse arrays that cannot be columns of the same rows."""
+    """Raise `SampleError` for arrays that cannot be columns of the same rows."""
     for name, array in arrays.items():
-        if (flaw := array.flaw()) is not None:
-            raise SampleError(f"{name} cannot be a column: {flaw}")
+        if (problem := array.problem()) is not None:
+            raise SampleError(f"{name} cannot be a column: {problem}")
     if len({array.rows for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {array.rows:,}" for name, array in sorted(arrays.items()))
-        raise SampleError(f"its arrays have different numbers of rows: {lengths}")
+        raise SampleError(f"its arrays have different row counts: {lengths}")
 
 
 def check_fit(arrays: Mapping[str, Array], kinds: Mapping[str, Kind]) -> None:
-    """Refuse arrays that are not the columns of a table."""
+    """Raise `SampleError` for arrays that do not match the columns of the table."""
     if arrays.keys() != kinds.keys():
-        raise SampleError(f"its arrays are {', '.join(sorted(arrays))}, and the columns {', '.join(sorted(kinds))}")
+        raise SampleError(f"its arrays are {', '.join(sorted(arrays))}, and the columns are {', '.join(sorted(kinds))}")
     check_together(arrays)
     for name, array in arrays.items():
-        if (reason := _misfit(kinds[name], array)) is not None:
-            raise SampleError(f"{name} does not fit: {reason}")
+        if (reason := _mismatch(kinds[name], array)) is not None:
+            raise SampleError(f"{name} does not match: {reason}")
 
 
 def common_kind(name: str, arrays: Sequence[Array]) -> Kind:
-    """The kind of column that takes the rows of all these arrays, or of those that have as many axes as most have."""
-    [(most, _)] = Counter(map(_likeness, arrays)).most_common(1)
-    alike = {(array.dtype, array.row_shape) for array in arrays if _likeness(array) == most}
+    """The kind that fits the rows of these arrays; arrays with an unusual number of axes do not count."""
+    [(most, _)] = Counter(map(_rank_key, arrays)).most_common(1)
+    common = {(array.dtype, array.row_shape) for array in arrays if _rank_key(array) == most}
     if most[0]:
         return Text() if most[0] == "U" else Bytes()
-    examples = [np.broadcast_to(np.zeros((), _native(dtype)), shape) for dtype, shape in alike]
+    examples = [np.broadcast_to(np.zeros((), _native(dtype)), shape) for dtype, shape in common]
     return infer_schema({name: examples})[name].kind
 
 
-def _misfit(kind: Kind, array: Array) -> str | None:
-    """Why a column does not take the rows of an array, if it does not."""
+def _mismatch(kind: Kind, array: Array) -> str | None:
+    """Why a column cannot hold the rows of an array, or None."""
     if array.dtype.kind in "US":
         fits = isinstance(kind, Text if array.dtype.kind == "U" else Bytes)
     elif isinstance(kind, Tensor) and len(kind.shape) == len(array.row_shape):
-        fits = all(length in (None, its) for length, its in zip(kind.shape, array.row_shape, strict=True))
+        fits = all(expected in (None, length) for expected, length in zip(kind.shape, array.row_shape, strict=True))
     else:
         fits = False
-    return None if fits else f"its rows are {array}, and those of the column {kind}"
+    return None if fits else f"its rows are {array}, and the column holds {kind}"
 
 
 @cache
-def _dtype_flaw(dtype: np.dtype[Any]) -> str | None:
+def _dtype_problem(dtype: np.dtype[Any]) -> str | None:
     try:
         infer_schema({"it": np.zeros(0, _native(dtype))})
     except InvalidInputError as error:
@@ -144,7 +142,7 @@ def _dtype_flaw(dtype: np.dtype[Any]) -> str | None:
     return None
 
 
-def _likeness(array: Array) -> tuple[str, int]:
+def _rank_key(array: Array) -> tuple[str, int]:
     return array.dtype.kind if array.dtype.kind in "US" else "", len(array.shape)
 
 
@@ -152,87 +150,66 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def plain(values: npt.NDArray[Any]) -> Any:
-    """Values as a kind of column takes them: strings as such, and numbers in this machine's order."""
+def to_native(values: npt.NDArray[Any]) -> Any:
+    """Values as `Kind.to_array` accepts them: strings as a list, other values in native byte order."""
     if values.dtype.kind in "US":
         return values.tolist()
     if values.dtype.kind == "b":
-        return values.view(np.uint8) != 0  # whoever wrote the file may have taken any byte for true
+        return values.view(np.uint8) != 0  # a file may hold any nonzero byte for true
     return np.require(values, _native(values.dtype), ["C", "A"])
 
 
-def batch(name: str, columns: Mapping[str, npt.NDArray[Any]], kinds: Mapping[str, Kind], first_row: int) -> Found:
-    """Rows as Arrow data; if they do not fit the columns, why."""
+def to_batch(
+    name: str, columns: Mapping[str, npt.NDArray[Any]], kinds: Mapping[str, Kind], first_row: int
+) -> SourceItem:
+    """Rows as a `RowBatch`; a `Reject` if they do not match the columns."""
     try:
-        arrays = [kinds[column].to_array(plain(values)) for column, values in columns.items()]
+        arrays = [kinds[column].to_array(to_native(values)) for column, values in columns.items()]
     except ValueError as error:
         end = first_row + len(next(iter(columns.values())))
-        return Reject(f"{name}[{first_row}:{end}]", f"these rows do not fit the columns: {error}")
-    return Rows(name, pa.RecordBatch.from_arrays(arrays, names=list(columns)))
+        return Reject(f"{name}[{first_row}:{end}]", f"these rows do not match the columns: {error}")
+    return RowBatch(name, pa.RecordBatch.from_arrays(arrays, names=list(columns)))
 
 
-class Piece(NamedTuple):
-    """Something to be read, and about how much memory it will take."""
+class ArraySlice(NamedTuple):
+    """A read to be scheduled, and about how much memory it takes."""
 
-    size: int
-    read: Callable[[], Found]
-
-
-def refused(name: str, reason: str) -> Piece:
-    """What stands for a file that is not read."""
-    return Piece(0, partial(Reject, name, reason))
+    nbytes: int
+    read: Callable[[], SourceItem]
 
 
-def pieces(
-    bucket: Bucket, name: str, arrays: Mapping[str, tuple[ObjectInfo, Array]], kinds: Mapping[str, Kind]
-) -> Iterator[Piece]:
-    """The rows of arrays of one length that lie in files as they are."""
+def rejected(name: str, reason: str) -> ArraySlice:
+    """A slice that reports why a file is not read."""
+    return ArraySlice(0, partial(Reject, name, reason))
+
+
+def row_slices(
+    reader: SourceReader, name: str, arrays: Mapping[str, tuple[ObjectInfo, Array]], kinds: Mapping[str, Kind]
+) -> Iterator[ArraySlice]:
+    """The rows of uncompressed arrays of equal length, as slices."""
     [rows] = {array.rows for _, array in arrays.values()}
-    width = max(1, sum(array.row_bytes for _, array in arrays.values()))
-    scattered = any(array.fortran and array.row_shape for _, array in arrays.values())
-    step = max(1, (_SCATTERED_PIECE_BYTES if scattered else PIECE_BYTES) // width)
+    row_bytes = max(1, sum(array.row_bytes for _, array in arrays.values()))
+    fortran = any(array.fortran and array.row_shape for _, array in arrays.values())
+    step = max(1, (_FORTRAN_SLICE_BYTES if fortran else SLICE_BYTES) // row_bytes)
 
-    def read(start: int, end: int) -> Found:
-        columns = {column: _rows(bucket, file, array, start, end) for column, (file, array) in arrays.items()}
-        return batch(name, columns, kinds, start)
+    def read(start: int, end: int) -> SourceItem:
+        columns = {column: _read_rows(reader, file, array, start, end) for column, (file, array) in arrays.items()}
+        return to_batch(name, columns, kinds, start)
 
     for start in range(0, rows, step):
         end = min(start + step, rows)
-        yield Piece((end - start) * width, partial(read, start, end))
+        yield ArraySlice((end - start) * row_bytes, partial(read, start, end))
 
 
-def _rows(bucket: Bucket, file: ObjectInfo, array: Array, start: int, end: int) -> npt.NDArray[Any]:
+def _read_rows(reader: SourceReader, file: ObjectInfo, array: Array, start: int, end: int) -> npt.NDArray[Any]:
     part = replace(array, shape=(end - start, *array.row_shape))
     if part.shape == array.shape:
-        return part.of(bucket.read(file, array.start, array.nbytes))
+        return part.from_bytes(reader.read(file, array.start, array.nbytes))
     if not array.fortran:
-        return part.of(bucket.read(file, array.start + start * array.row_bytes, part.nbytes))
-    size = array.dtype.itemsize
-    begins = [array.start + (place * array.rows + start) * size for place in range(prod(array.row_shape))]
-    found = run_all(lambda at: bucket.read(file, at, (end - start) * size), begins, max_workers=bucket.readers)
-    return part.of(b"".join(found))
-
-
-def ahead(jobs: Iterable[tuple[int, Callable[[], T]]], readers: int) -> Iterator[T]:
-    """The results of jobs in order, with the next ones under way as far as their sizes allow."""
-    with ThreadPoolExecutor(readers, "penstock-arrays") as pool:
-        waiting: deque[tuple[int, Future[T]]] = deque()
-        size = 0
-
-        def first() -> T:
-            nonlocal size
-            taken, future = waiting.popleft()
-            size -= taken
-            return future.result()
-
-        try:
-            for need, job in jobs:
-                while waiting and (size + need > _AHEAD_BYTES or len(waiting) >= 2 * readers):
-                    yield first()
-                waiting.append((need, pool.submit(job)))
-                size += need
-            while waiting:
-                yield first()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+        return part.from_bytes(reader.read(file, array.start + start * array.row_bytes, part.nbytes))
+    itemsize = array.dtype.itemsize
+    offsets = [array.start + (index * array.rows + start) * itemsize for index in range(prod(array.row_shape))]
+    parts = thread_map(
+        lambda at: reader.read(file, at, (end - start) * itemsize), offsets, max_workers=reader.max_concurrency
+    )
+    return part.from_bytes(b"".join(parts))

@@ -1,7 +1,7 @@
-"""Folders of images: a class per folder, or files beside them that describe them: CSV, JSON, JSONL, COCO.
+"""Folders of images: a class per folder, or metadata files next to them: CSV, JSON, JSONL, COCO.
 
-Of an image only the header and, where the format marks it, the end are looked at: decoding all would take longer than
-everything else. What describes images is read when the source is opened, and held in memory while it is taken in.
+Only the header of an image and, if the format has one, its end marker are validated: decoding would dominate the cost.
+Metadata files are read when the source is opened, and stay in memory during the ingest.
 """
 
 import re
@@ -14,9 +14,9 @@ from penstock.codecs import MAX_PIXELS, image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Image, Label, Linked, Text
-from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Listing, Reading, Reject, Row, Source, suffix
-from penstock.ingest.sources._images_tables import Described, read_tables
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceListing, SourceScan, suffix
+from penstock.ingest.sources._images_tables import ImageMetadata, read_metadata
 from penstock.storage import ObjectInfo
 
 _CODECS = {
@@ -31,31 +31,31 @@ _CODECS = {
     ".bmp": "bmp",
     ".gif": "gif",
 }
-_MAX_IMAGE_BYTES = 1 << 30  # more than any picture within the limit of pixels needs
+_MAX_IMAGE_BYTES = 1 << 30  # more than any image within the pixel limit needs
 _SPLIT = re.compile(r"(train(ing)?|val(id(ation)?)?|dev|test(ing)?|eval)[-_]?[0-9]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class _Folders:
-    """What the folders on the way to an image say."""
+    """Classes and splits, from the folders of the images."""
 
-    below: int
-    """Depth at which classes begin: below folders called train, val, …, where every image is in such a one."""
+    class_depth: int
+    """Depth at which class folders start: below train, val, …, if every image is in such a folder."""
     splits: bool
     classes: tuple[str, ...]
     all_classed: bool
-    """Whether every image is in a folder that could be its class."""
+    """Whether every image is in a class folder."""
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> "_Folders":
         paths = [folder.split("/") if folder else [] for folder in {key.rpartition("/")[0] for key in keys}]
         common = range(min(map(len, paths)))
-        at = next((depth for depth in common if all(_SPLIT.fullmatch(path[depth]) for path in paths)), None)
-        below = 0 if at is None else at + 1
-        splits = at is not None and len({path[at] for path in paths}) > 1
-        classes = {path[-1] for path in paths if len(path) > below}
-        all_classed = all(len(path) > below for path in paths)
-        return cls(below, splits, tuple(sorted(classes)) if len(classes) > 1 else (), all_classed)
+        split_depth = next((depth for depth in common if all(_SPLIT.fullmatch(path[depth]) for path in paths)), None)
+        class_depth = 0 if split_depth is None else split_depth + 1
+        splits = split_depth is not None and len({path[split_depth] for path in paths}) > 1
+        classes = {path[-1] for path in paths if len(path) > class_depth}
+        all_classed = all(len(path) > class_depth for path in paths)
+        return cls(class_depth, splits, tuple(sorted(classes)) if len(classes) > 1 else (), all_classed)
 
     def columns(self) -> dict[str, ColumnLike]:
         found: dict[str, ColumnLike] = {}
@@ -69,81 +69,82 @@ class _Folders:
         path = key.split("/")[:-1]
         found: dict[str, Any] = {}
         if self.classes:
-            found["label"] = path[-1] if len(path) > self.below else None
+            found["label"] = path[-1] if len(path) > self.class_depth else None
         if self.splits:
-            found["split"] = path[self.below - 1]
+            found["split"] = path[self.class_depth - 1]
         return found
 
 
 @dataclass
-class _Images(Reading):
+class _Images(SourceScan):
     files: Sequence[ObjectInfo]
     columns: Mapping[str, ColumnLike]
     folders: _Folders
-    described: Described
+    metadata: ImageMetadata
 
-    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
-        for file, data in bucket.each(files, lambda file: self._unread(file) is None):
-            if (reasons := self._unread(file)) is not None:
+    def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
+        for file, data in reader.read_many(files, lambda file: self._skip_reasons(file) is None):
+            if (reasons := self._skip_reasons(file)) is not None:
                 yield from (Reject(file.key, reason) for reason in reasons)
             elif isinstance(data, Exception):
                 yield Reject(file.key, str(data))
-            elif not bucket.link and (flaw := _flaw(data)) is not None:
-                yield Reject(file.key, flaw)
+            elif not reader.link and (error := _image_error(data)) is not None:
+                yield Reject(file.key, error)
             else:
-                told = {**self.folders.values(file.key), **self.described.values(file.key)}
-                yield Row(file.key, {"image": bucket.value(file, data), "path": file.key, **told})
+                values = {**self.folders.values(file.key), **self.metadata.values(file.key)}
+                yield Row(file.key, {"image": reader.value_or_link(file, data), "path": file.key, **values})
 
-    def _unread(self, file: ObjectInfo) -> Sequence[str] | None:
-        """Why a file need not be read: it is known what is wrong with it."""
-        if file.key in self.described.flaws:
-            return self.described.flaws[file.key]
-        if self.described.tables and file.key not in self.described.places:
-            return [f"no entry in {self.described.tables}"]
+    def _skip_reasons(self, file: ObjectInfo) -> Sequence[str] | None:
+        """Why a file is rejected without being read, or None."""
+        if file.key in self.metadata.errors:
+            return self.metadata.errors[file.key]
+        if self.metadata.tables and file.key not in self.metadata.indices:
+            return [f"no entry in {self.metadata.tables}"]
         if file.size > _MAX_IMAGE_BYTES:
-            return [f"has {file.size} bytes; an image may have {_MAX_IMAGE_BYTES} at most"]
+            return [f"has {file.size} bytes; the limit is {_MAX_IMAGE_BYTES}"]
         return None
 
 
-def _recognise(listing: Listing) -> bool:
+def _recognise(listing: SourceListing) -> bool:
     images = sum(len(sizes) for name, sizes in listing.sizes.items() if name in _CODECS)
     return 0 < len(listing.files) <= 2 * images
 
 
-def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
+def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     codecs = [_CODECS.get(suffix(file.key)) for file in files]
     images = [file for file, codec in zip(files, codecs, strict=True) if codec is not None]
     if not images:
-        raise InvalidInputError(f"there are no images in {bucket.store.uri}: no file ends in {', '.join(_CODECS)}")
+        raise InvalidInputError(f"there are no images in {reader.store.uri}: no file ends in {', '.join(_CODECS)}")
     keys = [file.key for file in images]
-    described = read_tables(bucket, [f for f, codec in zip(files, codecs, strict=True) if codec is None], keys)
+    metadata = read_metadata(reader, [f for f, codec in zip(files, codecs, strict=True) if codec is None], keys)
     folders = _Folders.of(keys)
-    if described.tables:  # folders are then how somebody keeps order, and no classes
+    if metadata.tables:  # the metadata has the labels, so folders are not classes
         folders = replace(folders, classes=())
     kind = Image(Counter(filter(None, codecs)).most_common(1)[0][0])
-    columns = {"image": Linked(kind) if bucket.link else kind, "path": Text()}
-    flawed = [file for file in files if file.key in described.flaws] if described.flaws else []
-    return _Images([*images, *flawed], {**columns, **folders.columns(), **described.columns}, folders, described)
+    columns: dict[str, ColumnLike] = {"image": Linked(kind) if reader.link else kind, "path": Text()}
+    with_errors = [file for file in files if file.key in metadata.errors] if metadata.errors else []
+    columns |= {**folders.columns(), **metadata.columns}
+    return _Images([*images, *with_errors], columns, folders, metadata)
 
 
 IMAGES = Source(
     name="images",
-    about="folders of images: a class per folder, or a CSV, JSON, JSONL or COCO file beside them",
+    about="folders of images: a class per folder, or a CSV, JSON, JSONL or COCO file next to them",
     recognise=_recognise,
     open=_open,
     links=True,
 )
 
 
-def _flaw(data: memoryview) -> str | None:
-    """What is wrong with the bytes of an image, as far as its header and its end tell."""
+def _image_error(data: memoryview) -> str | None:
+    """Why the header or the end of an image is invalid, or None."""
     try:
         height, width, _ = image_size(data)
     except SampleError as error:
         return str(error)
     if height * width > MAX_PIXELS:
         return f"claims {height} x {width} pixels; the limit is {MAX_PIXELS}"
-    return None if _is_whole(data) else f"is cut off: its end is not among its {len(data)} bytes"
+    return None if _is_whole(data) else f"is truncated: its {len(data)} bytes have no end marker"
 
 
 def _is_whole(data: memoryview) -> bool:
@@ -157,11 +158,11 @@ def _is_whole(data: memoryview) -> bool:
 
 
 def _jpeg_is_whole(data: memoryview) -> bool:
-    """Whether the end marker is there; padding, or the film that a phone appends, may follow it."""
+    """Whether the end marker is present; padding or an appended video may follow it."""
     end = b"\xff\xd9"
     if data[-2:] == end:
         return True
-    at = 2  # a thumbnail before the scan has an end marker of its own
+    at = 2  # an embedded thumbnail before the scan has its own end marker
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         at += 1 if data[at + 1] == 0xFF else 2 + (data[at + 2] << 8) + data[at + 3]
     return end in bytes(data[at:])

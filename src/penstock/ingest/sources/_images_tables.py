@@ -1,4 +1,4 @@
-"""What the CSV, JSON, JSONL and COCO files beside images say of them."""
+"""Metadata of images from CSV, JSON, JSONL and COCO files next to them."""
 
 import csv
 import io
@@ -14,79 +14,83 @@ from typing import Any
 from penstock.errors import InvalidInputError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Boxes, Json, Kind, Label, List, Tensor, Text
-from penstock.ingest._bucket import Bucket
+from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import suffix
 from penstock.ingest.sources._images_coco import Coco, is_coco
+from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
 _ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 _FILE_NAMES = ("file_name", "filename", "file", "path", "image", "image_path")
 _MAX_BYTES = 2 << 30
 _MAX_TABLES = 1000
-_MAX_ALIKE = 16
-_SHOWN = 3
-_READINGS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+_MAX_CANDIDATES = 16
+_MAX_LISTED = 3
+_CELL_TYPES: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
     (re.compile(r"-?(0|[1-9][0-9]{0,17})"), int),
     (re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?|nan", re.IGNORECASE), float),
     (re.compile(r"true|false", re.IGNORECASE), lambda cell: cell.lower() == "true"),
     (re.compile(r"[\[{].*[\]}]", re.DOTALL), json.loads),
 )
-"""What text in a CSV file may mean, if all of a column is such text; 007 is a name."""
+"""Patterns and parsers of CSV cells; a parser applies if every cell of a column matches; 007 stays text."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """What is known of images, column by column."""
+class ImageMetadata:
+    """The metadata of images, by column."""
 
     columns: Mapping[str, ColumnLike]
-    told: Mapping[str, Sequence[Any]]
-    places: Mapping[str, int]
-    """Where in the columns an image is."""
+    column_values: Mapping[str, Sequence[Any]]
+    indices: Mapping[str, int]
+    """Image key to index in the columns."""
     tables: str
-    """The files that say so; empty where nothing describes images."""
-    flaws: Mapping[str, Sequence[str]]
-    """What is wrong inside those files."""
+    """The metadata files, for messages; empty if there are none."""
+    errors: Mapping[str, Sequence[str]]
+    """Problems in the metadata files, by key."""
 
     def values(self, key: str) -> dict[str, Any]:
-        return {name: column[self.places[key]] for name, column in self.told.items()}
+        return {name: column[self.indices[key]] for name, column in self.column_values.items()}
 
 
-def read_tables(bucket: Bucket, files: Sequence[ObjectInfo], images: Sequence[str]) -> Described:
-    """Read all that describes images; a file that is about something else is left alone."""
-    candidates = _candidates(bucket, files, images)
-    names = _Names(images if candidates else ())
+def read_metadata(reader: SourceReader, files: Sequence[ObjectInfo], images: Sequence[str]) -> ImageMetadata:
+    """Read all metadata files; files that do not refer to images are ignored."""
+    candidates = _candidates(reader, files, images)
+    names = _ImageNames(images if candidates else ())
     records, coco = _Records(names), Coco(names.find)
     tables: list[str] = []
-    flaws: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     for file in candidates:
-        found = _parsed(bucket, file)
+        found = _parse_table(reader, file)
         if is_coco(found.document):
-            used = coco.add(file.key, found.document, found.flaws)
+            used = coco.add(file.key, found.document, found.errors)
         else:
             used = records.add(file.key, found)
         if used:
             tables.append(file.key)
-        if found.flaws:
-            flaws[file.key] = found.flaws
-    keys = list(dict.fromkeys(chain(records.entries, coco.scenes)))
+        if found.errors:
+            errors[file.key] = found.errors
+    keys = list(dict.fromkeys(chain(records.entries, coco.annotations)))
     described = {**records.columns(keys), **coco.columns(keys)}
-    return Described(
-        {name: Column(kind, nullable=any(value is None for value in told)) for name, (kind, told) in described.items()},
-        {name: told for name, (_, told) in described.items()},
-        {key: place for place, key in enumerate(keys)},
-        ", ".join(tables[:_SHOWN]) + (", …" if len(tables) > _SHOWN else ""),
-        flaws,
+    return ImageMetadata(
+        {
+            name: Column(kind, nullable=any(value is None for value in values))
+            for name, (kind, values) in described.items()
+        },
+        {name: values for name, (_, values) in described.items()},
+        {key: index for index, key in enumerate(keys)},
+        ", ".join(tables[:_MAX_LISTED]) + (", …" if len(tables) > _MAX_LISTED else ""),
+        errors,
     )
 
 
-class _Names:
-    """Finds the image that a table means: by a path from its own folder or the root, or as the only one so called."""
+class _ImageNames:
+    """Resolves file names in tables: relative to the table or the root, or by a unique base name."""
 
     def __init__(self, images: Sequence[str]) -> None:
         self._keys = frozenset(images)
-        self._alike: dict[str, list[str]] = defaultdict(list)
+        self._by_base_name: dict[str, list[str]] = defaultdict(list)
         for key in images:
-            self._alike[key.rpartition("/")[2]].append(key)
+            self._by_base_name[key.rpartition("/")[2]].append(key)
 
     def find(self, name: object, table: str) -> str | None:
         if not isinstance(name, str):
@@ -96,96 +100,100 @@ class _Names:
         for key in (normpath(f"{folder}/{path}"), path):
             if key in self._keys:
                 return key
-        alike = self._alike.get(path.rpartition("/")[2], ())
-        alike = [key for key in alike if key.endswith(f"/{path}")] if len(alike) <= _MAX_ALIKE else []
-        if len(alike) > 1:  # instances_val2017.json means val2017/1.jpg and not train2017/1.jpg
+        matches = self._by_base_name.get(path.rpartition("/")[2], ())
+        matches = [key for key in matches if key.endswith(f"/{path}")] if len(matches) <= _MAX_CANDIDATES else []
+        if len(matches) > 1:  # instances_val2017.json refers to val2017/1.jpg, not to train2017/1.jpg
             words = set(re.split(r"[._-]", last))
-            alike = [key for key in alike if words.intersection(key.split("/")[:-1])]
-        return alike[0] if len(alike) == 1 else None
+            matches = [key for key in matches if words.intersection(key.split("/")[:-1])]
+        return matches[0] if len(matches) == 1 else None
 
 
 @dataclass
 class _Parsed:
-    """A file's content: a JSON document, or records with what a person calls the place of each."""
+    """The content of a file: a JSON document, or records with their positions for messages."""
 
     document: Any
     records: list[tuple[str, dict[str, Any]]]
-    flaws: list[str]
+    errors: list[str]
     cells: bool = False
-    """Whether all values are text."""
+    """Whether all values are text, as in CSV."""
 
 
 class _Records:
-    """Collects what tables say, record by record."""
+    """Collects the records of tables by image."""
 
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, names: _ImageNames) -> None:
         self._names = names
         self._cells: set[str] = set()
         self.entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, table: str, found: _Parsed) -> bool:
-        """Take in a table, and complain into its flaws; returns whether it describes any image."""
+        """Add a table and append problems to its errors; returns whether it describes any image."""
         records = found.records
-        spelled = {name.strip().lower(): name for _, record in records for name in record}
-        naming = [spelled[name] for name in _FILE_NAMES if name in spelled]
-        by = next((n for n in naming if any(self._names.find(record.get(n), table) for _, record in records)), None)
-        if by is None:
-            if naming:
-                found.flaws[:] = [f"names no image that is here: {records[0][1].get(naming[0])!r:.100}, …"]
+        by_lowercase = {name.strip().lower(): name for _, record in records for name in record}
+        name_columns = [by_lowercase[name] for name in _FILE_NAMES if name in by_lowercase]
+        key_column = next(
+            (n for n in name_columns if any(self._names.find(record.get(n), table) for _, record in records)), None
+        )
+        if key_column is None:
+            if name_columns:
+                found.errors[:] = [f"names no image of the source: {records[0][1].get(name_columns[0])!r:.100}, …"]
             elif records:
-                found.flaws.clear()  # it is about something else
+                found.errors.clear()  # it does not refer to images
             return False
         for where, record in records:
-            key = self._names.find(record.get(by), table)
+            key = self._names.find(record.get(key_column), table)
             if key is None:
-                found.flaws.append(f"{where} names {record.get(by)!r:.100}, which is not here")
+                found.errors.append(f"{where} names {record.get(key_column)!r:.100}, which is not in the source")
                 continue
-            told = {_column_name(name): value for name, value in record.items() if name != by and name.strip()}
-            self.entries[key].append(told)
-            self._cells.update(told if found.cells else ())
+            values = {
+                _metadata_name(name): value for name, value in record.items() if name != key_column and name.strip()
+            }
+            self.entries[key].append(values)
+            self._cells.update(values if found.cells else ())
         return True
 
     def columns(self, keys: Sequence[str]) -> dict[str, tuple[Kind, list[Any]]]:
-        """What is said of each image, and the kinds of the columns.
+        """The kind and the values of each column.
 
-        Where records of one image differ in a column, such as five captions in five lines, the column holds lists.
+        If records of one image differ in a column, such as five captions in five lines, the column holds lists.
         """
-        self._understand_cells()
+        self._parse_cells()
         found: dict[str, tuple[Kind, list[Any]]] = {}
-        for name in dict.fromkeys(name for told in self.entries.values() for record in told for name in record):
+        for name in dict.fromkeys(name for records in self.entries.values() for record in records for name in record):
             each = [[record[name] for record in self.entries.get(key, ()) if name in record] for key in keys]
             present = [[value for value in values if value is not None] for values in each]
             if any(value != values[0] for values in present for value in values[1:]):
                 column: list[Any] = [values or None for values in each]
             else:
                 column = [next(iter(values), None) for values in present]
-            if there := [value for value in column if value is not None]:
-                found[name] = _kind(name, there), column
+            if non_null := [value for value in column if value is not None]:
+                found[name] = _kind(name, non_null), column
         return found
 
-    def _understand_cells(self) -> None:
+    def _parse_cells(self) -> None:
         for name in self._cells:
-            records = [r for told in self.entries.values() for r in told if r.get(name) is not None]
+            records = [r for entry in self.entries.values() for r in entry if r.get(name) is not None]
             if all(isinstance(record[name], str) for record in records):
-                for record, value in zip(records, _understood([r[name] for r in records]), strict=True):
+                for record, value in zip(records, _parse_column([r[name] for r in records]), strict=True):
                     record[name] = value
 
 
-def _candidates(bucket: Bucket, files: Sequence[ObjectInfo], images: Sequence[str]) -> list[ObjectInfo]:
-    """The files that may describe images; not those that are called like an image and belong to that one."""
+def _candidates(reader: SourceReader, files: Sequence[ObjectInfo], images: Sequence[str]) -> list[ObjectInfo]:
+    """The files that may be metadata; sidecar files of a single image, with its base name, are excluded."""
     found = [file for file in files if suffix(file.key) in _ENDINGS and "/." not in f"/{file.key}"]
     stems = {_stem(key) for key in images} if found else ()
     found = [file for file in found if _stem(file.key) not in stems]
     if len(found) > _MAX_TABLES:
         raise InvalidInputError(
-            f"{bucket.store.uri} has {len(found)} CSV and JSON files beside its images, and at most {_MAX_TABLES} are"
-            " read; put what they say into one"
+            f"{reader.store.uri} has {len(found)} CSV and JSON files next to its images; the limit is {_MAX_TABLES};"
+            " merge them into one"
         )
     for file in found:
         if file.size > _MAX_BYTES:
             raise InvalidInputError(
-                f"{bucket.uri(file.key)} has {file.size} bytes, and a file that describes images may have {_MAX_BYTES}"
-                " at most; cut it into several, or move it away"
+                f"{reader.uri(file.key)} has {file.size} bytes, and the limit for a metadata file is {_MAX_BYTES};"
+                " split it, or move it away"
             )
     return found
 
@@ -194,24 +202,24 @@ def _stem(key: str) -> str:
     return key.rpartition("/")[2].rpartition(".")[0]
 
 
-def _parsed(bucket: Bucket, file: ObjectInfo) -> _Parsed:
-    flaws: list[str] = []
+def _parse_table(reader: SourceReader, file: ObjectInfo) -> _Parsed:
+    errors: list[str] = []
     try:
         if suffix(file.key) == ".json":
-            document = json.loads(bytes(bucket.read(file)))
+            document = json.loads(bytes(reader.read(file)))
             listed = document if isinstance(document, list) else _first_list(document)
             entries = enumerate(listed, 1)
             return _Parsed(
-                document, [(f"entry {at}", entry) for at, entry in entries if isinstance(entry, dict)], flaws
+                document, [(f"entry {at}", entry) for at, entry in entries if isinstance(entry, dict)], errors
             )
-        with bucket.open(file) as stream:
+        with reader.open(file) as stream:
             if suffix(file.key) in (".csv", ".tsv"):
-                return _Parsed(None, list(_csv_lines(stream, flaws)), flaws, cells=True)
-            return _Parsed(None, list(_json_lines(stream, flaws)), flaws)
+                return _Parsed(None, list(_csv_lines(stream, errors)), errors, cells=True)
+            return _Parsed(None, list(_json_lines(stream, errors)), errors)
     except (ValueError, RecursionError, csv.Error) as error:
         reason = str(error) or type(error).__name__
         raise InvalidInputError(
-            f"{bucket.uri(file.key)}, beside the images, cannot be read: {reason}; mend it, or move it away"
+            f"{reader.uri(file.key)}, next to the images, cannot be parsed: {reason}; fix it, or move it away"
         ) from error
 
 
@@ -220,22 +228,22 @@ def _first_list(document: object) -> list[Any]:
     return next((value for value in values if isinstance(value, list)), [])
 
 
-def _json_lines(stream: Iterable[bytes], flaws: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_lines(stream: Iterable[bytes], errors: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            flaws.append(f"line {number} is not JSON: {error}")
+            errors.append(f"line {number} is not JSON: {error}")
             continue
         if isinstance(entry, dict):
             yield f"line {number}", entry
         else:
-            flaws.append(f"line {number} is not an object with names and values")
+            errors.append(f"line {number} is not an object")
 
 
-def _csv_lines(stream: Any, flaws: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv_lines(stream: Any, errors: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         head = text.readline()
         reader = csv.reader(chain([head], text), delimiter=max(",;\t", key=head.count), strict=True)
@@ -244,12 +252,12 @@ def _csv_lines(stream: Any, flaws: list[str]) -> Iterator[tuple[str, dict[str, A
             if len(cells) == len(names):
                 yield f"line {reader.line_num}", dict(zip(names, (cell or None for cell in cells), strict=True))
             elif cells:
-                flaws.append(f"line {reader.line_num} has {len(cells)} fields, and the first line {len(names)}")
+                errors.append(f"line {reader.line_num} has {len(cells)} fields, and the header {len(names)}")
 
 
-def _understood(cells: Sequence[str]) -> Sequence[Any]:
-    """The numbers, truths or lists that all cells of a column are, or the cells."""
-    for pattern, read in _READINGS:
+def _parse_column(cells: Sequence[str]) -> Sequence[Any]:
+    """The cells of a column parsed as numbers, booleans or lists if all of them match; else unchanged."""
+    for pattern, read in _CELL_TYPES:
         if all(pattern.fullmatch(cell) for cell in cells):
             try:
                 return [read(cell) for cell in cells]
@@ -258,13 +266,13 @@ def _understood(cells: Sequence[str]) -> Sequence[Any]:
     return cells
 
 
-def _column_name(given: str) -> str:
-    name = "".join(filter(str.isprintable, given.strip())).lstrip("_")[:200] or "column"
+def _metadata_name(given: str) -> str:
+    name = column_name(given.strip(), ())
     return f"given_{name}" if name in ("image", "path") else name
 
 
 def _kind(name: str, values: Sequence[Any]) -> Kind:
-    """The kind that takes all values of a column."""
+    """The kind that fits all values of a column."""
     types = set(map(type, values))
     if dtype := _dtype(values):
         return Tensor(dtype)
@@ -278,13 +286,13 @@ def _kind(name: str, values: Sequence[Any]) -> Kind:
         if all(type(item) is str for item in items):
             return List(Text())
         if all(type(item) is list and len(item) == 4 for item in items) and _dtype(list(chain.from_iterable(items))):
-            corners = all(box[0] <= box[2] and box[1] <= box[3] for box in items)  # some size would be smaller
+            corners = all(box[0] <= box[2] and box[1] <= box[3] for box in items)  # in xywh some size would be smaller
             return Boxes(layout="xyxy" if corners else "xywh")
     return Json()
 
 
 def _dtype(values: Sequence[Any]) -> str | None:
-    """The dtype that takes all values, if they are numbers."""
+    """The dtype that fits all values, or None if they are not numbers."""
     types = set(map(type, values))
     if types == {bool}:
         return "bool"

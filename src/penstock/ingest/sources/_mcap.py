@@ -4,17 +4,17 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 - A file is an episode. There is a row for each message of one topic, the reference: the camera with the most messages
   in the first file that has a camera, else the topic with the most messages.
-- Times are log times. Every other topic gives the row its last message at or before the row's time, and nothing if that
-  is older than a second, if there is none yet, or if it cannot be read (which is then told as a reject).
-- Columns are `timestamp`, `episode` (the file's key), and for each topic: pictures as they are (CompressedImage) or as
-  tensors (Image); `joint_angles`, `joint_velocities` and `joint_efforts` of joint states, in one order of the joints,
-  or with `joint_names` beside them where those change; of any other message a column for each number, array and text,
-  and JSON for the rest. Its `header` is left out.
-- A topic is named by its parts, without last ones that say nothing: `/camera/rgb/image_raw/compressed` is `camera_rgb`,
-  and the field `linear.x` of `/odom/twist` is `odom_twist_linear_x`. The columns of joints have no topic in their names
-  unless there are several topics of joints.
-- The columns are settled by `open`: by the summaries of all files, and by messages from the beginning (and end) of the
-  first file that has a topic. What a later file has beyond them is left out.
+- Times are log times. Every other topic contributes its last message at or before the time of the row, or null if that
+  is older than a second, if there is none yet, or if it cannot be decoded (which is reported as a reject).
+- Columns are `timestamp`, `episode` (the key of the file), and for each topic: encoded images (CompressedImage) or
+  tensors (Image); `joint_angles`, `joint_velocities` and `joint_efforts` of joint states, in a fixed joint order, or
+  with a column `joint_names` if the joints vary; for any other message a column for each number, array and string, and
+  JSON for the rest. The `header` is omitted.
+- A column name joins the parts of the topic without generic last parts: `/camera/rgb/image_raw/compressed` is
+  `camera_rgb`, and the field `linear.x` of `/odom/twist` is `odom_twist_linear_x`. Joint columns include the topic only
+  if there are several joint topics.
+- `open` decides the columns from the summaries of all files, and from messages at the beginning (and end) of the first
+  file that has a topic. Other topics of later files are ignored.
 """
 
 import warnings
@@ -28,24 +28,32 @@ import numpy as np
 from penstock.errors import InvalidInputError, PenstockWarning
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Tensor, Text
-from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, suffix
-from penstock.ingest.sources._mcap_columns import Path, Sketch, name_columns, sketch
-from penstock.ingest.sources._mcap_log import Channel, Limits, Message, Summary, messages, read_summary, sample
-from penstock.ingest.sources._mcap_messages import BadMessage, Decoder, decoder_of
-from penstock.storage import ObjectInfo, run_all
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceScan, suffix
+from penstock.ingest.sources._mcap_columns import Path, TopicPlan, name_columns, plan_topic
+from penstock.ingest.sources._mcap_log import (
+    Channel,
+    McapLimits,
+    McapSummary,
+    Message,
+    read_messages,
+    read_summary,
+    sample_messages,
+)
+from penstock.ingest.sources._mcap_messages import BadMessageError, Decoder, decoder_of
+from penstock.storage import ObjectInfo, thread_map
 
 _MAX_AGE_S = 1.0
-_LIMITS = Limits()
-_FILES_AT_ONCE = 64
+_LIMITS = McapLimits()
+_SUMMARY_BATCH = 64
 _SAMPLED_MESSAGES = 16
 _SAMPLED_PER_CHUNK = 8
 _SAMPLED_BYTES = 8 << 20
 _TIME_END_NS = 1 << 63
 
 
-class _Held:
-    """The last message of a topic, and its values once a row has asked for them."""
+class _LastMessage:
+    """The last message of a topic, decoded on first use."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -53,176 +61,178 @@ class _Held:
 
 
 class _Decoders:
-    """The decoders of a file's channels, made when they are needed."""
+    """The decoders of the channels of a file, created on first use."""
 
     def __init__(self) -> None:
-        self._made: dict[Channel, Decoder] = {}
+        self._by_channel: dict[Channel, Decoder] = {}
 
     def decode(self, message: Message) -> dict[str, Any]:
-        decode = self._made.get(message.channel)
+        decode = self._by_channel.get(message.channel)
         if decode is None:
-            decode = self._made[message.channel] = decoder_of(message.channel)
+            decode = self._by_channel[message.channel] = decoder_of(message.channel)
         return decode(message.data)
 
 
 @dataclass(frozen=True)
-class _Logs(Reading):
-    """Robot logs whose topics are known."""
+class _Logs(SourceScan):
+    """The scan of robot logs."""
 
     files: Sequence[ObjectInfo]
     columns: Mapping[str, ColumnLike]
-    sketches: Mapping[str, Sketch]
+    topics: Mapping[str, TopicPlan]
     names: Mapping[tuple[str, Path], str]
     reference: str
     max_age_ns: int
-    limits: Limits
+    limits: McapLimits
 
-    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
+    def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         for file in files:
-            lost = True
-            for found in self._rows_of(bucket, file):
-                lost = lost and isinstance(found, Reject) and found.name != file.key
+            empty = True
+            for found in self._rows_of(reader, file):
+                empty = empty and isinstance(found, Reject) and found.name != file.key
                 yield found
-            if lost:
-                yield Reject(file.key, f"it has no messages on {self.reference}, which rows follow, that can be read")
+            if empty:
+                yield Reject(file.key, f"it has no readable messages on the reference topic {self.reference}")
 
-    def _rows_of(self, bucket: Bucket, file: ObjectInfo) -> Iterator[Found]:
-        latest: dict[str, _Held] = {}
+    def _rows_of(self, reader: SourceReader, file: ObjectInfo) -> Iterator[SourceItem]:
+        latest: dict[str, _LastMessage] = {}
         decoders = _Decoders()
-        for found in messages(bucket, file, last=self.reference, limits=self.limits):
+        for found in read_messages(reader, file, last=self.reference, limits=self.limits):
             if isinstance(found, Reject):
                 yield found
             elif found.channel.topic == self.reference:
                 yield from self._row(file, found, latest, decoders)
-            elif found.channel.topic in self.sketches:
-                latest[found.channel.topic] = _Held(found)
+            elif found.channel.topic in self.topics:
+                latest[found.channel.topic] = _LastMessage(found)
 
     def _row(
-        self, file: ObjectInfo, message: Message, latest: Mapping[str, _Held], decoders: _Decoders
-    ) -> Iterator[Found]:
+        self, file: ObjectInfo, message: Message, latest: Mapping[str, _LastMessage], decoders: _Decoders
+    ) -> Iterator[SourceItem]:
         name = f"{file.key}@{message.time_ns}"
         if message.time_ns >= _TIME_END_NS:
-            yield Reject(name, "its time is later than a timestamp can say")
+            yield Reject(name, "its time exceeds the range of a timestamp")
             return
         values: dict[str, Any] = dict.fromkeys(self.columns)
         values["timestamp"] = np.datetime64(message.time_ns, "ns")
         values["episode"] = file.key
         try:
             values.update(self._values(message, decoders))
-        except BadMessage as error:
+        except BadMessageError as error:
             yield Reject(name, str(error))
             return
-        for topic, held in latest.items():
-            if message.time_ns - held.message.time_ns > self.max_age_ns:
+        for topic, recent in latest.items():
+            if message.time_ns - recent.message.time_ns > self.max_age_ns:
                 continue
-            if held.values is None:
+            if recent.values is None:
                 try:
-                    held.values = self._values(held.message, decoders)
-                except BadMessage as error:
-                    held.values = {}
-                    yield Reject(f"{file.key}@{held.message.time_ns} {topic}", str(error))
-            values.update(held.values)
+                    recent.values = self._values(recent.message, decoders)
+                except BadMessageError as error:
+                    recent.values = {}
+                    yield Reject(f"{file.key}@{recent.message.time_ns} {topic}", str(error))
+            values.update(recent.values)
         yield Row(name, values)
 
     def _values(self, message: Message, decoders: _Decoders) -> dict[str, Any]:
         topic = message.channel.topic
-        found = self.sketches[topic].read(decoders.decode(message))
+        found = self.topics[topic].read(decoders.decode(message))
         return {self.names[topic, path]: value for path, value in found.items()}
 
 
 class _Survey:
-    """What is known about the topics of files, learned from one after the other."""
+    """Discovers topics, file by file."""
 
-    def __init__(self, bucket: Bucket, limits: Limits) -> None:
-        self._bucket, self._limits = bucket, limits
-        self.sketches: dict[str, Sketch] = {}
-        self.left_out: dict[str, str] = {}
-        """Topics that cannot be read, and why."""
+    def __init__(self, reader: SourceReader, limits: McapLimits) -> None:
+        self._reader, self._limits = reader, limits
+        self.topics: dict[str, TopicPlan] = {}
+        self.skipped: dict[str, str] = {}
+        """Unreadable topics and the reasons."""
         self.reference = ""
 
-    def look(self, file: ObjectInfo, summary: Summary | None) -> None:
-        """Learn what a file tells; one that does not describe itself is only read while nothing is known."""
+    def inspect(self, file: ObjectInfo, summary: McapSummary | None) -> None:
+        """Add the topics of a file; a file without a summary is read only while no topic is known."""
         counts = summary.topics() if summary is not None else {}
-        if self.sketches and counts.keys() <= self.sketches.keys() | self.left_out.keys():
+        if self.topics and counts.keys() <= self.topics.keys() | self.skipped.keys():
             return
         samples: dict[str, list[Message]] = {}
         seen = Counter[str]()
-        for some in sample(self._bucket, file, summary, self._limits):
-            seen.update(message.channel.topic for message in some)
-            _keep(some, samples)
+        for batch in sample_messages(self._reader, file, summary, self._limits):
+            seen.update(message.channel.topic for message in batch)
+            _add_samples(batch, samples)
         decoders = _Decoders()
-        for topic in sorted(samples.keys() - self.sketches.keys()):
-            self._learn(samples[topic], decoders)
-        for topic in counts.keys() - self.sketches.keys():
-            self.left_out.setdefault(topic, "none of its messages is where they were looked for")
+        for topic in sorted(samples.keys() - self.topics.keys()):
+            self._plan(samples[topic], decoders)
+        for topic in counts.keys() - self.topics.keys():
+            self.skipped.setdefault(topic, "none of its messages is in the sampled chunks")
         self._choose(counts or seen)
 
-    def _learn(self, samples: Sequence[Message], decoders: _Decoders) -> None:
+    def _plan(self, samples: Sequence[Message], decoders: _Decoders) -> None:
         channel, decoded, reason = samples[0].channel, [], "its messages are empty"
         for message in samples:
             try:
                 decoded.append(decoders.decode(message))
-            except BadMessage as error:
+            except BadMessageError as error:
                 reason = str(error)
-        found = sketch(channel, decoded)
+        found = plan_topic(channel, decoded)
         if found is None:
-            self.left_out[channel.topic] = reason
+            self.skipped[channel.topic] = reason
         else:
-            self.sketches[channel.topic] = found
-            self.left_out.pop(channel.topic, None)
+            self.topics[channel.topic] = found
+            self.skipped.pop(channel.topic, None)
 
     def _choose(self, counts: Mapping[str, int]) -> None:
-        able = [topic for topic in counts if topic in self.sketches]
-        best = min(able, key=lambda topic: (not self.sketches[topic].is_camera, -counts[topic], topic), default="")
-        known = self.sketches.get(self.reference)
-        if best and (known is None or (self.sketches[best].is_camera and not known.is_camera)):
+        readable = [topic for topic in counts if topic in self.topics]
+        best = min(readable, key=lambda topic: (not self.topics[topic].is_camera, -counts[topic], topic), default="")
+        current = self.topics.get(self.reference)
+        if best and (current is None or (self.topics[best].is_camera and not current.is_camera)):
             self.reference = best
 
 
-def _keep(found: Sequence[Message], samples: dict[str, list[Message]]) -> None:
-    """Add a few messages of each topic of a chunk to those that will be looked at."""
-    taken = Counter[str]()
-    for message in found:
+def _add_samples(batch: Sequence[Message], samples: dict[str, list[Message]]) -> None:
+    """Add a few messages of each topic of a chunk to the samples."""
+    added = Counter[str]()
+    for message in batch:
         topic = message.channel.topic
-        kept = samples.setdefault(topic, [])
-        room = len(kept) < _SAMPLED_MESSAGES and sum(len(one.data) for one in kept) < _SAMPLED_BYTES
-        if taken[topic] < _SAMPLED_PER_CHUNK and room:
-            taken[topic] += 1
-            kept.append(message)
+        chosen = samples.setdefault(topic, [])
+        room = len(chosen) < _SAMPLED_MESSAGES and sum(len(one.data) for one in chosen) < _SAMPLED_BYTES
+        if added[topic] < _SAMPLED_PER_CHUNK and room:
+            added[topic] += 1
+            chosen.append(message)
 
 
 def open_mcap(
-    bucket: Bucket,
+    reader: SourceReader,
     files: Sequence[ObjectInfo],
     *,
     reference: str | None = None,
     max_age_s: float = _MAX_AGE_S,
-    limits: Limits = _LIMITS,
-) -> Reading:
-    """Settle the columns; rows follow the topic `reference`, and have no values of others older than `max_age_s`."""
+    limits: McapLimits = _LIMITS,
+) -> SourceScan:
+    """Decide the columns; the topic `reference` defines the rows, and older values than `max_age_s` are null."""
     logs = [file for file in files if _is_log(file)]
-    survey = _Survey(bucket, limits)
-    for start in range(0, len(logs), _FILES_AT_ONCE):
-        some = logs[start : start + _FILES_AT_ONCE]
-        summaries = run_all(lambda file: read_summary(bucket, file, limits), some, max_workers=bucket.readers)
-        for file, summary in zip(some, summaries, strict=True):
-            survey.look(file, summary)
-    told = "; ".join(f"{topic}: {reason}" for topic, reason in sorted(survey.left_out.items()))
-    if not survey.sketches:
-        reason = f": {told}" if told else ""
-        raise InvalidInputError(f"no MCAP file in {bucket.store.uri} has messages that can be read{reason}")
-    if told:
-        warnings.warn(f"topics are left out of the table: {told}", PenstockWarning, stacklevel=2)
+    survey = _Survey(reader, limits)
+    for start in range(0, len(logs), _SUMMARY_BATCH):
+        group = logs[start : start + _SUMMARY_BATCH]
+        summaries = thread_map(
+            lambda file: read_summary(reader, file, limits), group, max_workers=reader.max_concurrency
+        )
+        for file, summary in zip(group, summaries, strict=True):
+            survey.inspect(file, summary)
+    reasons = "; ".join(f"{topic}: {reason}" for topic, reason in sorted(survey.skipped.items()))
+    if not survey.topics:
+        detail = f": {reasons}" if reasons else ""
+        raise InvalidInputError(f"no MCAP file in {reader.store.uri} has readable messages{detail}")
+    if reasons:
+        warnings.warn(f"topics are skipped: {reasons}", PenstockWarning, stacklevel=2)
     chosen = survey.reference if reference is None else reference
-    if chosen not in survey.sketches:
-        raise InvalidInputError(f"there is no topic {chosen!r}; the files have {', '.join(sorted(survey.sketches))}")
-    names = name_columns(survey.sketches.values(), ("timestamp", "episode"))
+    if chosen not in survey.topics:
+        raise InvalidInputError(f"there is no topic {chosen!r}; the files have {', '.join(sorted(survey.topics))}")
+    names = name_columns(survey.topics.values(), ("timestamp", "episode"))
     columns: dict[str, ColumnLike] = {"timestamp": Tensor("datetime64[ns]"), "episode": Text()}
-    for known in survey.sketches.values():
-        for path, kind in known.kinds.items():
-            certain = known.topic == chosen and path in known.certain
-            columns[names[known.topic, path]] = Column(kind, nullable=not certain)
-    return _Logs(logs, columns, survey.sketches, names, chosen, int(max_age_s * 10**9), limits)
+    for plan in survey.topics.values():
+        for path, kind in plan.kinds.items():
+            required = plan.topic == chosen and path in plan.required
+            columns[names[plan.topic, path]] = Column(kind, nullable=not required)
+    return _Logs(logs, columns, survey.topics, names, chosen, int(max_age_s * 10**9), limits)
 
 
 def _is_log(file: ObjectInfo) -> bool:

@@ -1,10 +1,9 @@
-"""What the messages of a topic become in a table: pictures, pixels, joints, or one column for each of their fields."""
+"""How the messages of a topic map to columns: images, pixels, joints, or one column per field."""
 
 import json
 import math
-import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,16 +14,17 @@ from penstock.codecs import IMAGE_CODECS, image_size, sniff
 from penstock.errors import SampleError
 from penstock.format.kinds import Bytes, Image, Json, Kind, List, Tensor, Text
 from penstock.ingest.sources._mcap_log import Channel
-from penstock.ingest.sources._mcap_messages import BadMessage
+from penstock.ingest.sources._mcap_messages import BadMessageError
+from penstock.ingest.sources._values import column_name
 
 Path: TypeAlias = tuple[str, ...]
-"""Where a value lies in a message; () is the message as a whole."""
+"""The path of a value in a message; () is the whole message."""
 Values: TypeAlias = dict[Path, Any]
 
 _MAX_DEPTH = 8
 _MAX_FIELDS = 256
 _MAX_NESTING = 64
-_EXACT = 1 << 53
+_MAX_EXACT_INT = 1 << 53
 _DEPTH_HEADER_BYTES = 12
 _ENCODINGS: dict[str, tuple[str, int, list[int] | None]] = {
     **dict.fromkeys(("rgb8", "8UC3"), ("u1", 3, None)),
@@ -35,7 +35,7 @@ _ENCODINGS: dict[str, tuple[str, int, list[int] | None]] = {
     "bgra8": ("u1", 4, [2, 1, 0, 3]),
     "32FC1": ("f4", 1, None),
 }
-"""The pixels of ROS: their type, how many values each has, and the order that makes them red, green, blue."""
+"""ROS pixel encodings: dtype, channels, and the channel order that gives RGB."""
 _GENERIC = frozenset(
     [
         "compressed",
@@ -60,99 +60,91 @@ _NAMES: Path = ("joint_names",)
 
 
 @dataclass(frozen=True)
-class Sketch:
-    """What a few messages of a topic tell about all of them."""
+class TopicPlan:
+    """How the messages of a topic become values, decided from a sample."""
 
     topic: str
     role: str
-    """`picture`, `pixels`, `joints`, `fields`, or `whole` for messages of too many fields."""
+    """`image`, `pixels`, `joints`, `fields`, or `whole` for messages with too many fields."""
     kinds: Mapping[Path, Kind]
-    certain: frozenset[Path]
+    required: frozenset[Path]
     """The values that every message must have."""
     joints: tuple[str, ...]
-    """The joints in the order that every message is brought to; () where they have no names, or not always the same."""
+    """The joint order of the columns; () if joints have no names, or names that vary."""
 
     @property
     def is_camera(self) -> bool:
-        return self.role in ("picture", "pixels")
+        return self.role in ("image", "pixels")
 
     def read(self, message: Mapping[str, Any]) -> Values:
-        """The values of a message, each of its kind; raises `BadMessage`."""
+        """The values of a message, which match their kinds; raises `BadMessageError`."""
         found = _ROLES[self.role](message)
         if found is None:
-            raise BadMessage(f"it holds no {self.role}, as other messages of this topic do")
+            raise BadMessageError(f"it has no {self.role}, unlike other messages of this topic")
         if self.joints:
-            found = _ordered(found, self.joints)
-        there = {path: found[path] for path in self.kinds if found.get(path) is not None}
-        if missing := self.certain - there.keys():
-            raise BadMessage(f"it has no {'_'.join(min(missing))}, as other messages of this topic do")
-        return {path: _fitting(value, self.kinds[path], path) for path, value in there.items()}
+            found = _reordered(found, self.joints)
+        present = {path: found[path] for path in self.kinds if found.get(path) is not None}
+        if missing := self.required - present.keys():
+            raise BadMessageError(f"it has no {'_'.join(min(missing))}, unlike other messages of this topic")
+        return {path: _validated(value, self.kinds[path], path) for path, value in present.items()}
 
 
-def sketch(channel: Channel, messages: Sequence[Mapping[str, Any]]) -> Sketch | None:
-    """Decide what a topic becomes; None if its messages are empty."""
-    for role in _GUESSES:
-        found = [values for values in _each(_ROLES[role], messages) if values]
+def plan_topic(channel: Channel, messages: Sequence[Mapping[str, Any]]) -> TopicPlan | None:
+    """Decide the columns of a topic; None if its messages are empty."""
+    for role in _ROLE_ORDER:
+        found = [values for values in _read_all(_ROLES[role], messages) if values]
         if not found:
             continue
         paths = dict.fromkeys(path for values in found for path in values)
         if len(paths) > _MAX_FIELDS:
-            return Sketch(channel.topic, "whole", {(): Json()}, frozenset({()}), ())
-        whole = _declared_integers(channel) if channel.encoding == "json" else None
-        kinds = {path: _kind(path, [v[path] for v in found if path in v], role, whole) for path in paths}
+            return TopicPlan(channel.topic, "whole", {(): Json()}, frozenset({()}), ())
+        integers = _declared_integers(channel) if channel.encoding == "json" else None
+        kinds = {path: _kind(path, [v[path] for v in found if path in v], role, integers) for path in paths}
         joints = _constant_names(found) if role == "joints" else ()
         if joints:
             kinds.pop(_NAMES)
         fixed = role != "fields" or channel.encoding in ("cdr", "ros1")
-        certain = frozenset(path for path in kinds if fixed and all(path in values for values in found))
-        return Sketch(channel.topic, role, kinds, certain, joints)
+        required = frozenset(path for path in kinds if fixed and all(path in values for values in found))
+        return TopicPlan(channel.topic, role, kinds, required, joints)
     return None
 
 
-def name_columns(sketches: Iterable[Sketch], taken: Iterable[str]) -> dict[tuple[str, Path], str]:
-    """A name for each topic's values, none of which is another's, nor the name that batches give to another's mask."""
-    sketches = list(sketches)
-    used = set(taken)
-    several = sum(known.role == "joints" for known in sketches) > 1
+def name_columns(topics: Iterable[TopicPlan], taken: Collection[str]) -> dict[tuple[str, Path], str]:
+    """A unique column name for each value, distinct also from the names of masks in batches (`NAME_mask`)."""
+    topics = list(topics)
+    used = {*taken, *(f"{name}_mask" for name in taken)}
+    several = sum(plan.role == "joints" for plan in topics) > 1
     names: dict[tuple[str, Path], str] = {}
-    for known in sketches:
-        parts = [part for part in known.topic.split("/") if part]
-        kept = _without_generic(parts)
-        if known.role == "joints":
-            lead = kept if several else []
+    for plan in topics:
+        parts = [part for part in plan.topic.split("/") if part]
+        specific = _without_generic(parts)
+        if plan.role == "joints":
+            lead = specific if several else []
         else:
-            lead = kept or parts[:1] or ["topic"]
-        for path in known.kinds:
-            tail = () if known.role == "fields" and len(known.kinds) == 1 else path
-            names[known.topic, path] = _unused("_".join([*lead, *tail]), used)
+            lead = specific or parts[:1] or ["topic"]
+        for path in plan.kinds:
+            tail = () if plan.role == "fields" and len(plan.kinds) == 1 else path
+            name = names[plan.topic, path] = column_name("_".join([*lead, *tail]), used, identifier=True)
+            used |= {name, f"{name}_mask", name.removesuffix("_mask")}
     return names
 
 
 def _without_generic(parts: Sequence[str]) -> list[str]:
-    kept = list(parts)
-    while kept and kept[-1] in _GENERIC:
-        kept.pop()
-    return kept
+    specific = list(parts)
+    while specific and specific[-1] in _GENERIC:
+        specific.pop()
+    return specific
 
 
-def _unused(wanted: str, used: set[str]) -> str:
-    clean = re.sub(r"\W+", "_", wanted).strip("_")[:200] or "value"
-    name, number = clean, 2
-    while name in used or f"{name}_mask" in used or name.removesuffix("_mask") in used:
-        name, number = f"{clean}_{number}", number + 1
-    used.add(name)
-    return name
-
-
-def _each(read: Callable[[Mapping[str, Any]], Values | None], messages: Sequence[Any]) -> Iterator[Values | None]:
+def _read_all(read: Callable[[Mapping[str, Any]], Values | None], messages: Sequence[Any]) -> Iterator[Values | None]:
     for message in messages:
         try:
             yield read(message)
-        except BadMessage:
+        except BadMessageError:
             continue
 
 
-def _picture(message: Mapping[str, Any]) -> Values | None:
+def _image(message: Mapping[str, Any]) -> Values | None:
     data = _bytes(message.get("data"))
     if data is None:
         return None
@@ -172,7 +164,7 @@ def _pixels(message: Mapping[str, Any]) -> Values | None:
     row_bytes, step = int(width) * channels * dtype.itemsize, message.get("step")
     step = int(step) if isinstance(step, numbers) and step else row_bytes
     if height <= 0 or width <= 0 or step < row_bytes or len(data) < step * (int(height) - 1) + row_bytes:
-        raise BadMessage(f"its {len(data)} bytes are no {height} x {width} pixels of {message['encoding']}")
+        raise BadMessageError(f"its {len(data)} bytes do not hold {height} x {width} pixels of {message['encoding']}")
     pixels = np.ndarray(
         (int(height), int(width), channels), dtype, data, strides=(step, channels * dtype.itemsize, dtype.itemsize)
     )
@@ -182,11 +174,11 @@ def _pixels(message: Mapping[str, Any]) -> Values | None:
 
 
 def _joints(message: Mapping[str, Any]) -> Values | None:
-    numbers = {key: _numbers(message.get(key)) for key in _JOINTS}
+    values = {key: _vector(message.get(key)) for key in _JOINTS}
     names = message.get("name")
-    if numbers["position"] is None or not any(key in message for key in ("name", "velocity", "effort")):
+    if values["position"] is None or not any(key in message for key in ("name", "velocity", "effort")):
         return None
-    found: Values = {(_JOINTS[key],): value for key, value in numbers.items() if value is not None and len(value)}
+    found: Values = {(_JOINTS[key],): value for key, value in values.items() if value is not None and len(value)}
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         found[_NAMES] = names
     return found
@@ -205,22 +197,22 @@ def _leaves(part: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _whole(message: Mapping[str, Any]) -> Values:
-    return {(): _plain(message)}
+    return {(): _to_json(message)}
 
 
 _ROLES: dict[str, Callable[[Mapping[str, Any]], Values | None]] = {
-    "picture": _picture,
+    "image": _image,
     "pixels": _pixels,
     "joints": _joints,
     "fields": _fields,
     "whole": _whole,
 }
-"""How the values are taken out of a message; None means that it is not such a message."""
-_GUESSES = ("picture", "pixels", "joints", "fields")
+"""Extractors of values; None means that the message does not have this role."""
+_ROLE_ORDER = ("image", "pixels", "joints", "fields")
 
 
 def _bytes(value: Any) -> memoryview | None:
-    """What may be a picture: bytes, numbers from 0 to 255, or base64."""
+    """Data that may be an image: bytes, integers from 0 to 255, or base64."""
     try:
         if isinstance(value, str):
             return memoryview(b64decode(value.rpartition(",")[2], validate=True))
@@ -233,7 +225,7 @@ def _bytes(value: Any) -> memoryview | None:
     return memoryview(value) if isinstance(value, bytes) else None
 
 
-def _numbers(value: Any) -> npt.NDArray[np.float64] | None:
+def _vector(value: Any) -> npt.NDArray[np.float64] | None:
     if not isinstance(value, list | np.ndarray):
         return None
     try:
@@ -250,30 +242,30 @@ def _leaf(value: Any) -> Any:
         try:
             array = np.asarray(value)
         except ValueError:  # lists of different lengths
-            return _plain(value)
-        return array if array.dtype.kind in "biuf" else _plain(value)
-    return _plain(value)
+            return _to_json(value)
+        return array if array.dtype.kind in "biuf" else _to_json(value)
+    return _to_json(value)
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON has it: no numpy, no bytes, and nothing where a number is not one."""
+def _to_json(value: Any, depth: int = 0) -> Any:
+    """A value as JSON: without numpy and bytes, and with null for NaN and infinity."""
     if depth > _MAX_NESTING:
-        raise BadMessage(f"it is nested more than {_MAX_NESTING} deep")
+        raise BadMessageError(f"it is nested deeper than {_MAX_NESTING} levels")
     if isinstance(value, np.ndarray | np.generic):
         times = value.dtype.kind in "mM"
-        return _plain(value.astype(np.int64).tolist() if times else value.tolist(), depth)
+        return _to_json(value.astype(np.int64).tolist() if times else value.tolist(), depth)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
         return b64encode(value).decode()
     if isinstance(value, dict):
-        return {key: _plain(inner, depth + 1) for key, inner in value.items()}
-    return [_plain(inner, depth + 1) for inner in value] if isinstance(value, list) else value
+        return {key: _to_json(inner, depth + 1) for key, inner in value.items()}
+    return [_to_json(inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
-def _kind(path: Path, values: Sequence[Any], role: str, whole: set[Path] | None) -> Kind:
-    """The kind that takes all values; `whole` are the numbers that a JSON schema says to be integers."""
-    if role == "picture":
+def _kind(path: Path, values: Sequence[Any], role: str, integers: set[Path] | None) -> Kind:
+    """The kind that fits all values; `integers` are the paths that a JSON schema declares as integers."""
+    if role == "image":
         return _image_kind(values)
     if all(isinstance(value, str) for value in values):
         return Text()
@@ -281,32 +273,32 @@ def _kind(path: Path, values: Sequence[Any], role: str, whole: set[Path] | None)
         return Bytes()
     if all(isinstance(value, list) and all(isinstance(item, str) for item in value) for value in values):
         return List(Text()) if any(values) else Json()
-    numbers = [value for value in values if not _is_empty_list(value)]
-    if all(isinstance(value, np.ndarray | np.generic | bool | int | float) for value in numbers):
-        arrays = [np.asarray(value) for value in numbers]
-        dtype = _common_dtype(arrays, loose=whole is not None and path not in whole)
+    present = [value for value in values if not _is_empty_list(value)]
+    if all(isinstance(value, np.ndarray | np.generic | bool | int | float) for value in present):
+        arrays = [np.asarray(value) for value in present]
+        dtype = _common_dtype(arrays, loose=integers is not None and path not in integers)
         if dtype is not None and len({array.ndim for array in arrays}) == 1:
             lengths = [set(lengths) for lengths in zip(*(array.shape for array in arrays), strict=True)]
-            if lengths and len(numbers) < len(values):
+            if lengths and len(present) < len(values):
                 lengths[0].add(0)
             return Tensor(dtype.name, tuple(n.pop() if len(n) == 1 and 0 not in n else None for n in lengths))
     return Json()
 
 
 def _is_empty_list(value: Any) -> bool:
-    """An array of JSON that says nothing about its type."""
+    """An empty JSON array, which does not show its type."""
     return isinstance(value, list) and not value
 
 
 def _common_dtype(arrays: Sequence[npt.NDArray[Any]], *, loose: bool) -> np.dtype[Any] | None:
-    """The type of all arrays; in JSON (`loose`) 1 may mean 1.0: numbers are floats unless those would lose digits."""
+    """The common dtype; in JSON (`loose`) 1 may mean 1.0, so integers become floats unless that loses digits."""
     try:
         dtype = np.result_type(*{array.dtype for array in arrays})
     except TypeError:
         return None
     if dtype.kind not in "biufmM":
         return None
-    if loose and dtype.kind in "iu" and all(np.abs(array).max(initial=0) <= _EXACT for array in arrays):
+    if loose and dtype.kind in "iu" and all(np.abs(array).max(initial=0) <= _MAX_EXACT_INT for array in arrays):
         return np.dtype(np.float64)
     return dtype
 
@@ -327,15 +319,15 @@ def _image_shape(data: memoryview) -> tuple[int, ...]:
     return (height, width) if channels == 1 else (height, width, channels)
 
 
-def _fitting(value: Any, kind: Kind, path: Path) -> Any:
-    """A value that its column takes; one message may differ from those that decided about it."""
+def _validated(value: Any, kind: Kind, path: Path) -> Any:
+    """The value, converted to match its column; raises `BadMessageError` if it does not match."""
     if isinstance(kind, Json):
-        return _plain(value)
+        return _to_json(value)
     if isinstance(kind, Image):
         try:
             fits = kind.shape in (None, _image_shape(value))
         except SampleError as error:
-            raise BadMessage(str(error)) from error
+            raise BadMessageError(str(error)) from error
     elif isinstance(kind, Tensor):
         if _is_empty_list(value) and kind.shape:
             value = np.zeros((0, *(n or 0 for n in kind.shape[1:])), kind.dtype)
@@ -343,13 +335,13 @@ def _fitting(value: Any, kind: Kind, path: Path) -> Any:
     else:
         fits = isinstance(value, str if isinstance(kind, Text) else bytes if isinstance(kind, Bytes) else list)
     if not fits:
-        raise BadMessage(f"its {'_'.join(path) or 'value'} is {_described(value)}, and the first ones are {kind}")
+        raise BadMessageError(f"its {'_'.join(path) or 'value'} is {_described(value)}, and the column holds {kind}")
     return value
 
 
 def _described(value: Any) -> str:
     if isinstance(value, memoryview):
-        return f"a picture of shape {_image_shape(value)}"
+        return f"an image of shape {_image_shape(value)}"
     return f"{value.dtype.name} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
@@ -363,19 +355,19 @@ def _is_tensor(value: Any, kind: Tensor) -> bool:
 
 
 def _constant_names(found: Sequence[Values]) -> tuple[str, ...]:
-    """The names of the joints, if every message has the same ones."""
+    """The joint names, if they are the same in every message."""
     sets = {tuple(sorted(values.get(_NAMES, ()))) for values in found}
     names = tuple(found[0].get(_NAMES, ()))
     return names if len(sets) == 1 and len(set(names)) == len(names) else ()
 
 
-def _ordered(found: Values, joints: tuple[str, ...]) -> Values:
-    """The values of the joints in the order that the table has them."""
+def _reordered(found: Values, joints: tuple[str, ...]) -> Values:
+    """The joint values in the order of the columns."""
     names = tuple(found.get(_NAMES, joints))
     if names == joints:
         return found
     if sorted(names) != sorted(joints):
-        raise BadMessage(f"its joints are {', '.join(names)}, and those of the first messages {', '.join(joints)}")
+        raise BadMessageError(f"its joints are {', '.join(names)}, and the columns have {', '.join(joints)}")
     order = [names.index(joint) for joint in joints]
     return {
         path: value[order] if len(value) == len(order) else value for path, value in found.items() if path != _NAMES
@@ -383,7 +375,7 @@ def _ordered(found: Values, joints: tuple[str, ...]) -> Values:
 
 
 def _declared_integers(channel: Channel) -> set[Path]:
-    """The fields that a JSON schema says to be integers, or arrays of them."""
+    """The fields that a JSON schema declares as integers or arrays of integers."""
     try:
         return set(_integers(json.loads(channel.schema or b"{}"), ()))
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """Decode the messages of robot logs (ROS 1, ROS 2, protobuf, JSON) into dictionaries of typed values.
 
-ROS messages are read from their definitions here: the packages for it write Python code to disk and import it (ROS 1),
-or read arrays number by number, forget their types, and follow any length that a message claims (ROS 2).
+ROS messages are decoded from their definitions here: other packages generate Python code on disk (ROS 1), or decode
+arrays element by element, lose their types, and trust any length that a message declares (ROS 2).
 """
 
 import json
@@ -16,26 +16,26 @@ from penstock.errors import InvalidInputError
 from penstock.ingest.sources._mcap_log import Channel
 
 Decoder: TypeAlias = Callable[[bytes], dict[str, Any]]
-"""Values are numpy numbers and arrays, strings, bytes, dictionaries, and lists of those; of JSON as Python reads it."""
+"""Returns numpy scalars and arrays, strings, bytes, dictionaries and lists of those; for JSON, the types of `json`."""
 
 
-class BadMessage(Exception):
-    """A message, or a topic, that cannot be read; says why."""
+class BadMessageError(Exception):
+    """A message or a topic cannot be decoded."""
 
 
 def decoder_of(channel: Channel) -> Decoder:
-    """What decodes the messages of a channel."""
-    make = _MAKERS.get((channel.encoding, channel.schema_encoding)) or _MAKERS.get((channel.encoding, None))
+    """The decoder of a channel; raises `BadMessageError` if its encoding is not supported."""
+    make = _DECODERS.get((channel.encoding, channel.schema_encoding)) or _DECODERS.get((channel.encoding, None))
     if make is None:
-        known = ", ".join(sorted({encoding for encoding, _ in _MAKERS}))
+        known = ", ".join(sorted({encoding for encoding, _ in _DECODERS}))
         described = f" described by {channel.schema_encoding!r}" if channel.schema_encoding else ""
-        raise BadMessage(f"messages in {channel.encoding!r}{described} cannot be decoded; {known} can")
-    decode = _guarded(make, f"its definition {channel.schema_name!r} cannot be understood")(channel)
+        raise BadMessageError(f"messages in {channel.encoding!r}{described} cannot be decoded; supported are {known}")
+    decode = _guarded(make, f"its schema {channel.schema_name!r} cannot be parsed")(channel)
     return _guarded(decode, f"a message cannot be decoded as {channel.encoding} {channel.schema_name}".rstrip())
 
 
 def _guarded(function: Callable[[Any], Any], failure: str) -> Callable[[Any], Any]:
-    """The gate for whatever broken or hostile bytes make a decoder raise."""
+    """Translate any error of a decoder: damaged or hostile bytes can raise anything."""
 
     def guarded(given: Any) -> Any:
         try:
@@ -43,7 +43,7 @@ def _guarded(function: Callable[[Any], Any], failure: str) -> Callable[[Any], An
         except (MemoryError, InvalidInputError):
             raise
         except Exception as error:
-            raise BadMessage(f"{failure}: {str(error) or type(error).__name__}") from error
+            raise BadMessageError(f"{failure}: {str(error) or type(error).__name__}") from error
 
     return guarded
 
@@ -56,7 +56,7 @@ def _json(_: Channel) -> Decoder:
     return decode
 
 
-_NUMBERS = {
+_SCALARS = {
     **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
     "float32": np.dtype("float32"),
     "float64": np.dtype("float64"),
@@ -71,7 +71,7 @@ _TIMES = {
     "duration": ("int32", "int32", "timedelta64[ns]"),
 }
 _FIELD = re.compile(r"(?P<type>[\w/]+)(?:<=\d+)?(?P<array>\[(?:<=)?\d*\])?\s+(?P<name>\w+)\s*(?P<rest>.*)")
-_BETWEEN = re.compile(r"^={3,}\s*$", re.MULTILINE)
+_DEFINITION_SEPARATOR = re.compile(r"^={3,}\s*$", re.MULTILINE)
 _UNBOUNDED = -1
 
 
@@ -79,16 +79,16 @@ class _Field(NamedTuple):
     name: str
     type: str
     length: int | None
-    """None for one value; that of an array, or _UNBOUNDED."""
+    """The length of an array, or _UNBOUNDED; None for a single value."""
 
 
 _Definitions: TypeAlias = Mapping[str, tuple[_Field, ...]]
 
 
 def _parse_definitions(name: str, text: str) -> dict[str, tuple[_Field, ...]]:
-    """The type of a message and those that it is made of, by their short names (`std_msgs/Header`)."""
+    """The type of a message and its nested types, by short name (`std_msgs/Header`)."""
     found = {}
-    for section in _BETWEEN.split(text):
+    for section in _DEFINITION_SEPARATOR.split(text):
         lines = [line.partition("#")[0].strip() for line in section.splitlines()]
         lines = [line for line in lines if line]
         if lines and lines[0].startswith("MSG:"):
@@ -101,7 +101,7 @@ def _parse_definitions(name: str, text: str) -> dict[str, tuple[_Field, ...]]:
 def _parse_field(line: str, package: str) -> _Field | None:
     match = _FIELD.fullmatch(line)
     if match is None:
-        raise ValueError(f"the line {line!r} is not a field")
+        raise ValueError(f"the line {line!r} is not a field definition")
     if match["rest"].startswith("="):  # a constant
         return None
     type, array = match["type"], match["array"]
@@ -109,7 +109,7 @@ def _parse_field(line: str, package: str) -> _Field | None:
         type = "std_msgs/Header"
     elif "/" in type:
         type = _short(type)
-    elif type not in (*_NUMBERS, *_TIMES, "string"):
+    elif type not in (*_SCALARS, *_TIMES, "string"):
         type = f"{package}/{type}"
     length = (array or "").strip("[]")
     return _Field(match["name"], type, None if array is None else int(length) if length.isdigit() else _UNBOUNDED)
@@ -119,16 +119,16 @@ def _short(name: str) -> str:
     return f"{name.partition('/')[0]}/{name.rpartition('/')[2]}"
 
 
-class _Bytes:
-    """Takes values from a message one after the other, and never more than it has."""
+class _Cursor:
+    """Reads values from a message in order; raises `ValueError` at its end."""
 
-    def __init__(self, data: bytes, *, at: int, aligned: bool, big: bool, text_ends: int) -> None:
+    def __init__(self, data: bytes, *, at: int, aligned: bool, big: bool, terminator_bytes: int) -> None:
         self._data, self._at, self._start = data, at, at
-        self._aligned, self._big, self._text_ends = aligned, big, text_ends
-        self._parts_left = len(data) + 1024
-        """Guards against definitions in which arrays of nothing hold arrays of nothing."""
+        self._aligned, self._big, self._terminator_bytes = aligned, big, terminator_bytes
+        self._structs_left = len(data) + 1024
+        """Bounds nested arrays of empty types, which take no bytes."""
 
-    def numbers(self, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    def array(self, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         if count == 0:
             return np.zeros(0, dtype)
         size = dtype.itemsize
@@ -136,71 +136,71 @@ class _Bytes:
             self._at += -(self._at - self._start) % size
         end = self._at + count * size
         if end > len(self._data):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         stored = np.dtype(np.uint8) if dtype.kind == "b" else dtype.newbyteorder(">" if self._big else "<")
         found = np.frombuffer(self._data, stored, count, self._at)
         self._at = end
         return found if dtype == np.uint8 else found.astype(dtype)
 
-    def number(self, type: str) -> Any:
-        return self.numbers(_NUMBERS[type], 1)[0]
+    def scalar(self, type: str) -> Any:
+        return self.array(_SCALARS[type], 1)[0]
 
     def text(self) -> str:
-        length = int(self.number("uint32"))
-        raw = self.numbers(_NUMBERS["uint8"], length).tobytes()
-        return (raw[: -self._text_ends] if self._text_ends else raw).decode()
+        length = int(self.scalar("uint32"))
+        raw = self.array(_SCALARS["uint8"], length).tobytes()
+        return (raw[: -self._terminator_bytes] if self._terminator_bytes else raw).decode()
 
-    def part(self) -> None:
-        self._parts_left -= 1
-        if self._parts_left < 0:
-            raise ValueError("it claims more parts than its bytes can hold")
+    def count_struct(self) -> None:
+        self._structs_left -= 1
+        if self._structs_left < 0:
+            raise ValueError("it declares more nested values than its bytes can hold")
 
 
-def _ros(*, two: bool) -> Callable[[Channel], Decoder]:
+def _ros(*, ros2: bool) -> Callable[[Channel], Decoder]:
     def make(channel: Channel) -> Decoder:
         definitions = _parse_definitions(channel.schema_name, channel.schema.decode())
-        return lambda data: _read_parts(_start(data, two), _short(channel.schema_name), definitions, two)
+        return lambda data: _read_struct(_open_cursor(data, ros2), _short(channel.schema_name), definitions, ros2)
 
     return make
 
 
-def _start(data: bytes, two: bool) -> _Bytes:
-    if not two:
-        return _Bytes(data, at=0, aligned=False, big=False, text_ends=0)
+def _open_cursor(data: bytes, ros2: bool) -> _Cursor:
+    if not ros2:
+        return _Cursor(data, at=0, aligned=False, big=False, terminator_bytes=0)
     if len(data) < 4 or data[1] > 1:
-        raise ValueError("it does not begin as plain CDR does")
-    return _Bytes(data, at=4, aligned=True, big=data[1] == 0, text_ends=1)
+        raise ValueError("it does not start with a plain CDR header")
+    return _Cursor(data, at=4, aligned=True, big=data[1] == 0, terminator_bytes=1)
 
 
-def _read_parts(data: _Bytes, type: str, definitions: _Definitions, two: bool) -> dict[str, Any]:
-    data.part()
+def _read_struct(data: _Cursor, type: str, definitions: _Definitions, ros2: bool) -> dict[str, Any]:
+    data.count_struct()
     if type not in definitions:
-        raise ValueError(f"there is no definition of {type}")
+        raise ValueError(f"the type {type} is not defined")
     fields = definitions[type]
-    if not fields and two:
-        data.number("uint8")  # ROS 2 gives a type without fields one of its own
-    return {field.name: _read_field(data, field, definitions, two) for field in fields}
+    if not fields and ros2:
+        data.scalar("uint8")  # ROS 2 adds a dummy member to an empty type
+    return {field.name: _read_field(data, field, definitions, ros2) for field in fields}
 
 
-def _read_field(data: _Bytes, field: _Field, definitions: _Definitions, two: bool) -> Any:
+def _read_field(data: _Cursor, field: _Field, definitions: _Definitions, ros2: bool) -> Any:
     type, count = field.type, field.length
     if count == _UNBOUNDED:
-        count = int(data.number("uint32"))
-    if type in _NUMBERS:
-        return data.number(type) if count is None else data.numbers(_NUMBERS[type], count)
+        count = int(data.scalar("uint32"))
+    if type in _SCALARS:
+        return data.scalar(type) if count is None else data.array(_SCALARS[type], count)
     if type == "string":
         return data.text() if count is None else [data.text() for _ in range(count)]
     if type in _TIMES:
         seconds, nanoseconds, dtype = _TIMES[type]
-        number = 1 if count is None else count
-        times = [int(data.number(seconds)) * 10**9 + int(data.number(nanoseconds)) for _ in range(number)]
+        length = 1 if count is None else count
+        times = [int(data.scalar(seconds)) * 10**9 + int(data.scalar(nanoseconds)) for _ in range(length)]
         return np.array(times[0] if count is None else times, dtype)[()]
     if count is None:
-        return _read_parts(data, type, definitions, two)
-    return [_read_parts(data, type, definitions, two) for _ in range(count)]
+        return _read_struct(data, type, definitions, ros2)
+    return [_read_struct(data, type, definitions, ros2) for _ in range(count)]
 
 
-_PROTOBUF_NUMBERS = {
+_PROTOBUF_DTYPES = {
     1: "int32",
     2: "int64",
     3: "uint32",
@@ -210,7 +210,7 @@ _PROTOBUF_NUMBERS = {
     7: "bool",
     8: "int32",
 }
-"""numpy's types of protobuf's `CppType`."""
+"""Protobuf `CppType` to numpy dtype."""
 _PROTOBUF_TIMES = {"google.protobuf.Timestamp": "datetime64[ns]", "google.protobuf.Duration": "timedelta64[ns]"}
 _PROTOBUF_MESSAGE = 10
 
@@ -223,11 +223,11 @@ def _protobuf(channel: Channel) -> Decoder:
             f'topic {channel.topic} holds protobuf messages, which need a package: pip install "penstock[mcap]"'
         ) from error
     described = descriptor_pb2.FileDescriptorSet.FromString(channel.schema).file
-    waiting = {file.name: file for file in described}
+    pending = {file.name: file for file in described}
     pool = descriptor_pool.DescriptorPool()
 
     def add(name: str) -> None:
-        file = waiting.pop(name, None)
+        file = pending.pop(name, None)
         if file is not None:
             for needed in file.dependency:
                 add(needed)
@@ -252,13 +252,13 @@ def _protobuf_field(message: Any, field: Any) -> Any:
             return [_protobuf_value(value) for value in getattr(message, field.name)]
         return _protobuf_value(getattr(message, field.name)) if message.HasField(field.name) else None
     value = getattr(message, field.name)
-    if field.cpp_type not in _PROTOBUF_NUMBERS:  # strings and bytes
+    if field.cpp_type not in _PROTOBUF_DTYPES:  # strings and bytes
         return list(value) if repeated else value
-    return np.array(list(value) if repeated else value, _PROTOBUF_NUMBERS[field.cpp_type])[()]
+    return np.array(list(value) if repeated else value, _PROTOBUF_DTYPES[field.cpp_type])[()]
 
 
 def _protobuf_value(value: Any) -> Any:
-    if not hasattr(value, "DESCRIPTOR"):  # a value of a map
+    if not hasattr(value, "DESCRIPTOR"):  # a map value
         return value
     dtype = _PROTOBUF_TIMES.get(value.DESCRIPTOR.full_name)
     if dtype is None:
@@ -266,9 +266,9 @@ def _protobuf_value(value: Any) -> Any:
     return np.array(value.seconds * 10**9 + value.nanos, dtype)[()]
 
 
-_MAKERS: dict[tuple[str, str | None], Callable[[Channel], Decoder]] = {
-    ("cdr", "ros2msg"): _ros(two=True),
+_DECODERS: dict[tuple[str, str | None], Callable[[Channel], Decoder]] = {
+    ("cdr", "ros2msg"): _ros(ros2=True),
     ("json", None): _json,
     ("protobuf", "protobuf"): _protobuf,
-    ("ros1", "ros1msg"): _ros(two=False),
+    ("ros1", "ros1msg"): _ros(ros2=False),
 }

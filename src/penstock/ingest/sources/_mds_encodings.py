@@ -1,4 +1,4 @@
-"""How MDS writes the values of a column; its pickles are refused."""
+"""The encodings of MDS columns; pickled columns are refused."""
 
 import re
 from collections.abc import Callable
@@ -30,37 +30,37 @@ _SCALARS = {
     "float32": "f",
     "float64": "d",
 }
-"""Names of numbers, and what `struct` calls them."""
-_NUMBERED = {
+"""Scalar encodings and their `struct` format characters."""
+_DTYPE_CODES = {
     8 * np.dtype(name).itemsize + {"u": 0, "i": 1, "f": 2}[np.dtype(name).kind]: np.dtype(name) for name in _SCALARS
 }
-"""The number that stands for an array's dtype where it differs from value to value."""
+"""Dtype codes of arrays whose dtype varies between values."""
 _PIL_MODES = {"L": ("<u1", ()), "RGB": ("<u1", (3,)), "RGBA": ("<u1", (4,)), "I;16": ("<u2", ())}
 _PNG = ImageCodec("png")
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the bytes of a column mean."""
+    """How the bytes of a column are decoded."""
 
     kind: Kind | None
-    """None where only the values tell."""
+    """None if the kind depends on the values."""
     read: Callable[[memoryview], Any]
-    """Gives the value, or a `SampleError`."""
+    """Decodes a value; raises `SampleError`."""
     size: int | None = None
-    """Bytes of every value; None where they differ."""
+    """Bytes of every value; None if they vary."""
 
 
 @cache
 def encoding_of(text: str) -> Encoding:
-    """The encoding that an index names; one that cannot be read is an `InvalidInputError` without a subject."""
+    """The encoding that an index names; raises `InvalidInputError`, whose message lacks the column name."""
     name, _, parameters = text.partition(":")
     if name == "pkl":
         raise InvalidInputError("is pickled, and pickles are never loaded; write it again with another encoding")
     if name == "ndarray":
         return _array_encoding(text)
     if name not in _ENCODINGS or (parameters and name != "jpeg"):
-        raise InvalidInputError(f"has the encoding {text!r}, which is not known; there are {', '.join(_ENCODINGS)}")
+        raise InvalidInputError(f"has the encoding {text!r}, which is unknown; known are {', '.join(_ENCODINGS)}")
     return _ENCODINGS[name]
 
 
@@ -72,33 +72,33 @@ def _scalar(name: str) -> Encoding:
 def _array_encoding(text: str) -> Encoding:
     _, dtype, shape = (*text.split(":", 2), "", "")[:3]
     if (dtype and dtype not in _SCALARS) or not re.fullmatch(r"(\d{1,9},)*\d{1,9}|", shape) or (shape and not dtype):
-        raise InvalidInputError(f"has the encoding {text!r}, which is no array's")
-    number = np.dtype(dtype).newbyteorder("<") if dtype else None
-    if not shape or number is None:
-        return Encoding(None, partial(_array, number))
+        raise InvalidInputError(f"has the encoding {text!r}, which is not a valid array encoding")
+    element = np.dtype(dtype).newbyteorder("<") if dtype else None
+    if not shape or element is None:
+        return Encoding(None, partial(_array, element))
     lengths = tuple(map(int, shape.split(",")))
     return Encoding(
         Tensor(dtype, lengths),
-        lambda data: np.frombuffer(data, number).reshape(lengths),
-        prod(lengths) * number.itemsize,
+        lambda data: np.frombuffer(data, element).reshape(lengths),
+        prod(lengths) * element.itemsize,
     )
 
 
 def _array(dtype: np.dtype[Any] | None, data: memoryview) -> npt.NDArray[Any]:
-    """An array after its shape, and after the number of its dtype if that is not given."""
+    """An array preceded by its shape, and before that by its dtype code if `dtype` is None."""
     rest = data
     if dtype is None:
-        if not rest or rest[0] not in _NUMBERED:
+        if not rest or rest[0] not in _DTYPE_CODES:
             raise SampleError("an array without a known dtype")
-        dtype, rest = _NUMBERED[rest[0]], rest[1:]
+        dtype, rest = _DTYPE_CODES[rest[0]], rest[1:]
     dimensions, width = (rest[0] >> 2, 1 << (rest[0] & 3)) if rest else (0, 1)
     if not rest or len(rest) < 1 + dimensions * width:
         raise SampleError("an array without its shape")
     shape = np.frombuffer(rest, f"<u{width}", dimensions, 1).tolist()
-    numbers = rest[1 + dimensions * width :]
-    if prod(shape) * dtype.itemsize != len(numbers) or dimensions > 32:
-        raise SampleError(f"an array of shape {tuple(shape)} and {dtype} does not have {len(numbers)} bytes")
-    return np.frombuffer(numbers, dtype).reshape(shape)
+    values = rest[1 + dimensions * width :]
+    if prod(shape) * dtype.itemsize != len(values) or dimensions > 32:
+        raise SampleError(f"an array of shape {tuple(shape)} and {dtype} does not have {len(values)} bytes")
+    return np.frombuffer(values, dtype).reshape(shape)
 
 
 def _number(convert: Callable[[str], Any], data: memoryview) -> Any:
@@ -110,42 +110,42 @@ def _number(convert: Callable[[str], Any], data: memoryview) -> Any:
 
 
 def _decimal(data: memoryview) -> str:
-    """Kept as text, because no number of the table's has all its digits."""
+    """Stored as text, because no dtype of a table has all its digits."""
     text = parse_text(data)
     if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(Infinity|s?NaN\d*)", text):
         raise SampleError(f"not a decimal number: {text[:64]!r}")
     return text
 
 
-def _picture(data: memoryview) -> memoryview:
+def _image(data: memoryview) -> memoryview:
     image_size(data)
     return data
 
 
 def _pil(data: memoryview) -> bytes:
-    """Plain pixels after their width, height and mode, as PNG."""
+    """Raw pixels, preceded by width, height and mode, as PNG."""
     if len(data) < 12:
-        raise SampleError("a picture without its size")
+        raise SampleError("an image without its size")
     width, height, letters = unpack_from("<3I", data)
     mode, pixels = bytes(data[12 : 12 + letters]).decode("latin-1"), data[12 + letters :]
     if mode not in _PIL_MODES:
-        raise SampleError(f"a picture of PIL's mode {mode[:16]!r} cannot be read; there are {', '.join(_PIL_MODES)}")
+        raise SampleError(f"an image of PIL's mode {mode[:16]!r} is not one of {', '.join(_PIL_MODES)}")
     dtype, channels = _PIL_MODES[mode]
     wanted = width * height * prod(channels) * np.dtype(dtype).itemsize
     if wanted != len(pixels) or not 0 < width * height <= MAX_PIXELS:
-        raise SampleError(f"a picture of {width} x {height} pixels ({mode}) does not have {len(pixels)} bytes")
+        raise SampleError(f"an image of {width} x {height} pixels ({mode}) does not have {len(pixels)} bytes")
     return _PNG.encode(np.frombuffer(pixels, dtype).reshape(height, width, *channels))
 
 
-def _several(start: int, read: Callable[[memoryview], Any], data: memoryview) -> list[Any]:
-    """A number of values, from `start` on: how many, their sizes, and then they."""
+def _list(start: int, read: Callable[[memoryview], Any], data: memoryview) -> list[Any]:
+    """A list of values at offset `start`: the count, the sizes, then the values."""
     count = unpack_from("<I", data, start)[0] if len(data) >= start + 4 else 0
     at = start + 4 + 4 * count
     if len(data) < at:
         raise SampleError(f"a list of {count} values in {len(data)} bytes")
     sizes = np.frombuffer(data, "<u4", count, start + 4).tolist()
     if at + sum(sizes) != len(data):
-        raise SampleError(f"a list whose values should have {sum(sizes)} bytes and have {len(data) - at}")
+        raise SampleError(f"a list whose values need {sum(sizes)} bytes and have {len(data) - at}")
     values = data[at:]
     return [read(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
@@ -161,12 +161,12 @@ _ENCODINGS = {
     "str_float": Encoding(Tensor("float64"), partial(_number, float)),
     "str_decimal": Encoding(Text(), _decimal),
     "json": Encoding(Json(), parse_json),
-    "jpeg": Encoding(_JPEG, _picture),
-    "png": Encoding(_PNG_IMAGE, _picture),
+    "jpeg": Encoding(_JPEG, _image),
+    "png": Encoding(_PNG_IMAGE, _image),
     "pil": Encoding(_PNG_IMAGE, _pil),
-    "list[jpeg]": Encoding(List(_JPEG), partial(_several, 4, _picture)),
-    "list[png]": Encoding(List(_PNG_IMAGE), partial(_several, 4, _picture)),
-    "list[pil]": Encoding(List(_PNG_IMAGE), partial(_several, 4, _pil)),
-    "jpeg_array": Encoding(List(_JPEG), partial(_several, 0, _picture)),
-    "jpegarray": Encoding(List(_JPEG), partial(_several, 0, _picture)),
+    "list[jpeg]": Encoding(List(_JPEG), partial(_list, 4, _image)),
+    "list[png]": Encoding(List(_PNG_IMAGE), partial(_list, 4, _image)),
+    "list[pil]": Encoding(List(_PNG_IMAGE), partial(_list, 4, _pil)),
+    "jpeg_array": Encoding(List(_JPEG), partial(_list, 0, _image)),
+    "jpegarray": Encoding(List(_JPEG), partial(_list, 0, _image)),
 }

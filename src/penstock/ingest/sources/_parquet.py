@@ -1,7 +1,7 @@
 """Parquet files, a part of a row group at a time.
 
-A row group that is not too large is fetched column after column, in the order in which it lies in the file. One that is
-larger is read through a small window for each column, so that it streams whatever its size.
+A row group of moderate size is fetched in file order, one column chunk after the other. A larger one is read through a
+small buffer per column, so that it streams in bounded memory whatever its size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,15 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Reading, Reject, Source
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, Source, SourceScan
 from penstock.ingest.sources._arrow_columns import ColumnPlan
-from penstock.ingest.sources._expand import Damaged
+from penstock.ingest.sources._limits import check_block
+from penstock.ingest.sources._streams import ExactFile
 from penstock.ingest.sources._tabular import (
     BATCH_BYTES,
     UNREADABLE,
-    Block,
+    RecordBlock,
     all_end_in,
     data_files,
     first_readable,
@@ -27,28 +28,25 @@ from penstock.ingest.sources._tabular import (
     plan_columns,
 )
 from penstock.storage import ObjectInfo
-from penstock.table import RangeFile
-from penstock.types import ByteRange
 
 _ENDINGS = (".parquet",)
 _SAMPLED_ROWS = 64
 _MAX_ROWS = 8192
-_HELD_BYTES = 64 << 20
-"""A row group up to this size is held whole; above, so much is shared by the windows of all columns."""
-_WINDOW_BYTES = (64 << 10, 4 << 20)
-"""The least and the most that one column's window is."""
-_MAX_READ_BYTES = 1 << 30
-"""Whoever asks for more at once has been lied to about the size of a page or a row group."""
+_UNIT = "row group"
+_BUFFERED_GROUP_BYTES = 64 << 20
+"""A row group up to this size is buffered as a whole; for a larger one this is the total of the column buffers."""
+_COLUMN_BUFFER_BYTES = (64 << 10, 4 << 20)
+"""The smallest and the largest buffer of one column."""
 
 
-def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    found = data_files(bucket, files, _ENDINGS)
-    return open_tabular(found, first_readable(bucket, found, _plan), _scan)
+def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
+    found = data_files(reader, files, _ENDINGS)
+    return open_tabular(found, first_readable(reader, found, _plan), _scan)
 
 
-def _plan(bucket: Bucket, file: ObjectInfo) -> list[ColumnPlan]:
-    with closing(_Exact(bucket, file)) as source:
-        table = _parquet(source, buffer_size=_WINDOW_BYTES[0])
+def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
+    with closing(_BoundedExactFile(reader, file)) as source:
+        table = _parquet(source, buffer_size=_COLUMN_BUFFER_BYTES[0])
         batch = next(table.iter_batches(_SAMPLED_ROWS, use_threads=False), None)
         if batch is None:
             return plan_columns(_empty(table.schema_arrow))
@@ -61,49 +59,49 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _nulls(metadata: pq.FileMetaData) -> frozenset[str]:
-    """Columns that lack values in the first row group. It must have been read: in a broken one, Arrow aborts."""
+    """Columns with nulls in the first row group, which must be valid: Arrow aborts the process on a corrupt one."""
     found = set()
-    for place in range(metadata.num_columns):
-        column = metadata.row_group(0).column(place)
+    for index in range(metadata.num_columns):
+        column = metadata.row_group(0).column(index)
         counted = column.statistics is not None and column.statistics.has_null_count
         if counted and column.statistics.null_count:
-            found.add(column.path_in_schema)  # that of a nested column has dots, and is no column's name
+            found.add(column.path_in_schema)  # the path of a nested column has dots and matches no column name
     return frozenset(found)
 
 
-def _scan(bucket: Bucket, file: ObjectInfo) -> Iterator[Block | Reject]:
-    with closing(_Exact(bucket, file)) as source:
+def _scan(reader: SourceReader, file: ObjectInfo) -> Iterator[RecordBlock | Reject]:
+    with closing(_BoundedExactFile(reader, file)) as source:
         metadata = _parquet(source).metadata
-        if _largest_group(file, metadata) > _HELD_BYTES:
-            least, most = _WINDOW_BYTES
-            window = min(most, max(least, _HELD_BYTES // max(1, metadata.num_columns)))
-            yield from _groups(file, _parquet(source, metadata=metadata, buffer_size=window))
+        if _largest_group(file, metadata) > _BUFFERED_GROUP_BYTES:
+            smallest, largest = _COLUMN_BUFFER_BYTES
+            buffer_size = min(largest, max(smallest, _BUFFERED_GROUP_BYTES // max(1, metadata.num_columns)))
+            yield from _groups(file, _parquet(source, metadata=metadata, buffer_size=buffer_size))
             return
-    with closing(bucket.open(file)) as ahead:
-        yield from _groups(file, _parquet(_Sparing(ahead), metadata=metadata))
+    with closing(reader.open(file)) as buffered:
+        yield from _groups(file, _parquet(_BoundedFile(buffered), metadata=metadata))
 
 
 def _largest_group(file: ObjectInfo, metadata: pq.FileMetaData) -> int:
-    """About how many bytes of the file the largest row group is."""
+    """The approximate stored size of the largest row group."""
     unpacked = [max(1, metadata.row_group(group).total_byte_size) for group in range(metadata.num_row_groups)]
     return int(file.size * max(unpacked, default=0) // max(1, sum(unpacked)))
 
 
-def _groups(file: ObjectInfo, table: pq.ParquetFile) -> Iterator[Block | Reject]:
-    first = 0
+def _groups(file: ObjectInfo, table: pq.ParquetFile) -> Iterator[RecordBlock | Reject]:
+    first_row = 0
     for group in range(table.metadata.num_row_groups):
-        told = table.metadata.row_group(group)
-        at, end = first, first + told.num_rows
-        rows = BATCH_BYTES * told.num_rows // max(1, told.total_byte_size)
+        info = table.metadata.row_group(group)
+        row, end = first_row, first_row + info.num_rows
+        rows = BATCH_BYTES * info.num_rows // max(1, info.total_byte_size)
         try:
             for batch in table.iter_batches(min(_MAX_ROWS, max(1, rows)), row_groups=[group], use_threads=False):
-                yield Block(at, batch)
-                at += len(batch)
+                yield RecordBlock(row, batch)
+                row += len(batch)
         except UNREADABLE as error:
-            if table.metadata.num_row_groups == 1 and not at:
+            if table.metadata.num_row_groups == 1 and not row:
                 raise
-            yield Reject(f"{file.key}:{at}", f"cannot be read from here to row {end} of the file: {error}")
-        first = end
+            yield Reject(f"{file.key}:{row}", f"cannot be read from this row to row {end}: {error}")
+        first_row = end
 
 
 def _parquet(source: Any, **options: Any) -> pq.ParquetFile:
@@ -111,8 +109,8 @@ def _parquet(source: Any, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True, **options)
 
 
-class _Sparing:
-    """A file that is not read in too large pieces."""
+class _BoundedFile:
+    """A file that refuses reads above the limit: Arrow reads whatever length the file declares for a page."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
@@ -121,28 +119,16 @@ class _Sparing:
         return getattr(self._source, name)
 
     def read(self, size: int) -> bytes:
-        _check_size(size)
+        check_block(size, _UNIT)
         return self._source.read(size)
 
 
-def _check_size(size: int) -> None:
-    if size > _MAX_READ_BYTES:
-        raise Damaged(f"has a piece of {size:,} bytes, more than the {_MAX_READ_BYTES:,} that are held at once")
-
-
-class _Exact(RangeFile):
-    """An object as a file that fetches just what is asked for, by a reader that jumps about and knows what it needs."""
-
-    def __init__(self, bucket: Bucket, file: ObjectInfo) -> None:
-        super().__init__(file.size)
-        self._bucket, self._file = bucket, file
+class _BoundedExactFile(ExactFile):
+    """The same over exact ranges."""
 
     def read(self, size: int = -1) -> bytes | None:
-        _check_size(size)
+        check_block(max(0, size), _UNIT)
         return super().read(size)
-
-    def _read(self, wanted: ByteRange, out: memoryview) -> None:
-        out[: wanted.length] = self._bucket.read(self._file, wanted.start, wanted.length)
 
 
 PARQUET = Source(

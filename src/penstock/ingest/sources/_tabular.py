@@ -1,7 +1,7 @@
-"""Files that are tables themselves: which files, which columns, and their rows in bounded batches.
+"""Tabular files: which files, which columns, and their rows in batches of bounded size.
 
-The first file that can be read settles the columns. A later one may lack some, which are null there, and may have some
-of another type, as far as they can be cast without loss; one that has columns of its own is rejected as a whole.
+The first readable file decides the columns. A later file may lack columns, which are then null, and may have
+other types that can be cast without loss; a file with additional columns is rejected as a whole.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,164 +11,165 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InvalidInputError, SourceChanged
+from penstock.errors import InvalidInputError, SourceChangedError
 from penstock.format import ColumnLike
-from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Listing, Reading, Reject, Rows, ending
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, RowBatch, SourceItem, SourceListing, SourceScan, extension
 from penstock.ingest.sources._arrow_columns import ColumnPlan, features_of, plan_column
-from penstock.ingest.sources._expand import Damaged
+from penstock.ingest.sources._limits import DamagedFileError, check_unpacked
 from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
 BATCH_BYTES = 16 << 20
-UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, Damaged)
-"""What reading a broken file raises; a store that does not answer raises something else."""
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
+"""Errors of a damaged file; storage errors are not among them."""
 
 _SIDECARS = ("", ".md", ".txt", ".json", ".yaml", ".yml", ".html", ".pdf", ".crc", ".sha256", ".md5")
 _SIDECAR_BYTES = 4 << 20
 _PANDAS_INDEX = "__index_level_"
-_TRIED = 100
-_SHOWN = 5
-_MAX_RATIO = 1000
-_UNSUSPICIOUS_BYTES = 1 << 30
-"""Up to here a file may unpack to any number of times its size."""
+_MAX_TRIED = 100
+_MAX_LISTED = 5
 
 T = TypeVar("T")
 
 
-class Block(NamedTuple):
-    """Some rows of a file."""
+class RecordBlock(NamedTuple):
+    """Consecutive rows of a file."""
 
-    first: int
-    """The number of the first of them in the file."""
+    first_row: int
+    """Index of the first row in the file."""
     batch: pa.RecordBatch
 
 
-Scan: TypeAlias = Callable[[Bucket, ObjectInfo], Iterator[Block | Reject]]
-"""The rows of one file as they are there, in order."""
+Scan: TypeAlias = Callable[[SourceReader, ObjectInfo], Iterator[RecordBlock | Reject]]
+"""Yields the rows of one file in order, before conversion."""
 
 
 @dataclass(frozen=True)
-class Tabular(Reading):
-    """How files that are tables are read."""
+class Tabular(SourceScan):
+    """The scan of tabular files."""
 
     files: Sequence[ObjectInfo]
     columns: Mapping[str, ColumnLike]
     plans: tuple[ColumnPlan, ...]
     scan: Scan
 
-    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
-        """See `Reading`."""
+    def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
+        """See `SourceScan`."""
         for file in files:
-            yield from self._rows(bucket, file)
+            yield from self._rows(reader, file)
 
-    def _rows(self, bucket: Bucket, file: ObjectInfo) -> Iterator[Found]:
-        at = size = 0
-        begun = False
+    def _rows(self, reader: SourceReader, file: ObjectInfo) -> Iterator[SourceItem]:
+        row = unpacked_bytes = 0
+        started = False
         try:
-            for item in self.scan(bucket, file):
-                for sound in _sound(file.key, item):
-                    if isinstance(sound, Reject):
-                        yield sound
+            for item in self.scan(reader, file):
+                for valid in _split_invalid(file.key, item):
+                    if isinstance(valid, Reject):
+                        yield valid
                         continue
-                    if not begun and (flaw := _misfit(self.plans, sound.batch)) is not None:
-                        yield Reject(file.key, flaw)
+                    if not started and (reason := _mismatch(self.plans, valid.batch)) is not None:
+                        yield Reject(file.key, reason)
                         return
-                    for portion in _portions(sound):
-                        for found in _converted(self.plans, file.key, portion):
-                            begun = True
+                    for block in _split_by_size(valid):
+                        for found in _converted(self.plans, file.key, block):
+                            started = True
                             yield found
-                            size += found.batch.nbytes if isinstance(found, Rows) else 0
-                        at = portion.first + len(portion.batch)
-                        _check_growth(file.size, size)
-        except SourceChanged as error:
-            if begun:  # half of a file that is no more: the part is done again as a whole
+                            unpacked_bytes += found.batch.nbytes if isinstance(found, RowBatch) else 0
+                        row = block.first_row + len(block.batch)
+                        check_unpacked(file.size, unpacked_bytes)
+        except SourceChangedError as error:
+            if started:  # rows of the old version were yielded: the whole part must be retried
                 raise
             yield Reject(file.key, str(error))
         except UNREADABLE as error:
-            if begun:
-                yield Reject(f"{file.key}:{at}", f"cannot be read from here on: {error}")
-            else:  # by its own name: it may be mended, and taken in by a later run
+            if started:
+                yield Reject(f"{file.key}:{row}", f"cannot be read from this row on: {error}")
+            else:  # under the name of the file, so that a later run reads it again once it is repaired
                 yield Reject(file.key, f"cannot be read: {error}")
 
 
 def open_tabular(files: Sequence[ObjectInfo], plans: Sequence[ColumnPlan], scan: Scan) -> Tabular:
-    """A reading of files whose columns are settled."""
+    """A scan of files with the given columns."""
     return Tabular(files, {plan.name: plan.column for plan in plans if plan.column is not None}, tuple(plans), scan)
 
 
 def plan_columns(sample: pa.RecordBatch, nulls: frozenset[str] = frozenset()) -> list[ColumnPlan]:
-    """Decide on the columns by the first rows of a file and its metadata; `nulls` are columns that lack values."""
-    sample = _without(sample, _unsound(sample))
+    """Decide the columns from the first rows of a file and its metadata; `nulls` names columns with nulls."""
+    sample = _without(sample, _invalid_rows(sample))
     features, names = features_of(sample.schema), sample.schema.names
     return [
-        plan_column(name, sample.column(place), feature=features.get(names[place]), has_nulls=names[place] in nulls)
-        for name, place in column_places(names).items()
+        plan_column(name, sample.column(index), feature=features.get(names[index]), has_nulls=names[index] in nulls)
+        for name, index in column_indices(names).items()
     ]
 
 
-def column_places(names: Sequence[str]) -> dict[str, int]:
-    """The columns of a file by the names that they get in a table; pandas' index is none of them."""
+def column_indices(names: Sequence[str]) -> dict[str, int]:
+    """Column names in the table to column indices in the file; the index columns of pandas are excluded."""
     found: dict[str, int] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if not name.startswith(_PANDAS_INDEX):
-            found[column_name(name, found)] = place
+            found[column_name(name, found)] = index
     return found
 
 
-def data_files(bucket: Bucket, files: Iterable[ObjectInfo], endings: Sequence[str]) -> list[ObjectInfo]:
-    """The files with one of these endings; there must be some."""
-    found = [file for file in files if ending(file.key) in endings]
+def data_files(reader: SourceReader, files: Iterable[ObjectInfo], endings: Sequence[str]) -> list[ObjectInfo]:
+    """The files with one of these endings; raises `InvalidInputError` if there are none."""
+    found = [file for file in files if extension(file.key) in endings]
     if not found:
-        raise InvalidInputError(f"no file in {bucket.store.uri} ends in {' or '.join(endings)}")
+        raise InvalidInputError(f"no file in {reader.store.uri} ends in {' or '.join(endings)}")
     return found
 
 
-def all_end_in(listing: Listing, endings: Sequence[str]) -> bool:
-    """Whether files are of one kind; small ones that lie beside any data, such as a README, do not count."""
+def all_end_in(listing: SourceListing, endings: Sequence[str]) -> bool:
+    """Whether all files have one of these endings; small sidecar files, such as a README, do not count."""
     others = [name for name in listing.sizes if name not in endings]
     sidecars = all(name in _SIDECARS and max(listing.sizes[name]) <= _SIDECAR_BYTES for name in others)
     return listing.has(endings) and sidecars
 
 
-def first_readable(bucket: Bucket, files: Sequence[ObjectInfo], read: Callable[[Bucket, ObjectInfo], T]) -> T:
-    """What is found in the first file that can be read."""
-    told = ""
-    for file in files[:_TRIED]:
+def first_readable(
+    reader: SourceReader, files: Sequence[ObjectInfo], read: Callable[[SourceReader, ObjectInfo], T]
+) -> T:
+    """The result of `read` for the first readable file; raises `InvalidInputError` if there is none."""
+    first_error = ""
+    for file in files[:_MAX_TRIED]:
         try:
-            return read(bucket, file)
-        except (SourceChanged, *UNREADABLE) as error:
-            told = told or f"{bucket.uri(file.key)}: {error}"
-    raise InvalidInputError(f"none of the first {min(len(files), _TRIED)} files can be read; the first, {told}")
+            return read(reader, file)
+        except (SourceChangedError, *UNREADABLE) as error:
+            first_error = first_error or f"{reader.uri(file.key)}: {error}"
+    raise InvalidInputError(
+        f"none of the first {min(len(files), _MAX_TRIED)} files can be read; the first, {first_error}"
+    )
 
 
-def _misfit(plans: Sequence[ColumnPlan], batch: pa.RecordBatch) -> str | None:
-    """Why a file's rows cannot be rows of the table, if they cannot."""
+def _mismatch(plans: Sequence[ColumnPlan], batch: pa.RecordBatch) -> str | None:
+    """Why the rows of a file do not match the columns of the table, or None."""
     known = {plan.name: plan for plan in plans}
-    places = column_places(batch.schema.names)
-    if extra := [name for name in places if name not in known]:
-        names = ", ".join(map(repr, extra[:_SHOWN])) + (", …" if len(extra) > _SHOWN else "")
-        return f"it has columns that the first file has not: {names}; take it in as a table of its own"
-    for name, place in places.items():
+    indices = column_indices(batch.schema.names)
+    if extra := [name for name in indices if name not in known]:
+        names = ", ".join(map(repr, extra[:_MAX_LISTED])) + (", …" if len(extra) > _MAX_LISTED else "")
+        return f"it has columns that the first file lacks: {names}; ingest it into a separate table"
+    for name, index in indices.items():
         try:
-            known[name].convert(batch.column(place).slice(0, 0))
+            known[name].convert(batch.column(index).slice(0, 0))
         except (pa.ArrowException, TypeError):
-            told = f"{batch.schema.field(place).type} here, which cannot become {known[name].type}"
-            return f"its column {name!r} is {told}, as in the first file; take it in as a table of its own"
+            types = f"{batch.schema.field(index).type}, which cannot be cast to {known[name].type}"
+            return f"its column {name!r} is {types}, the type in the first file; ingest it into a separate table"
     return None
 
 
-def _portions(block: Block) -> Iterator[Block]:
-    """The rows of a block, so many at once that their values take about as much memory as a batch may."""
+def _split_by_size(block: RecordBlock) -> Iterator[RecordBlock]:
+    """Blocks whose decoded values take about `BATCH_BYTES` each."""
     rows = len(block.batch)
-    width = block.batch.nbytes // max(1, rows) + sum(map(_longest_meant, block.batch.columns))
-    step = max(1, BATCH_BYTES // max(1, width))
+    row_bytes = block.batch.nbytes // max(1, rows) + sum(map(_longest_dictionary_value, block.batch.columns))
+    step = max(1, BATCH_BYTES // max(1, row_bytes))
     for start in range(0, rows, step):
-        yield Block(block.first + start, block.batch.slice(start, step))
+        yield RecordBlock(block.first_row + start, block.batch.slice(start, step))
 
 
-def _longest_meant(column: pa.Array) -> int:
-    """Bytes of the longest value in the dictionary of a column: any number of its rows may mean that one."""
+def _longest_dictionary_value(column: pa.Array) -> int:
+    """Bytes of the longest value in the dictionary of a column, to which any number of rows may refer."""
     if not isinstance(column, pa.DictionaryArray) or not len(column.dictionary):
         return 0
     try:
@@ -177,70 +178,65 @@ def _longest_meant(column: pa.Array) -> int:
         return 0
 
 
-def _check_growth(size: int, unpacked: int) -> None:
-    if unpacked > max(_UNSUSPICIOUS_BYTES, _MAX_RATIO * size):
-        raise Damaged(f"unpacks from {size:,} to more than {unpacked:,} bytes, which looks like a decompression bomb")
-
-
-def _converted(plans: Sequence[ColumnPlan], key: str, block: Block) -> Iterator[Rows | Reject]:
-    batch, flaws = _convert(plans, block.batch)
-    for good in _apart(key, Block(block.first, batch), flaws):
+def _converted(plans: Sequence[ColumnPlan], key: str, block: RecordBlock) -> Iterator[RowBatch | Reject]:
+    batch, invalid = _convert(plans, block.batch)
+    for good in _split_rows(key, RecordBlock(block.first_row, batch), invalid):
         if isinstance(good, Reject):
             yield good
         else:
-            yield Rows(f"{key}[{good.first}:{good.first + len(good.batch)}]", good.batch)
+            yield RowBatch(f"{key}[{good.first_row}:{good.first_row + len(good.batch)}]", good.batch)
 
 
-def _sound(key: str, item: Block | Reject) -> Iterator[Block | Reject]:
-    """Rows that are safe to look at: Arrow follows the offsets in a batch blindly wherever they lead."""
-    return iter([item]) if isinstance(item, Reject) else _apart(key, item, _unsound(item.batch))
+def _split_invalid(key: str, item: RecordBlock | Reject) -> Iterator[RecordBlock | Reject]:
+    """Rows that are safe to access: Arrow does not check the offsets inside a batch."""
+    return iter([item]) if isinstance(item, Reject) else _split_rows(key, item, _invalid_rows(item.batch))
 
 
-def _apart(key: str, block: Block, flaws: Mapping[int, str]) -> Iterator[Block | Reject]:
-    """The good rows and the bad ones, in order."""
-    at = 0
-    for row in sorted(flaws):
-        if row > at:
-            yield Block(block.first + at, block.batch.slice(at, row - at))
-        yield Reject(f"{key}:{block.first + row}", flaws[row])
-        at = row + 1
-    if at < len(block.batch):
-        yield Block(block.first + at, block.batch.slice(at))
+def _split_rows(key: str, block: RecordBlock, invalid: Mapping[int, str]) -> Iterator[RecordBlock | Reject]:
+    """The valid rows as blocks and the invalid ones as rejects, in order."""
+    start = 0
+    for row in sorted(invalid):
+        if row > start:
+            yield RecordBlock(block.first_row + start, block.batch.slice(start, row - start))
+        yield Reject(f"{key}:{block.first_row + row}", invalid[row])
+        start = row + 1
+    if start < len(block.batch):
+        yield RecordBlock(block.first_row + start, block.batch.slice(start))
 
 
-def _unsound(batch: pa.RecordBatch) -> dict[int, str]:
-    """Rows whose bytes are not what they claim to be, such as text that is not UTF-8."""
-    if _damage(batch) is None:
+def _invalid_rows(batch: pa.RecordBatch) -> dict[int, str]:
+    """Row index to reason, for rows whose bytes are invalid, such as text that is not UTF-8."""
+    if _validation_error(batch) is None:
         return {}
-    rows = ((row, _damage(batch.slice(row, 1))) for row in range(len(batch)))
-    return {row: damage for row, damage in rows if damage is not None}
+    rows = ((row, _validation_error(batch.slice(row, 1))) for row in range(len(batch)))
+    return {row: error for row, error in rows if error is not None}
 
 
-def _without(batch: pa.RecordBatch, flaws: Mapping[int, str]) -> pa.RecordBatch:
-    if not flaws:
+def _without(batch: pa.RecordBatch, invalid: Mapping[int, str]) -> pa.RecordBatch:
+    if not invalid:
         return batch
-    good = [batch.slice(row, 1) for row in range(len(batch)) if row not in flaws]
+    good = [batch.slice(row, 1) for row in range(len(batch)) if row not in invalid]
     columns = pa.Table.from_batches(good, batch.schema).combine_chunks().columns
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in columns], schema=batch.schema)
 
 
-def _damage(batch: pa.RecordBatch) -> str | None:
+def _validation_error(batch: pa.RecordBatch) -> str | None:
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        return f"holds damaged values: {error}"
+        return f"has invalid values: {error}"
     return None
 
 
 def _convert(plans: Sequence[ColumnPlan], batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
-    places = column_places(batch.schema.names)
+    indices = column_indices(batch.schema.names)
     arrays: list[pa.Array] = []
-    flaws: dict[int, str] = {}
+    invalid: dict[int, str] = {}
     for plan in plans:
-        if plan.name not in places:
+        if plan.name not in indices:
             arrays.append(pa.nulls(len(batch), plan.type))
             continue
-        array, wrong = plan.convert(batch.column(places[plan.name]))
+        array, errors = plan.convert(batch.column(indices[plan.name]))
         arrays.append(array)
-        flaws |= {row: f"column {plan.name!r} {reason}" for row, reason in wrong.items()}
-    return pa.RecordBatch.from_arrays(arrays, names=[plan.name for plan in plans]), flaws
+        invalid |= {row: f"column {plan.name!r} {reason}" for row, reason in errors.items()}
+    return pa.RecordBatch.from_arrays(arrays, names=[plan.name for plan in plans]), invalid

@@ -1,14 +1,14 @@
-"""Rows written as text: CSV and TSV with a line of names, and JSON lines; as they are, or in gzip.
+"""Text files: CSV and TSV with a header line, and JSON lines; plain or gzipped.
 
-CSV: the types are those that Arrow infers from the first megabytes of the first file, and hold for all files, so that
-shards agree. Every value is read as text and then parsed, so that a value is the same whatever else is in its file, and
-one that does not parse costs its own row only. In columns that are not text, what usually stands for a missing value
-(nothing, NA, null, …) is one. Rows are counted from 1, which is the line of names. The separator is a tab in .tsv
-files, else whichever of comma, semicolon, tab and bar the line of names has most of.
+CSV: Arrow infers the types from the first megabytes of the first file, and they apply to all files, so that shards
+agree. Every value is read as text and then parsed, so that the result does not depend on the rest of the file, and a
+value that does not parse rejects only its row. In columns that are not text, the usual markers of a missing value
+(empty, NA, null, …) are nulls. Rows are numbered from 1, which is the header line. The delimiter is a tab in .tsv
+files, else the most frequent of comma, semicolon, tab and bar in the header line.
 
-JSON lines: a column is of the kind that fits the first lines of some files, and of JSON where none does. A line with a
-key that none of those has is rejected. Lists of floats whose name speaks of an embedding or a vector, and which all
-have one length in those lines, become embeddings of that length in float32; a later line with another is rejected.
+JSON lines: a column has the kind that fits the first lines of some files, and JSON if none does. A line with a key that
+none of them has is rejected. Lists of floats of equal length whose column name suggests an embedding become embeddings
+in float32; a later line of another length is rejected.
 """
 
 import codecs
@@ -26,18 +26,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from penstock.errors import InvalidInputError, SampleError, SourceChanged
+from penstock.errors import InvalidInputError, SampleError, SourceChangedError
 from penstock.format import Column, ColumnLike, infer_schema
-from penstock.format.kinds import BadValue, Embedding, Json, Kind, List, Tensor
-from penstock.ingest._bucket import Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source, ending, spread
+from penstock.format.kinds import BadValueError, Embedding, Json, Kind, List, Tensor
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceScan, evenly_spaced, extension
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
-from penstock.ingest.sources._expand import Damaged, Expanded
+from penstock.ingest.sources._limits import DamagedFileError
+from penstock.ingest.sources._streams import DecompressedStream
 from penstock.ingest.sources._tabular import (
     UNREADABLE,
-    Block,
+    RecordBlock,
     all_end_in,
-    column_places,
+    column_indices,
     data_files,
     first_readable,
     open_tabular,
@@ -48,24 +49,26 @@ from penstock.storage import ObjectInfo
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _BLOCK_BYTES = 2 << 20
-"""A row of CSV must be shorter; Arrow reads 32 blocks ahead, whatever one wishes."""
+"""The limit on a CSV row; Arrow always reads 32 blocks ahead."""
 _BUFFER_BYTES = 1 << 20
-_SEPARATORS = ",;\t|"
-_MARK = "\ufdd0"
-"""A code point that never stands for a character."""
-_MARKING = "penstock-mark"
-codecs.register_error(_MARKING, lambda error: (_MARK, error.end if isinstance(error, UnicodeDecodeError) else 0))
-_MISSING = pa.array(pacsv.ConvertOptions().null_values)
+_DELIMITERS = ",;\t|"
+_PLACEHOLDER = "\ufdd0"
+"""A noncharacter code point, which valid text does not contain."""
+_PLACEHOLDER_HANDLER = "penstock-placeholder"
+codecs.register_error(
+    _PLACEHOLDER_HANDLER, lambda error: (_PLACEHOLDER, error.end if isinstance(error, UnicodeDecodeError) else 0)
+)
+_NULL_MARKERS = pa.array(pacsv.ConvertOptions().null_values)
 _MAX_LINE_BYTES = 64 << 20
 _SAMPLED_FILES, _SAMPLED_LINES, _SAMPLED_BYTES = 8, 1024, 4 << 20
 
 
-class _Raw(io.RawIOBase):
-    """An object as it is, or as what it unpacks to."""
+class _RawText(io.RawIOBase):
+    """The bytes of an object, decompressed if it is gzipped."""
 
-    def __init__(self, bucket: Bucket, file: ObjectInfo) -> None:
-        packed = file.key.lower().endswith(".gz")
-        self._source = Expanded(bucket, file, "gzip") if packed else bucket.open(file)
+    def __init__(self, reader: SourceReader, file: ObjectInfo) -> None:
+        compressed = file.key.lower().endswith(".gz")
+        self._source = DecompressedStream(reader, file, "gzip") if compressed else reader.open(file)
 
     def readable(self) -> bool:
         return True
@@ -84,39 +87,39 @@ class _Raw(io.RawIOBase):
         return self._source.read(size)
 
 
-class _Marked(_Raw):
-    """Text with a mark in place of bytes that are not UTF-8: Arrow has no way to speak of them, and goes on without."""
+class _ValidText(_RawText):
+    """Text in which a placeholder replaces invalid UTF-8, on which Arrow would fail for the whole block."""
 
-    def __init__(self, bucket: Bucket, file: ObjectInfo) -> None:
-        super().__init__(bucket, file)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(_MARKING)
+    def __init__(self, reader: SourceReader, file: ObjectInfo) -> None:
+        super().__init__(reader, file)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(_PLACEHOLDER_HANDLER)
 
     def _read(self, size: int) -> bytes:
         text = ""
         data = b" "
-        while data and not text:  # what was read may be the beginning of a character
-            data = self._source.read(max(1, size // len(_MARK.encode()) - 4))
+        while data and not text:  # the data may end inside a character
+            data = self._source.read(max(1, size // len(_PLACEHOLDER.encode()) - 4))
             text = self._decoder.decode(data, final=not data)
         return text.encode()
 
 
-def _open_csv(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    found = data_files(bucket, files, _CSV)
-    return open_tabular(found, first_readable(bucket, found, _plan_csv), _scan_csv)
+def _open_csv(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
+    found = data_files(reader, files, _CSV)
+    return open_tabular(found, first_readable(reader, found, _plan_csv), _scan_csv)
 
 
-def _plan_csv(bucket: Bucket, file: ObjectInfo) -> list[ColumnPlan]:
-    with _csv_reader(bucket, file, deque(), parsed=True) as reader:
-        types = [_settled(type) for type in reader.schema.types]
-    with _csv_reader(bucket, file, deque(), parsed=False) as reader:
-        first = next(iter(reader), None)
-        names = reader.schema.names
+def _plan_csv(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
+    with _csv_reader(reader, file, deque(), parsed=True) as batches:
+        types = [_widened(type) for type in batches.schema.types]
+    with _csv_reader(reader, file, deque(), parsed=False) as batches:
+        first = next(iter(batches), None)
+        names = batches.schema.names
     batch = first if first is not None else pa.RecordBatch.from_arrays([pa.array([], pa.string())] * len(names), names)
-    return [_plan_csv_column(name, batch.column(at), types[at]) for name, at in column_places(names).items()]
+    return [_plan_csv_column(name, batch.column(index), types[index]) for name, index in column_indices(names).items()]
 
 
-def _settled(type: pa.DataType) -> pa.DataType:
-    """A type for all rows where the first ones have this."""
+def _widened(type: pa.DataType) -> pa.DataType:
+    """The column type, given the type inferred from the first rows."""
     if pa.types.is_timestamp(type) and type.unit == "s":
         return pa.timestamp("us", type.tz)
     plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
@@ -124,8 +127,8 @@ def _settled(type: pa.DataType) -> pa.DataType:
 
 
 def _plan_csv_column(name: str, values: pa.Array, type: pa.DataType) -> ColumnPlan:
-    parsed, flaws = _parsed(values, type)
-    if flaws:
+    parsed, errors = _parsed(values, type)
+    if errors:
         type = pa.string()
         parsed, _ = _parsed(values, type)
     [inferred] = infer_schema({"column": parsed})
@@ -136,95 +139,95 @@ def _plan_csv_column(name: str, values: pa.Array, type: pa.DataType) -> ColumnPl
 
 def _parsed(array: pa.Array, type: pa.DataType) -> Converted:
     text, _ = cast_to(array, pa.string())
-    marked = np.flatnonzero(np.asarray(pc.match_substring(text, _MARK)))
-    flaws = dict.fromkeys(marked.tolist(), "holds bytes that are not UTF-8")
+    invalid = np.flatnonzero(np.asarray(pc.match_substring(text, _PLACEHOLDER)))
+    errors = dict.fromkeys(invalid.tolist(), "has bytes that are not UTF-8")
     if type == pa.string():
-        return text, flaws
+        return text, errors
     text = pc.ascii_trim_whitespace(text)
-    text = pc.if_else(pc.is_in(text, value_set=_MISSING), pa.scalar(None, pa.string()), text)
-    values, more = cast_to(text, type)
-    return values, flaws | more
+    text = pc.if_else(pc.is_in(text, value_set=_NULL_MARKERS), pa.scalar(None, pa.string()), text)
+    values, cast_errors = cast_to(text, type)
+    return values, errors | cast_errors
 
 
-def _scan_csv(bucket: Bucket, file: ObjectInfo) -> Iterator[Block | Reject]:
+def _scan_csv(reader: SourceReader, file: ObjectInfo) -> Iterator[RecordBlock | Reject]:
     bad: deque[tuple[int, str]] = deque()
-    at = 2
-    with _csv_reader(bucket, file, bad, parsed=False) as reader:
-        for batch in reader:
+    line = 2
+    with _csv_reader(reader, file, bad, parsed=False) as batches:
+        for batch in batches:
             start = 0
-            while bad and bad[0][0] <= at + len(batch) - start:
+            while bad and bad[0][0] <= line + len(batch) - start:
                 number, reason = bad.popleft()
-                if number > at:
-                    yield Block(at, batch.slice(start, number - at))
-                    start += number - at
+                if number > line:
+                    yield RecordBlock(line, batch.slice(start, number - line))
+                    start += number - line
                 yield Reject(f"{file.key}:{number}", reason)
-                at = number + 1
+                line = number + 1
             if start < len(batch):
-                yield Block(at, batch.slice(start))
-                at += len(batch) - start
+                yield RecordBlock(line, batch.slice(start))
+                line += len(batch) - start
     yield from (Reject(f"{file.key}:{number}", reason) for number, reason in bad)
 
 
 @contextmanager
 def _csv_reader(
-    bucket: Bucket, file: ObjectInfo, bad: deque[tuple[int, str]], *, parsed: bool
+    reader: SourceReader, file: ObjectInfo, bad: deque[tuple[int, str]], *, parsed: bool
 ) -> Iterator[pacsv.CSVStreamingReader]:
-    """The rows in batches, parsed or as they are; rows with too many or too few values go to `bad` by their numbers."""
+    """Batches of rows, parsed or as text; rows with a wrong number of values are appended to `bad` by row number."""
 
-    def refuse(row: pacsv.InvalidRow) -> str:
-        bad.append((row.number, f"has {row.actual_columns} values where {row.expected_columns} are named"))
+    def reject(row: pacsv.InvalidRow) -> str:
+        bad.append((row.number, f"has {row.actual_columns} values, and the header has {row.expected_columns} names"))
         return "skip"
 
-    with closing(io.BufferedReader(_Marked(bucket, file), _BUFFER_BYTES)) as text:
-        names, separator = _names(text.peek(1).decode(), ending(file.key))
+    with closing(io.BufferedReader(_ValidText(reader, file), _BUFFER_BYTES)) as text:
+        names, delimiter = _parse_header(text.peek(1).decode(), extension(file.key))
         types = {} if parsed else dict.fromkeys(names, pa.string())
         with pacsv.open_csv(
             pa.PythonFile(text, mode="r"),
             pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            pacsv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=refuse),
+            pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=reject),
             pacsv.ConvertOptions(column_types=types),
-        ) as reader:
-            yield reader
+        ) as batches:
+            yield batches
 
 
-def _names(head: str, ending: str) -> tuple[list[str], str]:
-    """The names of the columns, and what separates them."""
+def _parse_header(head: str, ending: str) -> tuple[list[str], str]:
+    """The column names and the delimiter; raises `DamagedFileError`."""
     lines = [line for line in io.StringIO(head.removeprefix("\ufeff"), newline="") if line.strip()]
     if not lines:
-        raise Damaged("has no line of names")
-    separator = "\t" if ending.startswith(".tsv") else max(_SEPARATORS, key=lines[0].count)
+        raise DamagedFileError("has no header line")
+    delimiter = "\t" if ending.startswith(".tsv") else max(_DELIMITERS, key=lines[0].count)
     try:
-        names = next(csv.reader(lines, delimiter=separator))
+        names = next(csv.reader(lines, delimiter=delimiter))
     except csv.Error as error:
-        raise Damaged(f"has no line of names: {error}") from None
-    if any(_MARK in name for name in names):
-        raise Damaged("is not UTF-8, its line of names at least; convert it first")
-    return names, separator
+        raise DamagedFileError(f"has no header line: {error}") from None
+    if any(_PLACEHOLDER in name for name in names):
+        raise DamagedFileError("has a header line that is not UTF-8; convert the file to UTF-8")
+    return names, delimiter
 
 
 @dataclass(frozen=True)
-class _JsonLines(Reading):
-    """How JSON lines are read."""
+class _JsonLines(SourceScan):
+    """The scan of JSON lines."""
 
     files: Sequence[ObjectInfo]
     columns: Mapping[str, ColumnLike]
     names: Mapping[str, str]
-    """Keys of the lines, and the columns they go to."""
+    """JSON keys to columns."""
 
-    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
-        """See `Reading`."""
+    def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
+        """See `SourceScan`."""
         for file in files:
             number = 0
             try:
-                for number, found in _objects(bucket, file):
+                for number, found in _objects(reader, file):
                     yield self._row(f"{file.key}:{number}", found)
-            except SourceChanged as error:
-                if number:  # half of a file that is no more: the part is done again as a whole
+            except SourceChangedError as error:
+                if number:  # rows of the old version were yielded: the whole part must be retried
                     raise
                 yield Reject(file.key, str(error))
             except UNREADABLE as error:
                 name = f"{file.key}:{number + 1}" if number else file.key
-                yield Reject(name, f"cannot be read from here on: {error}")
+                yield Reject(name, f"cannot be read from this line on: {error}")
 
     def _row(self, name: str, found: dict[str, Any] | str) -> Row | Reject:
         if isinstance(found, str):
@@ -232,25 +235,25 @@ class _JsonLines(Reading):
         if not found.keys() <= self.names.keys():
             extra = [key for key, value in found.items() if key not in self.names and value is not None]
             if extra:
-                return Reject(name, f"has {extra[0]!r}, which none of the first lines has")
+                return Reject(name, f"has {extra[0]!r}, a key that none of the first lines has")
         return Row(name, {column: found.get(key) for key, column in self.names.items()})
 
 
-def _open_jsonl(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
-    found = data_files(bucket, files, _JSONL)
+def _open_jsonl(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
+    found = data_files(reader, files, _JSONL)
     first: list[dict[str, Any]] = []
     reason = "they are empty"
-    for file in spread(found, _SAMPLED_FILES):
+    for file in evenly_spaced(found, _SAMPLED_FILES):
         try:
-            for number, value in _first_objects(bucket, file):
+            for number, value in _first_objects(reader, file):
                 if isinstance(value, str):
                     reason = f"{file.key}:{number} {value}"
                 else:
                     first.append(value)
-        except (SourceChanged, *UNREADABLE) as error:
+        except (SourceChangedError, *UNREADABLE) as error:
             reason = f"{file.key} cannot be read: {error}"
     if not first:
-        raise InvalidInputError(f"the first lines of the files in {bucket.store.uri} are no JSON objects: {reason}")
+        raise InvalidInputError(f"the first lines of the files in {reader.store.uri} are not JSON objects: {reason}")
     names: dict[str, str] = {}
     for key in dict.fromkeys(key for value in first for key in value):
         names[key] = column_name(key, names.values())
@@ -266,35 +269,35 @@ def _json_column(name: str, values: Sequence[Any]) -> Column:
 def _json_kind(name: str, values: Sequence[Any]) -> Kind:
     try:
         [inferred] = infer_schema({"column": values})
-    except InvalidInputError:  # of several types, or nothing yet
+    except InvalidInputError:  # mixed types, or no value
         return Json()
     kind = inferred.kind
     if isinstance(kind, Tensor) and kind.shape == (None,) and kind.element.logical.kind == "f" and is_vector_name(name):
         lengths = {len(value) for value in values}
         kind = Embedding(lengths.pop()) if len(lengths) == 1 and 0 not in lengths else kind
-    return kind if not isinstance(kind, Tensor | List) or _takes(kind, values) else Json()
+    return kind if not isinstance(kind, Tensor | List) or _accepts(kind, values) else Json()
 
 
-def _takes(kind: Kind, values: Sequence[Any]) -> bool:
+def _accepts(kind: Kind, values: Sequence[Any]) -> bool:
     try:
         kind.to_array(values)
-    except BadValue:
+    except BadValueError:
         return False
     return True
 
 
-def _first_objects(bucket: Bucket, file: ObjectInfo) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _first_objects(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, dict[str, Any] | str]]:
     size = 0
-    for count, (number, line) in enumerate(_lines(bucket, file)):
+    for count, (number, line) in enumerate(_lines(reader, file)):
         size += len(line or b"")
         if count and (count >= _SAMPLED_LINES or size > _SAMPLED_BYTES):
             return
         yield number, _object(line)
 
 
-def _objects(bucket: Bucket, file: ObjectInfo) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """The numbers of lines, with what each says or what is wrong with it."""
-    return ((number, _object(line)) for number, line in _lines(bucket, file))
+def _objects(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Line numbers with the parsed object, or with the error as a string."""
+    return ((number, _object(line)) for number, line in _lines(reader, file))
 
 
 def _object(line: bytes | None) -> dict[str, Any] | str:
@@ -304,12 +307,12 @@ def _object(line: bytes | None) -> dict[str, Any] | str:
         found = parse_json(line)
     except SampleError as error:
         return f"is {error}"
-    return found if isinstance(found, dict) else f"is a {type(found).__name__} and not an object with columns"
+    return found if isinstance(found, dict) else f"is a {type(found).__name__} and not an object"
 
 
-def _lines(bucket: Bucket, file: ObjectInfo) -> Iterator[tuple[int, bytes | None]]:
-    """Lines by their numbers, empty ones left out; None for one that is too long to be held."""
-    with closing(io.BufferedReader(_Raw(bucket, file), _BUFFER_BYTES)) as text:
+def _lines(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, bytes | None]]:
+    """Line numbers and lines without empty ones; None for a line above the size limit."""
+    with closing(io.BufferedReader(_RawText(reader, file), _BUFFER_BYTES)) as text:
         number = 0
         while line := text.readline(_MAX_LINE_BYTES + 1):
             number += 1
@@ -322,9 +325,9 @@ def _lines(bucket: Bucket, file: ObjectInfo) -> Iterator[tuple[int, bytes | None
                 yield number, line
 
 
-def _skip_line(text: BinaryIO, begun: bytes) -> None:
-    while begun and not begun.endswith(b"\n"):
-        begun = text.readline(_BUFFER_BYTES)
+def _skip_line(text: BinaryIO, line: bytes) -> None:
+    while line and not line.endswith(b"\n"):
+        line = text.readline(_BUFFER_BYTES)
 
 
 CSV = Source("csv", "CSV and TSV files, plain or gzipped", partial(all_end_in, endings=_CSV), _open_csv)

@@ -1,4 +1,4 @@
-"""Single values out of other people's files: what is not as it should be is a `SampleError` that says so."""
+"""Parsers of single values, which raise `SampleError` on invalid input, and the rule for column names."""
 
 import json
 import re
@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import Any, NoReturn
 
 from penstock.errors import InvalidInputError, SampleError
-from penstock.format import check_name
-from penstock.ingest.sources._arrays import plain
-from penstock.ingest.sources._numpy import parse_npy
+from penstock.format import check_column_name
+from penstock.ingest.sources._arrays import to_native
+from penstock.ingest.sources._npy import parse_npy
 from penstock.types import Buffer
 
 _MAX_NESTING = 64
@@ -23,12 +23,12 @@ def parse_text(data: Buffer) -> str:
 
 
 def parse_json(data: Buffer) -> Any:
-    """JSON that is not nested beyond what readers can bear."""
+    """JSON of limited nesting depth."""
     text = parse_text(data)
     try:
-        value = json.loads(text, parse_constant=_not_json)
+        value = json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
-        raise SampleError(f"JSON that is nested more than {_MAX_NESTING} deep") from None
+        raise SampleError(f"JSON nested deeper than {_MAX_NESTING} levels") from None
     except ValueError as error:
         raise SampleError(f"not JSON: {error}") from None
     if text.count("[") + text.count("{") > _MAX_NESTING:
@@ -37,31 +37,37 @@ def parse_json(data: Buffer) -> Any:
 
 
 def load_npy(data: Buffer) -> Any:
-    """The one array of a numpy file."""
+    """The array of a `.npy` file."""
     array = parse_npy(data).as_one_row()
-    if (flaw := array.flaw()) is not None:
-        raise SampleError(flaw)
-    numbers = memoryview(data)[array.start :]
-    if array.nbytes != len(numbers):
-        raise SampleError(f"its numbers should have {array.nbytes} bytes and have {len(numbers)}")
-    return plain(array.of(numbers))[0]
+    if (problem := array.problem()) is not None:
+        raise SampleError(problem)
+    values = memoryview(data)[array.start :]
+    if array.nbytes != len(values):
+        raise SampleError(f"its header declares {array.nbytes} bytes of values, and {len(values)} follow")
+    return to_native(array.from_bytes(values))[0]
 
 
-def column_name(name: str, taken: Collection[str]) -> str:
-    """The name, or one like it that a column can have; none of those that are taken."""
+def column_name(name: str, taken: Collection[str], *, identifier: bool = False) -> str:
+    """A valid column name, not in `taken`: the name as it is, or cleaned, or with a number appended.
+
+    With `identifier`, a valid name is cleaned too, so that it consists of letters, digits and underscores.
+    """
     try:
-        check_name(name)
+        check_column_name(name)
+        valid = not identifier
     except InvalidInputError:
+        valid = False
+    if not valid:
         name = re.sub(r"\W+", "_", name).strip("_")[:200] or "column"
-    number, free = 1, name
-    while free in taken:
+    number, unique = 1, name
+    while unique in taken:
         number += 1
-        free = f"{name}_{number}"
-    return free
+        unique = f"{name}_{number}"
+    return unique
 
 
-def _not_json(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number in JSON")
+def _reject_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _check_nesting(value: Any) -> None:
@@ -70,4 +76,4 @@ def _check_nesting(value: Any) -> None:
         inner = [item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer)]
         level = [item for item in inner if isinstance(item, dict | list)]
     if level:
-        raise SampleError(f"JSON that is nested more than {_MAX_NESTING} deep")
+        raise SampleError(f"JSON nested deeper than {_MAX_NESTING} levels")

@@ -1,4 +1,4 @@
-"""WebDataset: tar files in which neighbours with one name are a row, and the endings of their names its columns."""
+"""WebDataset: tar files in which adjacent members with the same base name are a row and extensions are columns."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,238 +13,240 @@ from penstock.codecs import image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Label, Linked, Text, Video
-from penstock.ingest._bucket import MAX_VALUE_BYTES, Bucket
-from penstock.ingest._source import Found, Reading, Reject, Row, Source
-from penstock.ingest.sources._expand import Damaged, Expanded, Stream, read_exactly
-from penstock.ingest.sources._tar import Glances, Member, members
+from penstock.ingest._reader import MAX_VALUE_BYTES, SourceReader
+from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceScan
+from penstock.ingest.sources._limits import DamagedFileError
+from penstock.ingest.sources._streams import ByteStream, DecompressedStream, read_exactly
+from penstock.ingest.sources._tar import SparseFile, TarMember, members
 from penstock.ingest.sources._values import column_name, load_npy, parse_json, parse_text
 from penstock.storage import ObjectInfo
 
 _KEY = "key"
-_SURVEYED_SAMPLES = 64
-_SURVEYED_SHARDS = 16
+_SAMPLED_SAMPLES = 64
+_SAMPLED_SHARDS = 16
 _MAX_COLUMNS = 256
-_PACKED = (".tar.gz", ".tgz")
-_ENDINGS = (".tar", *_PACKED)
+_COMPRESSED = (".tar.gz", ".tgz")
+_ENDINGS = (".tar", *_COMPRESSED)
 
 
 @dataclass(frozen=True)
-class _Meaning:
-    """What members with some ending are."""
+class _Format:
+    """How members with an extension are parsed."""
 
     kind: Kind | None
-    """None where only the values tell."""
+    """None if the kind depends on the values."""
     parse: Callable[[bytes], Any]
     in_place: bool = False
-    """Whether the member's bytes are the value, so that it can be linked."""
+    """Whether the value is the bytes of the member, so that it can be linked."""
 
 
-def _class_number(data: bytes) -> int:
+def _class_index(data: bytes) -> int:
     if not (match := re.fullmatch(rb"\s*([+-]?\d{1,18})\s*", data[:64])):
-        raise SampleError(f"not the number of a class: {data[:64]!r}")
+        raise SampleError(f"not a class index: {data[:64]!r}")
     return int(match[1])
 
 
-def _picture(data: bytes) -> bytes:
+def _image(data: bytes) -> bytes:
     image_size(data)
     return data
 
 
-def _recording(codec: str, data: bytes) -> bytes:
+def _media(codec: str, data: bytes) -> bytes:
     found = sniff(data)
-    if found != codec and not (codec == "mp3" and found is None):  # an mp3 may begin with anything
+    if found != codec and not (codec == "mp3" and found is None):  # an mp3 has no reliable signature
         raise SampleError(f"expected {codec}, found {found or 'something else'}, {len(data)} bytes")
     return data
 
 
 _IMAGES = {name: name for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff")} | {"jpg": "jpeg", "tif": "tiff"}
-_SOUNDS = ("flac", "wav", "mp3", "ogg")
-_FILMS = {"mp4": "mp4", "m4v": "mp4", "webm": "webm", "avi": "avi"}
-_MEANINGS = {
-    "cls": _Meaning(Label(), _class_number),
-    "txt": _Meaning(Text(), parse_text),
-    "json": _Meaning(Json(), parse_json),
-    "npy": _Meaning(None, load_npy),
-    **{ending: _Meaning(Image(codec), _picture, in_place=True) for ending, codec in _IMAGES.items()},
-    **{codec: _Meaning(Audio(codec), partial(_recording, codec), in_place=True) for codec in _SOUNDS},
-    **{ending: _Meaning(Video(codec), partial(_recording, codec), in_place=True) for ending, codec in _FILMS.items()},
+_AUDIO = ("flac", "wav", "mp3", "ogg")
+_VIDEO = {"mp4": "mp4", "m4v": "mp4", "webm": "webm", "avi": "avi"}
+_FORMATS = {
+    "cls": _Format(Label(), _class_index),
+    "txt": _Format(Text(), parse_text),
+    "json": _Format(Json(), parse_json),
+    "npy": _Format(None, load_npy),
+    **{ending: _Format(Image(codec), _image, in_place=True) for ending, codec in _IMAGES.items()},
+    **{codec: _Format(Audio(codec), partial(_media, codec), in_place=True) for codec in _AUDIO},
+    **{ending: _Format(Video(codec), partial(_media, codec), in_place=True) for ending, codec in _VIDEO.items()},
 }
-_ANYTHING = _Meaning(Bytes(), bytes, in_place=True)
+_RAW = _Format(Bytes(), bytes, in_place=True)
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A member as a part of a sample."""
+class _SampleMember:
+    """A tar member that belongs to a sample."""
 
     key: str
     ending: str
-    member: Member
+    member: TarMember
 
 
 @dataclass(frozen=True)
-class _Shards(Reading):
+class _Shards(SourceScan):
     files: Sequence[ObjectInfo]
     columns: Mapping[str, ColumnLike]
     names: Mapping[str, str]
-    """Ending to column."""
+    """Extension to column."""
 
-    def rows(self, bucket: Bucket, files: Sequence[ObjectInfo]) -> Iterator[Found]:
+    def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         for file in files:
-            yield from self._shard(bucket, file)
+            yield from self._shard(reader, file)
 
-    def _shard(self, bucket: Bucket, file: ObjectInfo) -> Iterator[Found]:
+    def _shard(self, reader: SourceReader, file: ObjectInfo) -> Iterator[SourceItem]:
         rows, current = 0, None
-        with closing(_opened(bucket, file, glance=bucket.link)) as stream:
+        with closing(_open_stream(reader, file, sparse=reader.link)) as stream:
             try:
-                for key, pieces in groupby(_pieces(stream, file), attrgetter("key")):
+                for key, group in groupby(_sample_members(stream, file), attrgetter("key")):
                     current = f"{file.key}/{key}"
-                    found = self._sample(bucket, file, stream, key, pieces)
+                    found = self._sample(reader, file, stream, key, group)
                     rows, current = rows + isinstance(found, Row), None
                     yield found
-            except Damaged as damage:
+            except DamagedFileError as damage:
                 if current is not None:
-                    yield Reject(current, "its shard is damaged, and what is there of the sample may not be all")
-                # A file that bears the reject's name is read again by the next run, and this one's first rows are in.
+                    yield Reject(current, "its shard is damaged, and the sample may be incomplete")
+                # The next run reads a rejected file again; not under this name, because its first rows are stored.
                 yield Reject(f"{file.key}, after {rows} samples" if rows else file.key, str(damage))
 
     def _sample(
-        self, bucket: Bucket, file: ObjectInfo, stream: Stream, key: str, pieces: Iterator[_Piece]
+        self, reader: SourceReader, file: ObjectInfo, stream: ByteStream, key: str, members: Iterator[_SampleMember]
     ) -> Row | Reject:
         values: dict[str, Any] = {_KEY: key}
         seen: dict[str, int] = {}
-        flaw: str | None = None
-        for piece in pieces:
-            if flaw is not None:
+        error: str | None = None
+        for part in members:
+            if error is not None:
                 continue
             try:
-                _check(piece, seen)
-                seen[piece.ending] = piece.member.size
-                name = self.names.get(piece.ending) or column_name(
-                    _plain(piece.ending), {*values, *self.names.values()}
+                _check(part, seen)
+                seen[part.ending] = part.member.size
+                name = self.names.get(part.ending) or column_name(
+                    _underscored(part.ending), {*values, *self.names.values()}
                 )
-                values[name] = _value(bucket, file, stream, piece)
-            except Damaged:
+                values[name] = _value(reader, file, stream, part)
+            except DamagedFileError:
                 raise
-            except SampleError as error:
-                flaw = f".{piece.ending}: {error}"
+            except SampleError as failure:
+                error = f".{part.ending}: {failure}"
         name = f"{file.key}/{key}"
         return (
-            Reject(name, flaw)
-            if flaw is not None
+            Reject(name, error)
+            if error is not None
             else Row(name, {_KEY: key} | dict.fromkeys(self.names.values()) | values)
         )
 
 
-def _check(piece: _Piece, seen: Mapping[str, int]) -> None:
-    """Refuse what cannot be another member of a sample."""
-    if piece.member.flaw is not None:
-        raise SampleError(piece.member.flaw)
-    if piece.ending in seen:
-        raise SampleError("the sample has two members with this ending")
+def _check(part: _SampleMember, seen: Mapping[str, int]) -> None:
+    """Raise `SampleError` for a member that cannot be added to a sample."""
+    if part.member.error is not None:
+        raise SampleError(part.member.error)
+    if part.ending in seen:
+        raise SampleError("the sample has two members with this extension")
     if len(seen) >= _MAX_COLUMNS:
         raise SampleError(f"the sample has more than {_MAX_COLUMNS} members")
-    if sum(seen.values()) + piece.member.size > MAX_VALUE_BYTES:
+    if sum(seen.values()) + part.member.size > MAX_VALUE_BYTES:
         raise SampleError(f"the sample is larger than {MAX_VALUE_BYTES} bytes")
 
 
-def _value(bucket: Bucket, file: ObjectInfo, stream: Stream, piece: _Piece) -> Any:
-    member, meaning = piece.member, _meaning(piece.ending)
-    if bucket.link and meaning.in_place:
+def _value(reader: SourceReader, file: ObjectInfo, stream: ByteStream, part: _SampleMember) -> Any:
+    member, format = part.member, _format_of(part.ending)
+    if reader.link and format.in_place:
         if not member.size:
             raise SampleError("the member is empty, so there is nothing to link to")
-        return bucket.value(file, b"", member.offset, member.size)
+        return reader.value_or_link(file, b"", member.offset, member.size)
     stream.seek(member.offset)
-    return meaning.parse(read_exactly(stream, member.size))
+    return format.parse(read_exactly(stream, member.size))
 
 
-def _meaning(ending: str) -> _Meaning:
-    return _MEANINGS.get(ending.rpartition(".")[2], _ANYTHING)
+def _format_of(ending: str) -> _Format:
+    return _FORMATS.get(ending.rpartition(".")[2], _RAW)
 
 
-def _plain(ending: str) -> str:
+def _underscored(ending: str) -> str:
     return ending.replace(".", "_")
 
 
-def _pieces(stream: Stream, file: ObjectInfo) -> Iterator[_Piece]:
-    """The members that belong to samples; those without an ending, hidden ones and notes (`__…__`) do not."""
-    for member in members(stream, None if _is_packed(file.key) else file.size):
+def _sample_members(stream: ByteStream, file: ObjectInfo) -> Iterator[_SampleMember]:
+    """The members that belong to samples; members without an extension, hidden ones and metadata (`__…__`) do not."""
+    for member in members(stream, None if _is_compressed(file.key) else file.size):
         folder, slash, name = member.name.rpartition("/")
         stem, dot, ending = name.partition(".")
         if stem and dot and ending and not (name.startswith("__") and name.endswith("__")):
-            yield _Piece(folder + slash + stem, ending.lower(), member)
-    if isinstance(stream, Expanded):
-        stream.finish()
+            yield _SampleMember(folder + slash + stem, ending.lower(), member)
+    if isinstance(stream, DecompressedStream):
+        stream.drain()
 
 
-def _opened(bucket: Bucket, file: ObjectInfo, *, glance: bool) -> Stream:
-    if _is_packed(file.key):
-        return Expanded(bucket, file, "gzip")
-    return Glances(bucket, file) if glance else bucket.open(file)
+def _open_stream(reader: SourceReader, file: ObjectInfo, *, sparse: bool) -> ByteStream:
+    if _is_compressed(file.key):
+        return DecompressedStream(reader, file, "gzip")
+    return SparseFile(reader, file) if sparse else reader.open(file)
 
 
-def _is_packed(key: str) -> bool:
-    return key.lower().endswith(_PACKED)
+def _is_compressed(key: str) -> bool:
+    return key.lower().endswith(_COMPRESSED)
 
 
-def _open(bucket: Bucket, files: Sequence[ObjectInfo]) -> Reading:
+def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     shards = [file for file in files if file.key.lower().endswith(_ENDINGS)]
     if not shards:
-        raise InvalidInputError(f"{bucket.store.uri} has no .tar, .tar.gz or .tgz files, which WebDataset needs")
-    packed = next((file for file in shards if _is_packed(file.key)), None)
-    if bucket.link and packed is not None:
+        raise InvalidInputError(f"{reader.store.uri} has no .tar, .tar.gz or .tgz files, which WebDataset needs")
+    compressed = next((file for file in shards if _is_compressed(file.key)), None)
+    if reader.link and compressed is not None:
         raise InvalidInputError(
-            f"{bucket.uri(packed.key)} is compressed, so nothing in it can be linked; unpack it to .tar, or do not link"
+            f"{reader.uri(compressed.key)} is compressed, so its values cannot be linked;"
+            " decompress it to .tar, or ingest without links"
         )
-    samples, endings = _survey(bucket, shards)
+    samples, endings = _sample_endings(reader, shards)
     names = _names(list(endings))
     columns: dict[str, ColumnLike] = {_KEY: Text()}
     for ending, count in endings.items():
-        meaning = _meaning(ending)
-        if meaning.kind is not None:
-            kind = Linked(meaning.kind) if bucket.link and meaning.in_place else meaning.kind
+        format = _format_of(ending)
+        if format.kind is not None:
+            kind = Linked(format.kind) if reader.link and format.in_place else format.kind
             columns[names[ending]] = Column(kind, nullable=count < samples)
     return _Shards(shards, columns, names)
 
 
-def _survey(bucket: Bucket, shards: Sequence[ObjectInfo]) -> tuple[int, dict[str, int]]:
-    """How many samples were looked at, and how many of them have each ending; from the first shard with samples."""
-    for file in shards[:_SURVEYED_SHARDS]:
+def _sample_endings(reader: SourceReader, shards: Sequence[ObjectInfo]) -> tuple[int, dict[str, int]]:
+    """The number of samples inspected, and of those with each extension, in the first shard that has samples."""
+    for file in shards[:_SAMPLED_SHARDS]:
         samples, endings = 0, dict[str, int]()
-        with closing(_opened(bucket, file, glance=True)) as stream:
+        with closing(_open_stream(reader, file, sparse=True)) as stream:
             try:
-                for _, pieces in islice(groupby(_pieces(stream, file), attrgetter("key")), _SURVEYED_SAMPLES):
-                    some = islice(pieces, _MAX_COLUMNS + 1)
-                    found = dict.fromkeys(piece.ending for piece in some if piece.member.flaw is None)
+                for _, group in islice(groupby(_sample_members(stream, file), attrgetter("key")), _SAMPLED_SAMPLES):
+                    first = islice(group, _MAX_COLUMNS + 1)
+                    found = dict.fromkeys(part.ending for part in first if part.member.error is None)
                     endings |= {ending: endings.get(ending, 0) + 1 for ending in found}
                     samples += bool(found)
                     if len(endings) > _MAX_COLUMNS:
                         raise InvalidInputError(
-                            f"the samples of {bucket.uri(file.key)} have more than {_MAX_COLUMNS} different endings;"
+                            f"the samples of {reader.uri(file.key)} have more than {_MAX_COLUMNS} different extensions;"
                             " they are not rows of one table"
                         )
-            except Damaged:
-                pass  # `rows` says so
+            except DamagedFileError:
+                pass  # reported by `rows`
         if samples:
             return samples, endings
     raise InvalidInputError(
-        f"no sample is in the first {len(shards[:_SURVEYED_SHARDS])} tar files of {bucket.store.uri}: files called"
-        " NAME.ENDING, those of one NAME next to each other; check that they are WebDataset shards"
+        f"no sample in the first {len(shards[:_SAMPLED_SHARDS])} tar files of {reader.store.uri}: members named"
+        " NAME.EXTENSION, those of one NAME adjacent; check that they are WebDataset shards"
     )
 
 
 def _names(endings: Sequence[str]) -> dict[str, str]:
-    """The column of each ending: `label` for cls, `image` for an image where there is one kind of them."""
+    """The column of each extension: `label` for cls, `image` for the image if there is one image extension."""
     images = [ending for ending in endings if ending in _IMAGES]
-    usual = {"cls": "label"} | ({images[0]: "image"} if len(images) == 1 else {})
+    special = {"cls": "label"} | ({images[0]: "image"} if len(images) == 1 else {})
     names: dict[str, str] = {}
     for ending in endings:
-        names[ending] = column_name(usual.get(ending, _plain(ending)), {_KEY, *names.values()})
+        names[ending] = column_name(special.get(ending, _underscored(ending)), {_KEY, *names.values()})
     return names
 
 
 WEBDATASET = Source(
     name="webdataset",
-    about="tar shards of WebDataset: neighbouring members with one name are a row",
+    about="WebDataset tar shards: adjacent members with the same base name are a row",
     recognise=lambda listing: listing.has(_ENDINGS),
     open=_open,
     links=True,

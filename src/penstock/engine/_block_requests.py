@@ -1,0 +1,118 @@
+"""The requests and the memory that a block needs; computed once for all epochs."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from penstock.engine._blocks import WindowBlock
+from penstock.engine._page_cache import PageCache
+from penstock.engine._selection import Block
+from penstock.engine._slab import FixedColumn, Layout
+from penstock.format import Field
+from penstock.format.kinds import Linked
+from penstock.table import FragmentRows, PageRequest, direct_row_range, page_requests
+
+_MAX_MEMOIZED = 16 << 10
+
+
+class BlockRequest(NamedTuple):
+    """The requests and the memory of one block."""
+
+    requests: Sequence[PageRequest]
+    direct: dict[int, range]
+    """Indices of requests that are read directly to their destination, and the rows that each fills."""
+    slab_range: range
+    """Its rows in the slab, with unwanted rows of shared pages: below 0, and after the last row."""
+    cacheable: Sequence[PageRequest]
+    """Requests that the page cache may already hold."""
+    cached_columns: dict[int, npt.NDArray[Any]]
+    """Fixed-width columns from the page cache, by field id."""
+    bytes: int
+    """Bytes in the window, without columns that are read into batches."""
+    raw_bytes: int
+    """Bytes of pages until they are parsed."""
+    can_read_into_batch: bool
+    """Whether every column that belongs in preallocated batches is read directly."""
+
+
+class BlockRequests:
+    """Computes the requests of blocks, for a fixed set of columns."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        in_slab: Sequence[FixedColumn],
+        into_batch: Sequence[FixedColumn],
+        heaviest: Field | None,
+        page_cache: PageCache | None,
+        direct: bool,
+    ) -> None:
+        """`direct` says whether the store can read pages of fixed-width values directly to their destination."""
+        self._page_cache, self._heaviest_id, self._direct_reads = page_cache, heaviest.id if heaviest else 0, direct
+        self._ids = [field.id for field in layout.fields]
+        self._variable_ids = {field.id for field in layout.variable}
+        self._into_batch_ids = {column.field.id for column in into_batch if column.field is not None}
+        fields = [column.field for column in layout.fixed if column.field is not None]
+        self._fixed_width = [(field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes]
+        self._row_bytes = sum(column.row_bytes for column in in_slab) + sum(
+            field.kind.typical_bytes for field in layout.variable if isinstance(field.kind, Linked)
+        )
+        self._memoized = lru_cache(_MAX_MEMOIZED)(self._build)
+
+    def for_block(self, block: WindowBlock) -> BlockRequest:
+        """The requests and the memory of a block."""
+        if isinstance(block.source.selected, range):  # such a block is the same object in every epoch
+            return self._memoized(block.source)
+        return self._build(block.source)
+
+    def is_cacheable(self, request: PageRequest) -> bool:
+        """Whether the pages go through the page cache."""
+        return self._page_cache is not None and self._heaviest_id not in request.file.fields
+
+    def _build(self, block: Block) -> BlockRequest:
+        fragment_rows = FragmentRows(block.fragment, block.stored_rows)
+        cacheable: list[PageRequest] = []
+        requests: list[PageRequest] = []
+        for request in page_requests([fragment_rows], self._ids):
+            if self._page_cache is not None and self.is_cacheable(request):
+                cacheable += self._page_cache.groups(request)
+            else:
+                requests.append(request)
+        direct = self._direct_requests(requests, fragment_rows) if self._direct_reads else {}
+        starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
+        slab_range = range(min(starts), max(stops))
+        variable = sum(request.bytes for request in requests if self._variable_ids.intersection(request.file.fields))
+        return BlockRequest(
+            requests,
+            direct,
+            slab_range,
+            cacheable,
+            {},
+            bytes=variable + len(slab_range) * self._row_bytes,
+            raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
+            can_read_into_batch=self._into_batch_ids <= {requests[index].file.fields[0] for index in direct},
+        )
+
+    def _direct_requests(self, requests: Sequence[PageRequest], fragment_rows: FragmentRows) -> dict[int, range]:
+        """The requests that can be read directly to their destination; for a column, all or none.
+
+        Blocks are split at page boundaries of the heaviest column. So if rows at an end are left out, the pages that
+        are read take no more memory than the whole block.
+        """
+        direct: dict[int, range] = {}
+        wanted = range(len(fragment_rows.rows))
+        for field_id, row_bytes in self._fixed_width:
+            indices = [index for index, request in enumerate(requests) if request.file.fields == (field_id,)]
+            rows = [direct_row_range(requests[index], field_id, row_bytes, fragment_rows) for index in indices]
+            parts = [part for part in rows if part is not None]
+            if not parts or len(parts) < len(indices):
+                continue
+            filled = range(parts[0].start, parts[-1].stop)
+            contiguous = sum(map(len, parts)) == len(filled)
+            covers = filled.start <= 0 and wanted.stop <= filled.stop and field_id == self._heaviest_id
+            if contiguous and (filled == wanted or covers):
+                direct.update(zip(indices, parts, strict=True))
+        return direct

@@ -1,0 +1,279 @@
+"""Format columns as batches: numpy arrays, the user's functions, and collation of samples."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine._batch_builder import PAD, BadRowsError, RowKeys
+from penstock.engine._collate import pad, split
+from penstock.engine._decode import Columns
+from penstock.errors import InvalidInputError
+from penstock.format import value_kind
+from penstock.format.kinds import Tensor, Values
+from penstock.table import ROW_ID, Reader
+
+Sample = dict[str, Any]
+
+
+@dataclass
+class NumpyFormatter:
+    """Formats batches of numpy arrays; an adapter overrides the public methods for its own array type."""
+
+    transform: Callable[..., Any] | None
+    batch_transform: Callable[..., Any] | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    ragged: str
+    """How values of different shapes share a batch: "pad"; "list"; "refuse" raises; "rows" gives a list if only their
+    first dimension varies and pads otherwise. Adapters may define more."""
+    ragged_columns: dict[str, npt.NDArray[Any]]
+    """Ragged numeric columns, each with an empty value."""
+    tolerant: bool
+    in_worker_process: bool = False
+
+    @property
+    def needs_keys(self) -> bool:
+        given = [function for function in (self.transform, self.batch_transform) if function is not None]
+        return bool(given) and (self.in_worker_process or any(map(accepts_generator, given)))
+
+    @property
+    def by_rows(self) -> bool:
+        return self.transform is not None or self.collate_fn is not None
+
+    @property
+    def on_host(self) -> bool:
+        return self.by_rows or self.batch_transform is not None
+
+    def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
+        """See `engine.BatchFormatter`."""
+        if self.transform is None and self.collate_fn is None:
+            batch: Any = self._arrays(columns)
+        else:
+            flags = columns.get(PAD) if self.transform is not None else None
+            if self.transform is None:
+                samples = inputs = samples_of(columns, self.array)
+            else:
+                inputs = self._inputs(columns)
+                samples = self._transform_samples(self.transform, list(map(copy, inputs)), keys)
+            batch = self._collate(samples, inputs) if self.collate_fn is None else self.collate_fn(samples)
+            if flags is not None and isinstance(batch, dict):
+                batch[PAD] = self.array(np.asarray(flags))
+        if self.batch_transform is None:
+            return batch
+        return self._bind(self.batch_transform, keys)(batch, 0)
+
+    def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
+        """See `engine.BatchFormatter`."""
+        if any(isinstance(values, list) for values in columns.values()):
+            return None
+        return self.split(self._arrays(columns), batch_rows)
+
+    def to_transport(self, value: Any) -> Any:
+        """See `engine.BatchFormatter`."""
+        return value
+
+    def from_transport(self, value: Any) -> Any:
+        """See `engine.BatchFormatter`."""
+        return value
+
+    def array(self, array: npt.NDArray[Any]) -> Any:
+        """An array that the user may write to."""
+        return writable(array)
+
+    def split(self, batch: dict[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
+        """Split arrays into batches of the given lengths."""
+        return split(batch, lengths)
+
+    def is_array(self, value: Any) -> bool:
+        """Whether a value is an array or an array scalar."""
+        return isinstance(value, np.ndarray | np.generic)
+
+    def to_numpy(self, array: Any) -> npt.NDArray[Any]:
+        """Inverse of `array`."""
+        return np.asarray(array)
+
+    def stack(self, values: list[Any]) -> Any:
+        """Stack the values of all rows; values without arrays stay a list."""
+        return stack_values(values)
+
+    def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
+        """Format a column of arrays with different shapes."""
+        if self.ragged == "refuse":
+            raise InvalidInputError(
+                f"column {name!r} has values of different shapes, and every process would pad them in its own way; "
+                "give them one shape with transform=…, or leave the column out with columns=…"
+            )
+        by_rows = self.ragged == "rows" and empty is not None and ragged_in_first_dimension(empty)
+        if self.ragged == "pad" or (self.ragged == "rows" and not by_rows):
+            padded, shapes = pad(values, empty)
+            return {name: self.array(padded), f"{name}_shape": self.array(shapes)}
+        missing = empty if by_rows else None
+        return {name: [missing if value is None else self.array(value) for value in values]}
+
+    def seed_global_generators(self, seed: int) -> None:
+        """Seed the global random generators of this process."""
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def _inputs(self, columns: Columns) -> list[Sample]:
+        """Samples for the transform; copies if they may be needed again, because a transform may modify its input."""
+        values = {name: column for name, column in columns.items() if name != PAD}
+        if self.tolerant and not self.in_worker_process:
+            values = {name: _copied(column) for name, column in values.items()}
+        return samples_of(values, self.array)
+
+    def _bind(self, function: Callable[..., Any], keys: RowKeys | None) -> Callable[[Any, int], Any]:
+        """Bind a user's function to the random generator of a row, or of the first row of a batch."""
+        if keys is None:
+            return lambda value, _: function(value)
+        random = accepts_generator(function)
+
+        def call(value: Any, row: int) -> Any:
+            if self.in_worker_process:
+                self.seed_global_generators(int(keys.generator(row).integers(1 << 32)))
+            return function(value, keys.generator(row)) if random else function(value)
+
+        return call
+
+    def _transform_samples(self, transform: Callable[..., Any], samples: list[Any], keys: RowKeys | None) -> list[Any]:
+        call = self._bind(transform, keys)
+        done: list[Any] = []
+        failures: dict[int, Exception] = {}
+        for index, sample in enumerate(samples):
+            try:
+                done.append(call(sample, index))
+            except Exception as error:  # a user's function may raise anything
+                failures[index] = error
+                if not self.tolerant:
+                    break
+        if failures:
+            raise BadRowsError(failures)
+        return done
+
+    def _collate(self, samples: list[Any], inputs: list[Sample]) -> Any:
+        """Collate samples: stack equal shapes; `ragged` decides for other shapes and unchanged ragged columns."""
+        if not all(isinstance(sample, dict) for sample in samples):
+            return self.stack(samples)
+        batch: dict[str, Any] = {}
+        for name in samples[0]:
+            values = [sample[name] for sample in samples]
+            if not all(value is None or self.is_array(value) for value in values):
+                plain = any(value is None or isinstance(value, str | bytes) for value in values)
+                batch[name] = values if plain else self.stack(values)
+                continue
+            same = all(value is sample.get(name) for value, sample in zip(values, inputs, strict=True))
+            shapes = {None if value is None else value.shape for value in values}
+            if len(shapes) == 1 and None not in shapes and not (same and name in self.ragged_columns):
+                batch[name] = self.stack(values)
+            else:
+                batch.update(
+                    self._arrays({name: [None if value is None else self.to_numpy(value) for value in values]})
+                )
+        return batch
+
+    def _arrays(self, columns: Columns) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        for name, values in columns.items():
+            if not isinstance(values, list):
+                batch[name] = self.array(values) if isinstance(values, np.ndarray) else values  # or on a device
+                continue
+            empty = self.ragged_columns.get(name)
+            if empty is None and not any(isinstance(value, np.ndarray) for value in values):
+                batch[name] = values
+            else:
+                batch.update(self.format_ragged(name, values, empty))
+        return batch
+
+
+@dataclass
+class ConvertedFormatter(NumpyFormatter):
+    """Formats numpy batches and converts them last, in the main process: workers need neither framework nor device."""
+
+    put: Callable[[Any], Any] = field(kw_only=True)
+
+    def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
+        """See `engine.BatchFormatter`."""
+        batch = super().__call__(columns, keys)
+        return batch if self.in_worker_process else self.put(batch)
+
+    def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
+        """See `engine.BatchFormatter`; arrays are converted one by one."""
+        return None
+
+    def from_transport(self, value: Any) -> Any:
+        """See `engine.BatchFormatter`."""
+        return self.put(value)
+
+    def __copy__(self) -> "ConvertedFormatter":
+        return replace(self)
+
+    def __reduce__(self) -> tuple[type[NumpyFormatter], tuple[Any, ...]]:
+        return NumpyFormatter, tuple(getattr(self, known.name) for known in fields(NumpyFormatter))
+
+
+def ragged_in_first_dimension(empty: npt.NDArray[Any]) -> bool:
+    """Whether a ragged column, given by an empty value, varies in its first dimension only."""
+    return 0 not in empty.shape[1:]
+
+
+def ragged_columns(reader: Reader, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Ragged numeric columns, each with an empty value."""
+    schema = reader.snapshot.schema
+    kinds = {name: value_kind(schema[name].kind) for name in names if name != ROW_ID}
+    return {
+        name: np.zeros([length or 0 for length in kind.shape], kind.element.logical)
+        for name, kind in kinds.items()
+        if isinstance(kind, Tensor) and kind.ragged
+    }
+
+
+def samples_of(columns: Mapping[str, Any], array: Callable[[npt.NDArray[Any]], Any]) -> list[Sample]:
+    """Split columns into samples."""
+    values = {
+        name: array(column)
+        if isinstance(column, np.ndarray)
+        else [array(value) if isinstance(value, np.ndarray) else value for value in column]
+        for name, column in columns.items()
+    }
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def stack_values(values: list[Any]) -> Any:
+    """Stack the values of all rows, inside dictionaries and tuples too; values that are not numbers stay a list."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: stack_values([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        parts = [stack_values(list(part)) for part in zip(*values, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if all(isinstance(value, np.ndarray | np.generic | bool | int | float | complex) for value in values):
+        return np.stack(values)
+    return values
+
+
+def accepts_generator(function: Callable[..., Any]) -> bool:
+    """Whether a transform has a second required parameter, for a random generator."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is Parameter.empty for p in places) >= 2
+
+
+def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array itself if it is writable and in native byte order, else a copy."""
+    if array.flags.writeable and array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def _copied(values: Values) -> Values:
+    if isinstance(values, np.ndarray):
+        return values.copy()
+    return [deepcopy(value) for value in values]

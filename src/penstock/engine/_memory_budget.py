@@ -1,0 +1,111 @@
+"""Split memory between the window and prefetched batches, on the host and on a device; pure."""
+
+from dataclasses import dataclass
+
+_MIN_SPAN_BYTES, _SPAN_BYTES, _SPAN_SHARE, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 32, 64
+_DEVICE_SPAN_BYTES = 512 << 20
+_DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
+"""Largest fractions (1/n) of free device memory for a span, for prefetched batches, and for the window."""
+_DEVICE_SLACK = 1.5
+"""Device window relative to what the shuffle needs: room to read ahead, and for fragmentation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """What a loader needs memory for."""
+
+    budget_bytes: int
+    """Host memory for everything."""
+    batch_size: int
+    batch_bytes: int
+    """Bytes of a batch in host memory."""
+    device_batch_bytes: int
+    """Bytes of a batch on a device."""
+    by_rows: bool
+    """Whether batches are built one at a time."""
+    workers: int
+    prefetch_factor: int
+    window_rows: float
+    """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
+    row_bytes: float
+    device_row_bytes: int
+    """Bytes of a row's columns whose window may be on the device."""
+    cache_bytes: int
+    """Bytes of the page cache."""
+    device_free_bytes: int | None
+    """None if batches are built in host memory."""
+    device_memory: int | None
+    """Device memory that the user allows for the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """How memory is split."""
+
+    batches_per_span: int
+    """Batches built together."""
+    prefetch_spans: int
+    """Spans built ahead of the loop."""
+    window_bytes: int
+    device_rows: int
+    """Rows of the window on the device; 0 if it is in host memory."""
+    window_fits: bool
+    """Whether the window holds all blocks that rows are drawn from; otherwise blocks are read repeatedly."""
+    notes: tuple[str, ...]
+
+    @property
+    def on_device(self) -> bool:
+        return self.device_rows > 0
+
+
+def split_budget(needs: MemoryNeeds) -> MemoryBudget:
+    """Split memory: batches get what they need, the window the rest; a device window is complete or absent."""
+    free = needs.device_free_bytes
+    span_bytes = min(_SPAN_BYTES, max(_MIN_SPAN_BYTES, needs.budget_bytes // _SPAN_SHARE))
+    batch_bytes = max(1, needs.batch_bytes)
+    if free is not None:
+        span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
+        batch_bytes = max(1, needs.device_batch_bytes)
+    batches_per_span = 1 if needs.by_rows else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
+    device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
+    need = round(needs.window_rows * (needs.row_bytes - (needs.device_row_bytes if device_rows else 0)))
+    left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
+    room = max(quarter, left - max(quarter, need)) if free is None else free // _DEVICE_BATCHES_SHARE
+    wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
+    prefetch_spans = max(2, min(wanted, room // (batches_per_span * batch_bytes)))
+    waiting = prefetch_spans if free is None else 1  # batches on a device are queued there
+    window_bytes = max(quarter, left - waiting * batches_per_span * needs.batch_bytes)
+    window_fits = need <= window_bytes
+    if free is None and prefetch_spans < needs.workers:
+        notes = (
+            *notes,
+            f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves room to make {prefetch_spans} batches of "
+            f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.workers} workers are "
+            "busy; raise it",
+        )
+    if not window_fits:
+        notes = (
+            *notes,
+            f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves {window_bytes / 1e6:,.0f} MB for the window of "
+            f"the shuffle, which needs {need / 1e6:,.0f} MB, so blocks are read repeatedly; raise it, or "
+            "lower Shuffle(spread=…)",
+        )
+    return MemoryBudget(
+        batches_per_span, prefetch_spans, window_bytes, device_rows if window_fits else 0, window_fits, notes
+    )
+
+
+def _device_rows(needs: MemoryNeeds, span_rows: int) -> tuple[int, tuple[str, ...]]:
+    """Rows of a window on the device, with those of the span being built; and notes for the user."""
+    free, row_bytes = needs.device_free_bytes, needs.device_row_bytes
+    if free is None or not row_bytes:
+        return 0, ()
+    need = round(_DEVICE_SLACK * (needs.window_rows + span_rows) * row_bytes)
+    most = free // _DEVICE_WINDOW_SHARE if needs.device_memory is None else min(needs.device_memory, free)
+    if most < need:
+        return 0, (
+            f"the window stays in host memory: it needs {need / 1e6:,.0f} MB on the device, and has "
+            f"{most / 1e6:,.0f} MB there; raise DeviceOptions(memory=…), or lower spread or block_bytes in "
+            "Shuffle(…)",
+        )
+    return (need if needs.device_memory is None else most) // row_bytes, ()

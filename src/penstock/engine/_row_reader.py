@@ -1,0 +1,38 @@
+"""Random access to rows by index, for loaders that choose rows themselves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.engine._collate import Collator
+from penstock.engine._decode import Columns, DecodeOptions
+from penstock.engine._slab import Layout
+from penstock.table import Int64Array, RandomRowReader, Reader, take_positions
+
+
+class RowReader:
+    """Reads rows of a selection by index. One call fetches the pages of all its rows together, each page once."""
+
+    def __init__(self, reader: Reader, names: Sequence[str], rows: range | Int64Array, decode: DecodeOptions) -> None:
+        decode.check(reader.snapshot.schema)
+        self._reader, self._rows = reader, rows
+        layout = Layout(reader.snapshot.schema, names)
+        # Samples may outlive the batch, in a cache of the user or across a fork, so their memory is never reused.
+        self._collator = Collator(reader, layout, decode, np.empty)
+        self._random_reader = RandomRowReader(reader.store)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, indices: Sequence[int]) -> Columns:
+        """Columns of the rows at `indices`, in that order; raises `IndexError`, or the error of the first bad row."""
+        wanted = np.asarray(indices, np.int64)
+        outside = (wanted < -len(self)) | (wanted >= len(self))
+        if outside.any():
+            raise IndexError(f"there is no row {int(wanted[outside][0])}: there are {len(self)}")
+        positions = take_positions(self._rows, wanted % max(1, len(self)))
+        columns, bad = self._collator.rows(positions, self._random_reader)
+        for index, error in bad.items():
+            error.add_note(f"in row {int(positions[index])} of the table")
+            raise error
+        return columns

@@ -1,0 +1,295 @@
+"""Transform rows of a source into rows of the table, and derive the schema from a sample."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_image_into, image_size
+from penstock.errors import InvalidInputError, SampleError
+from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema, make_schema
+from penstock.format.kinds import Image, Kind, Link, Linked, Mask, Tensor
+from penstock.ingest._options import IngestOptions, find_transform
+from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import Reject, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
+from penstock.storage import thread_map
+from penstock.table import RowChunk
+
+_CHUNK_ROWS = 1024
+_CHUNK_BYTES = 14 << 20
+"""About the size of one data file."""
+_SAMPLED_FILES, _SAMPLED_ROWS, _SAMPLED_IMAGES = 8, 16, 16
+_ARRAYS = (np.ndarray, memoryview)
+_LINKED_PAGE_BYTES, _LINK_BYTES, _MIN_LINKED_PAGE_BYTES = 256 << 10, 120, 1024
+"""Linked bytes that a page of links covers; approximate size of a stored link; smallest page of links."""
+
+
+class RowTransformer:
+    """Applies row options: the user's transform, selected columns, image sizes and codecs."""
+
+    def __init__(self, options: IngestOptions, images: Mapping[str, Kind], known: Mapping[str, Kind]) -> None:
+        """`images` are the image columns of the source, `known` the columns with known kinds."""
+        self._options, self._known = options, known
+        self._transform = None if options.transform is None else find_transform(options.transform)
+        self._images = {
+            name: kind
+            for name, kind in images.items()
+            if options.decode or options.image_size is not None or name in options.codecs
+        }
+        self._unchanged = self._transform is None and not self._images and options.columns is None
+
+    def rows(self, items: Iterable[SourceItem]) -> Iterator[Row | RowBatch | Reject]:
+        """The rows to store; a row that cannot be transformed becomes a `Reject`."""
+        for item in items:
+            if isinstance(item, RowBatch):
+                if self._transform is None and not self._images:
+                    yield RowBatch(item.name, self._select(item.batch))
+                else:
+                    names = (f"{item.name}, row {number}" for number in range(len(item.batch)))
+                    rows = map(self._row, map(Row, names, self._to_dicts(item.batch)))
+                    yield from (row for row in rows if row is not None)
+            elif isinstance(item, Reject) or self._unchanged:
+                yield item
+            elif (row := self._row(item)) is not None:
+                yield row
+
+    def _to_dicts(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+        """Rows as dictionaries for the user's function; tensors as numpy arrays."""
+        columns = []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            kind = self._known.get(name)
+            stored = isinstance(kind, Tensor) and column.type == kind.arrow_type and not column.null_count
+            columns.append(kind.to_values(column) if kind is not None and stored else column.to_pylist())
+        for values in zip(*columns, strict=True):
+            yield dict(zip(batch.schema.names, values, strict=True))
+
+    def _row(self, row: Row) -> Row | Reject | None:
+        values: dict[str, Any] | None = dict(row.values)
+        if self._transform is not None:
+            try:
+                values = self._transform(values or {})
+            except Exception as error:
+                return Reject(row.name, f"the transform failed: {type(error).__name__}: {error}")
+        if values is None:
+            return None
+        try:
+            for name, kind in self._images.items():
+                if values.get(name) is not None:
+                    values[name] = self._image(name, kind, values[name])
+        except (SampleError, InvalidInputError) as error:
+            return Reject(row.name, str(error))
+        if self._options.columns is not None:
+            values = {name: values[name] for name in self._options.columns if name in values}
+        return Row(row.name, values)
+
+    def _image(self, name: str, kind: Kind, value: Any) -> Any:
+        pixels = value if isinstance(value, np.ndarray) else None
+        size = self._options.image_size
+        if size is not None and not isinstance(kind, Mask):
+            if pixels is not None:
+                value = ImageCodec("png").encode(pixels)
+            pixels = np.empty((*size, 3), np.uint8)
+            decode_image_into(value, pixels, resize=True)
+        elif pixels is None:
+            pixels = decode_image(value)
+        if self._options.decode:
+            return pixels
+        codec = self._options.codecs.get(name) or (kind.codec if isinstance(kind, Image) else "png")
+        return ImageCodec.parse(codec).encode(pixels)
+
+    def _select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._options.columns is None:
+            return batch
+        return batch.select([name for name in self._options.columns if name in batch.schema.names])
+
+
+def chunk_rows(
+    items: Iterable[Row | RowBatch | Reject], reject: Callable[[str, str], None], shuffle: np.random.Generator | None
+) -> Iterator[RowChunk]:
+    """Group rows for writing, each chunk shuffled if there is a generator; calls `reject` for each reject."""
+    names: list[str] = []
+    rows: list[Mapping[str, Any]] = []
+    size = 0
+    for item in items:
+        if isinstance(item, Reject):
+            reject(*item)
+            continue
+        if isinstance(item, RowBatch):
+            if shuffle is None:
+                yield RowChunk(item.batch, item.name)
+            else:
+                order = shuffle.permutation(len(item.batch))
+                yield RowChunk(item.batch.take(pa.array(order)), [f"{item.name}, row {row}" for row in order.tolist()])
+            continue
+        names.append(item.name)
+        rows.append(item.values)
+        size += sum(map(_value_bytes, item.values.values()))
+        if len(rows) >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
+            yield _make_chunk(rows, names, shuffle)
+            names, rows, size = [], [], 0
+    if rows:
+        yield _make_chunk(rows, names, shuffle)
+
+
+def _make_chunk(rows: list[Mapping[str, Any]], names: list[str], shuffle: np.random.Generator | None) -> RowChunk:
+    order = range(len(rows)) if shuffle is None else shuffle.permutation(len(rows)).tolist()
+    return RowChunk([rows[index] for index in order], [names[index] for index in order])
+
+
+def _value_bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, _ARRAYS) else len(value) if hasattr(value, "__len__") else 8
+
+
+@dataclass(frozen=True)
+class ImageCost:
+    """Average cost of an image of a column, encoded and decoded."""
+
+    column: str
+    encoded_bytes: float
+    decoded_bytes: float
+    decode_s: float
+    """Seconds of one core to decode one image."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is derived from the first rows of a few files of a source."""
+
+    schema: Schema
+    images: Mapping[str, Kind]
+    """The image columns of the source."""
+    image_costs: tuple[ImageCost, ...]
+
+
+def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions) -> Sample:
+    """Read a few rows and derive the columns; raises `InvalidInputError` if no row can be read."""
+    per_file = thread_map(
+        lambda file: list(_first(scan.rows(reader, [file]), _SAMPLED_ROWS)),
+        evenly_spaced(scan.files, _SAMPLED_FILES),
+        max_workers=reader.store.is_local,
+    )
+    items = list(chain.from_iterable(per_file))
+    rejects = [item for item in items if isinstance(item, Reject)]
+    rows = [item for item in items if not isinstance(item, Reject)]
+    if not rows:
+        reason = f": {rejects[0].name}: {rejects[0].reason}" if rejects else ""
+        raise InvalidInputError(f"no row of {reader.store.uri} could be read{reason}")
+    known = {name: as_column(name, column) for name, column in scan.columns.items()}
+    source_columns = _columns(rows)
+    images = _image_columns(known, source_columns)
+    transformer = RowTransformer(
+        replace(options, columns=None), images, {name: column.kind for name, column in known.items()}
+    )
+    transformed = [item for item in transformer.rows(rows) if not isinstance(item, Reject)]
+    if not transformed:
+        raise InvalidInputError("the transform returned None for every sampled row")
+    columns = _columns(transformed)
+    _check_names(options, columns)
+    selected = options.columns if options.columns is not None else columns
+    schema = make_schema({name: _column(name, columns[name], known, options) for name in selected})
+    costs = (_image_cost(name, source_columns[name]) for name in images) if not options.link else ()
+    return Sample(schema, images, tuple(cost for cost in costs if cost is not None))
+
+
+def _first(items: Iterator[SourceItem], count: int) -> Iterator[SourceItem]:
+    """The first `count` rows and rejects."""
+    for item in islice(items, count):
+        if isinstance(item, RowBatch):
+            yield RowBatch(item.name, item.batch.slice(0, count))
+            count -= len(item.batch)
+        else:
+            yield item
+            count -= 1
+        if count <= 0:
+            return
+
+
+def _columns(rows: Sequence[Row | RowBatch]) -> dict[str, Any]:
+    """Values by column: Arrow arrays if all rows are Arrow data, else lists."""
+    batches = [item.batch.slice(0, _SAMPLED_ROWS) for item in rows if isinstance(item, RowBatch)]
+    if len(batches) == len(rows):
+        table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
+        return {name: table.column(name).combine_chunks() for name in table.column_names}
+    dicts: list[Mapping[str, Any]] = []
+    for item in rows:
+        dicts += item.batch.slice(0, _SAMPLED_ROWS).to_pylist() if isinstance(item, RowBatch) else [item.values]
+    names = dict.fromkeys(name for row in dicts for name in row)
+    return {name: [row.get(name) for row in dicts] for name in names}
+
+
+def _check_names(options: IngestOptions, columns: Mapping[str, Any]) -> None:
+    named = {*(options.columns or ()), *options.codecs, *options.nullable}
+    if missing := sorted(named - set(columns)):
+        raise InvalidInputError(f"there is no column {missing[0]!r}; the source has {', '.join(columns)}")
+
+
+def _image_columns(known: Mapping[str, Column], columns: Mapping[str, Any]) -> dict[str, Kind]:
+    """The kinds of the columns of encoded images."""
+    found: dict[str, Kind] = {}
+    for name, values in columns.items():
+        kind = known[name].kind if name in known else _infer_kind(name, values)
+        if isinstance(kind, Image):
+            found[name] = kind
+    return found
+
+
+def _infer_kind(name: str, values: Any) -> Kind | None:
+    first = values.drop_null()[:1].to_pylist() if isinstance(values, pa.Array) else [v for v in values if v is not None]
+    if not first or not isinstance(first[0], bytes | bytearray | memoryview):
+        return None
+    return infer_schema({name: values})[name].kind
+
+
+def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: IngestOptions) -> Column:
+    missing = values.null_count if isinstance(values, pa.Array) else sum(value is None for value in values)
+    codec = options.codecs.get(name)
+    given = known.get(name)
+    column = as_column(name, given) if given is not None else None
+    decoded = isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values)
+    if column is not None and isinstance(column.kind, Image) and decoded:
+        column = None  # infer the kind of the tensor
+    if column is None:
+        [inferred] = infer_schema({name: values})
+        column = Column(inferred.kind, nullable=inferred.nullable)
+    kind = column.kind
+    if isinstance(values, list) and any(isinstance(value, Link) for value in values) and not isinstance(kind, Linked):
+        lengths = [value.length or 0 for value in values if isinstance(value, Link)]
+        mean = max(1, sum(lengths) // len(lengths))
+        kind = Linked(kind, mean)
+        column = replace(column, page_bytes=max(_MIN_LINKED_PAGE_BYTES, _LINK_BYTES * (_LINKED_PAGE_BYTES // mean)))
+    if isinstance(kind, Image):
+        kind = _image_kind(kind, codec, options)
+        codec = None if codec is None or codec.partition(":")[0] in IMAGE_CODECS else codec
+    nullable = column.nullable or missing > 0 or name in options.nullable
+    return replace(column, kind=kind, nullable=nullable, codec=codec if codec is not None else column.codec)
+
+
+def _image_kind(kind: Image, codec: str | None, options: IngestOptions) -> Image:
+    if codec is not None and codec.partition(":")[0] in IMAGE_CODECS:
+        kind = replace(kind, codec=codec)
+    if options.image_size is not None and not isinstance(kind, Mask):
+        kind = replace(kind, shape=(*options.image_size, 3))
+    return kind
+
+
+def _image_cost(column: str, values: Any) -> ImageCost | None:
+    """Measure a few images; None if none can be decoded."""
+    images = values.to_pylist() if isinstance(values, pa.Array) else list(values)
+    images = [bytes(value) for value in images if isinstance(value, bytes | bytearray | memoryview)][:_SAMPLED_IMAGES]
+    decoded_bytes = []
+    start = time.perf_counter()
+    for value in images:
+        try:
+            image_size(value)
+            decoded_bytes.append(decode_image(value).nbytes)
+        except SampleError:
+            continue
+    elapsed_s = time.perf_counter() - start
+    if not decoded_bytes:
+        return None
+    encoded_mean = float(np.mean([len(value) for value in images]))
+    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes))

@@ -1,0 +1,89 @@
+"""Byte streams over the objects of a source: decompressed while they are read, or fetched by exact ranges."""
+
+import io
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from penstock.ingest._reader import SourceReader
+from penstock.ingest.sources._limits import DamagedFileError, check_unpacked
+from penstock.storage import ObjectInfo
+from penstock.table import RangeFile
+from penstock.types import ByteRange
+
+_READ_BYTES = 4 << 20
+
+
+class ByteStream(Protocol):
+    """The part of a file interface that container parsers use."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; fewer only at the end."""
+        ...
+
+    def seek(self, offset: int, /) -> int:
+        """Move forward to an offset; returns the offset reached."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def read_exactly(stream: ByteStream, size: int) -> bytes:
+    """Read `size` bytes; raises `DamagedFileError` if the stream ends before."""
+    data = stream.read(size)
+    if len(data) < size:
+        raise DamagedFileError(f"is truncated: {size} bytes are expected and {len(data)} are left")
+    return data
+
+
+class DecompressedStream:
+    """The decompressed bytes of an object, forward only, within the limit on expansion."""
+
+    def __init__(self, reader: SourceReader, file: ObjectInfo, codec: str) -> None:
+        """`codec` is Arrow's name: gzip, zstd, bz2 or brotli."""
+        self._source = reader.open(file)
+        self._stream = pa.CompressedInputStream(pa.PythonFile(self._source, mode="r"), codec)
+        self._offset, self._packed_bytes = 0, file.size
+
+    def read(self, size: int) -> bytes:
+        """See `ByteStream`; memory grows with the bytes that arrive, not with `size`."""
+        unpacked = io.BytesIO()
+        while size > unpacked.tell() and (data := self._next(size - unpacked.tell())):
+            unpacked.write(data)
+        return unpacked.getvalue()
+
+    def seek(self, offset: int) -> int:
+        """See `ByteStream`."""
+        while self._offset < offset and self._next(offset - self._offset):
+            pass
+        return self._offset
+
+    def drain(self) -> None:
+        """Read to the end, so that the checksums there are verified."""
+        while self._next(_READ_BYTES):
+            pass
+
+    def close(self) -> None:
+        """See `ByteStream`."""
+        self._stream.close()
+        self._source.close()
+
+    def _next(self, size: int) -> bytes:
+        try:
+            data: Any = self._stream.read(min(size, _READ_BYTES))
+        except (OSError, pa.ArrowException) as error:
+            raise DamagedFileError(f"cannot be decompressed after {self._offset} bytes: {error}") from error
+        self._offset += len(data)
+        check_unpacked(self._packed_bytes, self._offset)
+        return bytes(data)
+
+
+class ExactFile(RangeFile):
+    """An object as a file that fetches exactly the ranges read, without prefetch; for readers that seek."""
+
+    def __init__(self, reader: SourceReader, file: ObjectInfo) -> None:
+        super().__init__(file.size)
+        self._reader, self._file = reader, file
+
+    def _read(self, wanted: ByteRange, out: memoryview) -> None:
+        out[: wanted.length] = self._reader.read(self._file, wanted.start, wanted.length)

@@ -1,0 +1,72 @@
+"""Build obstore's clients from options, the environment and the clouds' own files."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from penstock.errors import InvalidInputError
+from penstock.storage._aws_credentials import ProfileCredentials, load_aws_profile
+
+Client: TypeAlias = AzureStore | GCSStore | S3Store
+
+_CONSTRUCTORS: dict[str, Callable[..., Client]] = {"az": AzureStore, "gs": GCSStore, "s3": S3Store}
+_ENDPOINT_VARIABLES = {
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+    "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+}
+_ENDPOINT_OPTIONS = ("endpoint", "_url", "_url_s3", "service_account", "service_account_path", "service_account_key")
+
+CLOUD_SCHEMES = tuple(_CONSTRUCTORS)
+
+
+class ClientConfig(NamedTuple):
+    """Settings by obstore's names, and the credential provider where obstore does not sign by itself."""
+
+    settings: dict[str, str]
+    credentials: ProfileCredentials | None
+
+
+def load_config(scheme: str, options: Mapping[str, str]) -> ClientConfig:
+    """Combine the options with an AWS profile; raises `InvalidInputError` for a profile that cannot be used."""
+    settings, credentials = dict(options), None
+    if scheme == "s3":
+        profile = load_aws_profile(settings.pop("profile", None), settings)
+        settings, credentials = settings | profile.config, profile.credentials
+    settings.setdefault("allow_http", str(any("http://" in value for value in _endpoints(scheme, settings))).lower())
+    return ClientConfig(settings, credentials)
+
+
+def make_client(
+    scheme: str, bucket: str, config: ClientConfig, *, timeout_s: float, max_retries: int, retry_timeout_s: float
+) -> Client:
+    """Build a client whose requests time out after `timeout_s`; raises `InvalidInputError` for wrong options."""
+    settings = {"connect_timeout": _milliseconds(min(timeout_s, 5.0))} | config.settings
+    settings["timeout"] = _milliseconds(timeout_s)
+    kwargs: dict[str, Any] = {
+        "retry_config": {"max_retries": max_retries, "retry_timeout": timedelta(seconds=retry_timeout_s)}
+    }
+    if config.credentials is not None:
+        kwargs["credential_provider"] = config.credentials
+    try:
+        return _CONSTRUCTORS[scheme](bucket, config=settings, **kwargs)
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidInputError(f"cannot open {scheme}://{bucket}: {reason}; correct the options") from error
+
+
+def _endpoints(scheme: str, settings: Mapping[str, str]) -> list[str]:
+    """Endpoints in the options and the environment, and the content of key files, which may name one."""
+    named = [value for key, value in settings.items() if key.lower().endswith(_ENDPOINT_OPTIONS)]
+    named += [os.environ.get(variable, "") for variable in _ENDPOINT_VARIABLES[scheme]]
+    named += [Path(value).read_text() for value in named if value.endswith(".json") and Path(value).is_file()]
+    return named
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, int(seconds * 1000))}ms"

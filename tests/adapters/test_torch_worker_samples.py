@@ -1,0 +1,235 @@
+"""Samples in workers of torch's own DataLoader: a batch that arrives is the batch that was read, for any collate_fn."""
+
+import copy
+import os
+import pickle
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+
+import penstock
+from penstock import Dataset, Image, Tensor
+from penstock.engine import map_leaves
+from tests.servers import new_location
+
+ROWS, WIDTH, BATCH = 160, 2048, 16  # a batch has 128 KiB
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture(scope="module", params=["folder", "s3"])
+def ds(request: pytest.FixtureRequest) -> Dataset:
+    """Rows read directly from local files, and rows gathered from fetched pages."""
+    place = new_location(request.param)
+    ds = penstock.create(
+        place.uri, {"n": Tensor("int64"), "x": Tensor("float32", (WIDTH,))}, storage_options=place.options
+    )
+    n = np.arange(ROWS)
+    ds.append({"n": n, "x": np.repeat(n, WIDTH).reshape(ROWS, WIDTH).astype(np.float32)})
+    ds.commit()
+    return ds
+
+
+def check(batch: dict[str, Any]) -> list[int]:
+    assert type(batch["x"]) is type(batch["n"]) is torch.Tensor
+    assert batch["n"].dtype == torch.int64
+    assert torch.equal(batch["x"], batch["n"].float()[:, None].expand(-1, WIDTH))
+    return batch["n"].tolist()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_batches_that_are_held_stay_unchanged(ds: Dataset, method: str) -> None:
+    """Also after the worker has ended, and if this process has used the dataset before."""
+    rows = ds.pytorch()
+    held_here = rows.__getitems__(list(range(BATCH)))
+    order = [np.random.default_rng(epoch).permutation(ROWS).tolist() for epoch in range(15)]
+    wanted = [numbers[start : start + BATCH] for numbers in order for start in range(0, ROWS, BATCH)]
+    loader = DataLoader(rows, batch_sampler=wanted, num_workers=1, multiprocessing_context=method, timeout=240)
+    held = list(loader)
+    assert [check(batch) for batch in held] == wanted
+    held[0]["x"] += 1
+    assert torch.equal(held[0]["x"][:, 0], torch.tensor(wanted[0]).float() + 1)
+    assert [check(batch) for batch in held[1:]] == wanted[1:]
+    assert [float(row["x"][-1]) for row in held_here] == list(range(BATCH))
+
+
+class CachedRows(torch.utils.data.Dataset[dict[str, Any]]):
+    """Caches samples in its process, as users do with slow sources."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        self.cache: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        missing = [index for index in indices if index not in self.cache]
+        self.cache |= dict(zip(missing, self.rows.__getitems__(missing), strict=True))
+        return [self.cache[index] for index in indices]
+
+
+def test_samples_cached_in_persistent_workers_stay_unchanged(ds: Dataset) -> None:
+    loader = DataLoader(
+        CachedRows(ds.pytorch()), BATCH, shuffle=True, num_workers=2, persistent_workers=True, timeout=240
+    )
+    for _ in range(3):
+        assert sorted(number for batch in loader for number in check(batch)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_held_across_a_fork_stays_unchanged_in_the_child(ds: Dataset, num_workers: int) -> None:
+    """The parent drops the batch and its samples, and reads others, while the child still uses them."""
+    order = np.arange(ROWS).reshape(-1, BATCH).tolist()
+    rows = ds.pytorch()
+    batches = iter(DataLoader(rows, batch_sampler=order * 5, num_workers=num_workers, timeout=240 * num_workers))
+    held: list[Any] = [next(batches), rows.__getitems__(order[0])]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(writing)
+            os.read(reading, 1)
+            same = check(held[0]) == order[0] and check(default_collate(held[1])) == order[0]
+            status = 0 if same else 2
+        finally:
+            os._exit(status)
+    held.clear()
+    assert [check(batch) for batch in batches] == (order * 5)[1:]
+    for indices in order:
+        assert check(default_collate(rows.__getitems__(indices))) == indices
+    os.close(reading)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def doubled(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = default_collate(samples)
+    batch["x"] = batch["x"] * 2
+    return batch  # type: ignore[no-any-return]
+
+
+def written_to(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    for sample in samples:
+        sample["x"] += 1
+    batch = default_collate(samples)
+    batch["x"][:, 0] = -1
+    return batch  # type: ignore[no-any-return]
+
+
+def backwards(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return default_collate(samples[::-1])  # type: ignore[no-any-return]
+
+
+def half(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return default_collate(samples[: BATCH // 2])  # type: ignore[no-any-return]
+
+
+def replaced(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    samples[3]["x"] = torch.zeros(WIDTH)
+    return default_collate(samples)  # type: ignore[no-any-return]
+
+
+def reshaped(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    for sample in samples:
+        sample["x"].unsqueeze_(0)
+    return default_collate(samples)  # type: ignore[no-any-return]
+
+
+def transposed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = default_collate(samples)
+    batch["x"].t_()
+    return batch  # type: ignore[no-any-return]
+
+
+def transposed_samples(samples: list[dict[str, Any]]) -> list[torch.Tensor]:
+    return [sample["x"].unsqueeze_(0).t_() for sample in samples]
+
+
+def with_gradients(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = default_collate(samples)
+    batch["x"].requires_grad_()
+    return batch  # type: ignore[no-any-return]
+
+
+def samples_with_gradients(samples: list[dict[str, Any]]) -> list[torch.Tensor]:
+    return [sample["x"].requires_grad_() for sample in samples]
+
+
+def copied(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return default_collate(copy.deepcopy(pickle.loads(pickle.dumps(samples))))  # type: ignore[no-any-return]
+
+
+def untouched(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return samples
+
+
+def twice(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = default_collate(samples)
+    return {"one": batch, "other": {"x": batch["x"]}}
+
+
+COLLATES = [
+    doubled, written_to, backwards, half, replaced, reshaped, transposed, transposed_samples, with_gradients,
+    samples_with_gradients, copied, untouched, twice,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("collate", COLLATES, ids=lambda function: function.__name__)
+def test_a_collate_fn_gives_the_same_in_a_worker_as_in_this_process(ds: Dataset, collate: Callable[..., Any]) -> None:
+    order = np.random.default_rng(3).permutation(ROWS).reshape(-1, BATCH).tolist()
+    here = list(DataLoader(ds.pytorch(), batch_sampler=order, collate_fn=collate))
+    there = list(DataLoader(ds.pytorch(), batch_sampler=order, collate_fn=collate, num_workers=2, timeout=240))
+    assert len(here) == len(there)
+    for expected, found in zip(here, there, strict=True):
+        for one, other in zip(leaves(expected), leaves(found), strict=True):
+            assert type(one) is type(other) is torch.Tensor
+            assert torch.equal(one, other)
+            assert one.requires_grad == other.requires_grad
+
+
+def leaves(batch: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_leaves(found.append, batch)
+    return found
+
+
+def test_rows_sampled_with_replacement(ds: Dataset) -> None:
+    rows = ds.pytorch()
+    torch.manual_seed(1)
+    loader = DataLoader(
+        rows, BATCH, sampler=RandomSampler(rows, replacement=True, num_samples=5 * ROWS), num_workers=2, timeout=240
+    )
+    assert sum(len(check(batch)) for batch in loader) == 5 * ROWS
+
+
+def test_images_are_decoded_in_the_worker() -> None:
+    table = penstock.create("memory://", {"p": Image(shape=(64, 64, 3)), "n": int})
+    table.append({"p": [np.full((64, 64, 3), 2 * k, np.uint8) for k in range(40)], "n": list(range(40))})
+    table.commit()
+    loader = DataLoader(table.pytorch(), 10, shuffle=True, num_workers=1, timeout=240)
+    for batch in loader:
+        assert torch.equal(batch["p"][:, 5, 5, 0].long(), 2 * batch["n"])
+
+
+def test_a_killed_worker_raises_an_error(ds: Dataset) -> None:
+    loader = DataLoader(ds.pytorch(), 4, num_workers=1, timeout=240)
+    batches = iter(loader)
+    check(next(batches))
+
+    def kill_and_read() -> None:  # torch's SIGCHLD handler may raise at once
+        os.kill(batches._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        deque(batches, maxlen=0)
+
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+        kill_and_read()
