@@ -1,6 +1,7 @@
 """Samples in workers of torch's own DataLoader: a batch that arrives is the batch that was read, for any collate_fn."""
 
 import copy
+import multiprocessing
 import os
 import pickle
 import signal
@@ -222,9 +223,11 @@ def test_images_are_decoded_in_the_worker() -> None:
         assert torch.equal(batch["p"][:, 5, 5, 0].long(), 2 * batch["n"])
 
 
-def test_a_killed_worker_raises_an_error(ds: Dataset) -> None:
-    loader = DataLoader(ds.pytorch(), 4, num_workers=1, timeout=240)
-    batches = iter(loader)
+READ_AFTER_A_KILL = 17
+
+
+def read_after_a_kill(ds: Dataset) -> None:
+    batches = iter(DataLoader(ds.pytorch(), 4, num_workers=1, timeout=240))
     check(next(batches))
 
     def kill_and_read() -> None:  # torch's SIGCHLD handler may raise at once
@@ -233,3 +236,13 @@ def test_a_killed_worker_raises_an_error(ds: Dataset) -> None:
 
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
         kill_and_read()
+    os._exit(READ_AFTER_A_KILL)
+
+
+def test_a_killed_worker_raises_an_error(ds: Dataset) -> None:
+    """In a process of its own: torch's SIGCHLD handler raises wherever the main thread is, the test runner included."""
+    program = multiprocessing.get_context("spawn").Process(target=read_after_a_kill, args=(ds,))
+    program.start()
+    program.join(240)
+    program.kill()
+    assert program.exitcode == READ_AFTER_A_KILL
