@@ -18,9 +18,9 @@ from penstock.history import (
     iter_commits,
     merge_base,
     newest_commit,
+    protect_versions,
     read_commit,
     read_snapshot,
-    temporary_lease,
 )
 from penstock.table import OnConflict, Reader, Session, diff, merge
 
@@ -74,7 +74,7 @@ class Versions:
         session = self._session
         session.refs.check_available(name)
         start = self._find(at)
-        with temporary_lease(session.store, start):
+        with protect_versions(session.store, start):
             first = create_branch(
                 session.store,
                 start,
@@ -89,7 +89,7 @@ class Versions:
     def _create_tag(self, name: str, at: int | str | None) -> None:
         self._session.refs.check_available(name)
         commit = self._find(at)
-        with temporary_lease(self._session.store, commit):
+        with protect_versions(self._session.store, commit):
             self._session.refs.create("tags", name, commit.branch, commit.version)
 
     def reset(self, version: int | str, message: str = "") -> str:
@@ -129,8 +129,9 @@ class Versions:
             if base == theirs:
                 return self._session.version_name
             try:
-                merge(session, self._reader_at(base), self._reader_at(theirs), on_conflict)
-                session.commit(message or f"merge {other}", merged=theirs)
+                with protect_versions(session.store, base, theirs):
+                    merge(session, self._reader_at(base), self._reader_at(theirs), on_conflict)
+                    session.commit(message or f"merge {other}", merged=theirs)
                 return self._session.version_name
             except ConflictError:
                 session.rollback()

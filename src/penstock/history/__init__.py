@@ -28,7 +28,7 @@ from penstock.history._table import (
     read_snapshot,
 )
 from penstock.history._tree import Tree
-from penstock.history._vacuum import Vacuum, VacuumResult, check_not_expired, expired_snapshots, temporary_lease
+from penstock.history._vacuum import Vacuum, VacuumResult, check_not_expired, expired_snapshots, protect_versions
 from penstock.history._version_names import branch_name, format_version
 
 __all__ = [
@@ -71,9 +71,9 @@ __all__ = [
     "newest_commit",
     "open_table",
     "open_version",
+    "protect_versions",
     "publish",
     "read_commit",
     "read_snapshot",
     "store_time",
-    "temporary_lease",
 ]

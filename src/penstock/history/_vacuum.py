@@ -6,9 +6,12 @@ The contract; if the code disagrees with this list, the code is wrong:
   version with a tag or a lease. Commits themselves are always retained.
 - Objects that some commit refers to, but no retained version, are deleted. Objects that no commit refers to may belong
   to an active writer; they are deleted when they are older than `ORPHAN_AGE_S` and older than every write intent.
-- Two phases. First the versions to delete are marked as expired in the store; then refs and leases are read again, and
-  versions that they protect are unmarked. A process that creates a ref or a lease writes it first and reads the marks
-  second, so that one of the two always sees the other. A marked version stays expired, even if the vacuum dies.
+- Two phases. First the versions to delete are marked as expired in the store; then leases, refs and the log are read
+  again, and versions that they protect are unmarked. A process that carries objects of a version over (a ref, a reset,
+  a merge) writes a lease first and reads the marks second, so that one of the two always sees the other; it deletes the
+  lease after its ref or commit exists. Therefore vacuum reads leases before refs, and refs before the log.
+- What the first phase retained is not deleted, even if its tag or lease has gone since: it was not marked.
+- A marked version stays expired, even if the vacuum dies.
 - All times are the store's.
 """
 
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from penstock.errors import NotFoundError
+from penstock.errors import CommitStateUnknownError, NotFoundError
 from penstock.format import (
     LOG_PREFIX,
     Commit,
@@ -31,7 +34,7 @@ from penstock.format import (
     seal,
     unseal,
 )
-from penstock.history._leases import lease, live_leases, oldest_intent_s, store_time
+from penstock.history._leases import ORPHAN_AGE_S, HeldLease, live_leases, oldest_intent_s, store_time
 from penstock.history._log import discard, expired_error, read_commit
 from penstock.history._refs import Refs
 from penstock.history._tree import Tree
@@ -40,7 +43,6 @@ from penstock.storage import Store, thread_map
 _READERS = 16
 _PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/")
 _MARKS_PREFIX = "vacuums/"
-_TEMPORARY_LEASE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Vacuum:
         if not dry_run and expired:
             key = f"{_MARKS_PREFIX}{new_id()}.json"
             self._mark_expired(key, expired)
-            commits, retained = self._versions(now_s)
+            commits, retained_now = self._versions(now_s)
+            retained |= retained_now
             expired = [commit for commit in expired if commit.snapshot.id not in retained]
             self._mark_expired(key, expired)
         self.progress("finding the objects in use")
@@ -94,18 +97,17 @@ class Vacuum:
     def _versions(self, now_s: float) -> tuple[dict[tuple[str, int], Commit], set[str]]:
         """All commits by branch and version, and the ids of the retained snapshots."""
         cutoff_s = now_s - self.older_than_s
+        retained = {held.snapshot for held in live_leases(self.store, now_s=now_s)}
+        refs = Refs(self.store, self.info)
+        live, tags, deleted = set(refs.branches().values()), refs.tags(), refs.deleted_branches()
         written: dict[str, dict[int, float]] = {}
         for item in self.store.list(LOG_PREFIX):
             _, branch, name = item.key.split("/")
             if name != "HINT":
                 written.setdefault(branch, {})[int(name.removesuffix(".json"))] = item.modified_s
         commits = self._commits(written)
-        refs = Refs(self.store, self.info)
-        live = set(refs.branches().values())
-        retained = {held.snapshot for held in live_leases(self.store, now_s=now_s)}
-        for tag in refs.tags().values():
+        for tag in tags.values():
             retained.add(commits[tag.branch, tag.version].snapshot.id)
-        deleted = refs.deleted_branches()
         for branch, times in written.items():
             for version in times:
                 end_s = times.get(version + 1, now_s if branch in live else deleted.get(branch, times[version]))
@@ -160,11 +162,23 @@ class Vacuum:
 
 
 @contextmanager
-def temporary_lease(store: Store, commit: Commit) -> Iterator[None]:
-    """Protect a version while a ref to it is created; raises `SnapshotExpiredError` if a vacuum was first."""
-    with lease(store, commit, seconds=_TEMPORARY_LEASE_S):
-        check_not_expired(store, commit)
+def protect_versions(store: Store, *commits: Commit) -> Iterator[None]:
+    """Protect versions while objects of them are carried over to another version or a ref to them is created.
+
+    Every such operation runs in this block, from before it reads the versions until its commit or ref exists. Raises
+    `SnapshotExpiredError` if a vacuum was first.
+    """
+    held: list[HeldLease] = []
+    try:
+        held.extend(HeldLease(store, commit, seconds=ORPHAN_AGE_S) for commit in commits)
+        check_not_expired(store, *commits)
         yield
+    except CommitStateUnknownError:
+        held.clear()  # the commit may still arrive: the leases stay until they expire
+        raise
+    finally:
+        for one in held:
+            one.release()
 
 
 def expired_snapshots(store: Store) -> set[str]:
@@ -174,14 +188,16 @@ def expired_snapshots(store: Store) -> set[str]:
     return {id for record in records for id in record["snapshots"]}
 
 
-def check_not_expired(store: Store, commit: Commit) -> None:
-    """Call after writing a lease on a version; raises `SnapshotExpiredError` if a vacuum has marked the version."""
-    if commit.snapshot.id in expired_snapshots(store):
-        raise expired_error(store, commit)
-    try:
-        store.head(commit.snapshot.key)
-    except NotFoundError:
-        raise expired_error(store, commit) from None
+def check_not_expired(store: Store, *commits: Commit) -> None:
+    """Call after writing leases on versions; raises `SnapshotExpiredError` if a vacuum has marked one of them."""
+    expired = expired_snapshots(store)
+    for commit in commits:
+        if commit.snapshot.id in expired:
+            raise expired_error(store, commit)
+        try:
+            store.head(commit.snapshot.key)
+        except NotFoundError:
+            raise expired_error(store, commit) from None
 
 
 def _load(tree: Tree, node: Node) -> Manifest | None:

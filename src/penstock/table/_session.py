@@ -13,9 +13,9 @@ from penstock.history import (
     commit_reset,
     format_version,
     newest_commit,
+    protect_versions,
     publish,
     read_snapshot,
-    temporary_lease,
 )
 from penstock.storage import Store
 from penstock.table._links import AllowedLinks
@@ -99,7 +99,7 @@ class Session(Stage):
         """Publish an older version as the newest."""
         self.check_writable()
         self.check_no_changes()
-        with temporary_lease(self.store, to):
+        with protect_versions(self.store, to):
             commit = commit_reset(
                 self.store,
                 self.version.commit,

@@ -1,4 +1,4 @@
-"""Wrappers of stores: fault injection, and counters."""
+"""Wrappers of stores: fault injection, hooks, and counters."""
 
 import threading
 import time
@@ -131,6 +131,18 @@ class FaultyStore(_Wrapper):
                     self.fired[fault] += 1
                     return fault
         return None
+
+
+class HookedStore(_Wrapper):
+    """A store that calls `hook(verb, keys)` before each call; what the hook raises, the call raises."""
+
+    def __init__(self, store: Store, hook: Callable[[Verb, Sequence[str]], None]) -> None:
+        super().__init__(store)
+        self.hook = hook
+
+    def _call(self, call: _Call, execute: Callable[[], T]) -> T:
+        self.hook(call.verb, call.keys)
+        return execute()
 
 
 class CountingStore(_Wrapper):
