@@ -1,5 +1,6 @@
 """A writer's changes since its base version, and how they are rebased over other writers' commits."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -106,6 +107,8 @@ class Changes:
     """Operations in order, without repeats, for the log."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows added, updated and deleted, for the log."""
+    pid: int = field(default_factory=os.getpid)
+    """The process that staged them."""
 
     def __bool__(self) -> bool:
         return bool(self.appended or self.replaced or self.compacted or self.edits or self.containers or self.sources)

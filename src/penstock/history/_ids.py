@@ -1,5 +1,6 @@
 """Row ids: each writer claims ranges, so that no id is ever assigned to two rows."""
 
+import os
 import secrets
 
 from penstock.errors import AlreadyExistsError, NotFoundError, StorageError
@@ -13,17 +14,22 @@ _LARGEST_CLAIM = 1 << 24
 
 
 class RowIds:
-    """Allocates row ids for one writer; the unused rest of a claim is used by its next rows."""
+    """Allocates row ids for one writer; the unused rest of a claim is used by its next rows.
+
+    A claim belongs to the process that made it: a forked child makes its own.
+    """
 
     def __init__(self, store: Store, *, claims: int, single_writer: bool) -> None:
         self._store, self._single_writer = store, single_writer
         self.claims = claims
         """A lower bound of the number of claims in the store."""
-        self._free = RowRange(0, 0)
+        self._free, self._pid = RowRange(0, 0), os.getpid()
         self._next_claim = _FIRST_CLAIM
 
     def allocate(self, count: int) -> tuple[RowRange, ...]:
         """Ids for `count` rows, in as few ranges as possible."""
+        if self._pid != os.getpid():
+            self._free, self._pid = RowRange(0, 0), os.getpid()
         ranges = []
         while count:
             if self._free.count == 0:

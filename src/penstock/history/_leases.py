@@ -93,16 +93,22 @@ def live_leases(store: Store, *, now_s: float) -> list[Lease]:
 
 
 class WriteIntent:
-    """One writer's intent object: written once the writer has run for `every_s`, renewed, and deleted at the end."""
+    """One writer's intent object: written once the writer has run for `every_s`, renewed, and deleted at the end.
+
+    It belongs to the process that wrote it: a forked child starts one of its own.
+    """
+
+    _since_s: float | None
+    _renewed_s: float
 
     def __init__(self, store: Store, *, every_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._every_s, self._clock = store, every_s, clock
-        self._key = f"intents/{new_id()}.json"
-        self._since_s: float | None = None
-        self._renewed_s = 0.0
+        self._start()
 
     def renew(self) -> None:
         """Call before storing objects; of the local clock only differences are used."""
+        if self._pid != os.getpid():
+            self._start()
         local_s = self._clock()
         if self._since_s is None:
             self._since_s = self._renewed_s = local_s
@@ -113,10 +119,14 @@ class WriteIntent:
 
     def release(self) -> None:
         """Call when all objects are published or discarded."""
-        if self._since_s is not None and self._renewed_s > self._since_s:
+        if self._pid == os.getpid() and self._since_s is not None and self._renewed_s > self._since_s:
             with suppress(StorageError):
                 self._store.delete([self._key])
-        self._since_s = None
+        self._start()
+
+    def _start(self) -> None:
+        self._key, self._pid = f"intents/{new_id()}.json", os.getpid()
+        self._since_s, self._renewed_s = None, 0.0
 
 
 def oldest_intent_s(store: Store, *, now_s: float) -> float:

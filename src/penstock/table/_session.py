@@ -1,7 +1,9 @@
 """A session on a branch of a table: staged changes become the next version."""
 
 import getpass
+import os
 from dataclasses import replace
+from functools import partial
 
 from penstock.errors import CommitStateUnknownError, ConflictError, InvalidInputError
 from penstock.format import Commit, TableInfo, new_id
@@ -26,7 +28,8 @@ from penstock.table._stage import Stage
 class Session(Stage):
     """A version of a table on a branch, with staged changes that become the branch's next version.
 
-    A pinned session is read-only.
+    A pinned session is read-only. Staged changes belong to the process that staged them: a forked child cannot commit
+    them, and another process gets a session without any.
     """
 
     def __init__(
@@ -43,12 +46,19 @@ class Session(Stage):
         self.branch, self.pinned = branch, pinned
         self._unknown_commit: Commit | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.changes:
+            raise InvalidInputError("another process cannot see uncommitted changes; commit them first")
+        reopen = partial(Session, branch=self.branch, links=self.containers.allowed, pinned=self.pinned)
+        return reopen, (self.store, self.info, self.version)
+
     @property
     def refs(self) -> Refs:
         return Refs(self.store, self.info)
 
     def check_writable(self) -> None:
         """Raise `InvalidInputError` for a pinned version, or an error for a table that needs features unknown here."""
+        self._check_process()
         if self.pinned:
             raise InvalidInputError(f"this is {self.version_name}, opened read-only; load a branch to change it")
         self.info.features.check_writable(self.store.uri)
@@ -56,6 +66,7 @@ class Session(Stage):
 
     def check_no_changes(self) -> None:
         """Raise `InvalidInputError` if there are uncommitted changes."""
+        self._check_process()
         if self.changes:
             raise InvalidInputError("there are uncommitted changes; commit them or roll them back first")
 
@@ -65,6 +76,7 @@ class Session(Stage):
         Raises `ConflictError` if they conflict with another writer's commit, and `CommitStateUnknownError` if the store
         stops responding; then call it again.
         """
+        self._check_process()
         if self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
             return self.version
         if not self.changes and merged is None:
@@ -91,7 +103,9 @@ class Session(Stage):
 
     def rollback(self) -> None:
         """Drop the staged changes; raises `ConflictError` if a commit of unknown state turns out to be published."""
-        if self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
+        if self.changes.pid != os.getpid():
+            self._unknown_commit = None  # the parent's to resolve
+        elif self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
             raise ConflictError("the last commit was published and cannot be rolled back; the table is at its version")
         self.move_to(self.version)
 
@@ -132,6 +146,18 @@ class Session(Stage):
     def commit_info(self, message: str, *, merged: Commit | None = None) -> CommitInfo:
         """Message, author and write id of a new commit."""
         return CommitInfo(message, author(), new_id(), merged)
+
+    def _check_process(self) -> None:
+        """Start anew in a forked child; raise `InvalidInputError` if there are changes of the parent."""
+        pid = self.changes.pid
+        if pid == os.getpid():
+            return
+        if self.changes or self._unknown_commit is not None:
+            raise InvalidInputError(
+                f"{self.store.uri} has changes that were staged in process {pid} before a fork: commit there, or"
+                " rollback() here"
+            )
+        self.move_to(self.version)
 
     def _resolve_unknown(self, commit: Commit) -> bool:
         """Publish a commit of unknown state again; returns whether it is the version now."""
