@@ -47,16 +47,26 @@ class Summary:
 
 
 class Dataset(View, Versions):
-    """A table at one version, with uncommitted changes on top; `commit` publishes them."""
+    """A table at one version, with uncommitted changes on top; `commit` publishes them.
+
+    Threads may share it: what one thread stages, the commit of another may publish, and each row is published once.
+    Changes and commits wait for each other; reads do not wait, and each sees the table at one moment. After a fork, a
+    child cannot commit what was staged before it.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        self._session.check_writable()
-        with self._reader.missing_as_expired():
-            yield self._session
+        with self._session.exclusive():
+            self._session.check_writable()
+            with self._session.reader.missing_as_expired():
+                yield self._session
+
+    def _pinned(self) -> View:
+        reader = self._session.reader
+        return View(reader, reader.snapshot.schema.names, range(reader.snapshot.live))
 
     @property
     def _reader(self) -> Reader:  # type: ignore[override]
@@ -139,12 +149,14 @@ class Dataset(View, Versions):
         Raises `ConflictError` if another writer changed the same values; nothing is published then. Raises
         `CommitStateUnknownError` if the store stops answering before the outcome is known; call `commit` again.
         """
-        self._session.commit(message)
-        return self.version
+        with self._session.exclusive():
+            self._session.commit(message)
+            return self.version
 
     def rollback(self) -> None:
         """Discard uncommitted changes."""
-        self._session.rollback()
+        with self._session.exclusive():
+            self._session.rollback()
 
     def summary(self) -> Summary:
         """Size, version and columns."""

@@ -38,6 +38,9 @@ class Streaming:
     _columns: tuple[str, ...]
     _rows: Int64Array | range
 
+    def _pinned(self) -> "Streaming":
+        raise NotImplementedError
+
     @overload
     def pytorch(
         self,
@@ -135,10 +138,11 @@ class Streaming:
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
             check_no_loader_options(given)
+            view = self._pinned()
             dataset: RowDataset = adapter.row_dataset(
-                self._reader,
-                self._selected(columns),
-                self._rows,
+                view._reader,
+                view._selected(columns),
+                view._rows,
                 decode=DecodeOptions(decode, image_size),
                 transform=transform,
             )
@@ -231,10 +235,11 @@ class Streaming:
 
     def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
+        view = self._pinned()
         return {
-            "reader": self._reader,
-            "names": self._selected(given["columns"]),
-            "rows": self._rows,
+            "reader": view._reader,
+            "names": view._selected(given["columns"]),
+            "rows": view._rows,
             "options": loader_options(given, batch_size=batch_size, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),

@@ -53,11 +53,12 @@ class Versions:
         A branch is writable; a version, a tag or a time is read-only. Raises `NotFoundError` for a version that does
         not exist, and `ConflictError` if there are uncommitted changes.
         """
-        if (version, tag, branch, as_of) == (None, None, None, None):
-            self._session.refresh()
-            return self
-        commit, name, pinned = find(self._session, version=version, tag=tag, branch=branch, as_of=as_of)
-        self._session.checkout(commit, branch=name, pinned=pinned)
+        with self._session.exclusive():
+            if (version, tag, branch, as_of) == (None, None, None, None):
+                self._session.refresh()
+            else:
+                commit, name, pinned = find(self._session, version=version, tag=tag, branch=branch, as_of=as_of)
+                self._session.checkout(commit, branch=name, pinned=pinned)
         return self
 
     @property
@@ -97,8 +98,9 @@ class Versions:
 
         Raises `NotFoundError` for an unknown version, and `ConflictError` if there are uncommitted changes.
         """
-        self._session.reset(self._find(version), message)
-        return self._session.version_name
+        with self._session.exclusive():
+            self._session.reset(self._find(version), message)
+            return self._session.version_name
 
     def diff(self, old: int | str, new: int | str | None = None) -> TableDiff:
         """What changed from one version to another, by default to this one with its uncommitted changes.
@@ -119,6 +121,10 @@ class Versions:
         a `MergeConflictError` that names rows and columns; keep "ours"; take "theirs"; or a function that gets a
         `Conflict` and returns the value, or "ours" or "theirs" for a conflict that is not about a value.
         """
+        with self._session.exclusive():
+            return self._merge(other, on_conflict, message)
+
+    def _merge(self, other: str, on_conflict: OnConflict, message: str) -> str:
         session = self._session
         session.check_writable()
         session.check_no_changes()

@@ -22,11 +22,16 @@ class View(Streaming):
     def __init__(self, reader: Reader, columns: Sequence[str], rows: Int64Array | range) -> None:
         self._reader, self._columns, self._rows = reader, tuple(columns), rows
 
+    def _pinned(self) -> "View":
+        """This view, which no other thread can change between two steps of a read."""
+        return self
+
     @property
     def schema(self) -> Schema:
         """The selected columns; `schema.names` lists their names."""
-        table = self._reader.snapshot.schema
-        return Schema(tuple(table[name] for name in self._columns if name != ROW_ID))
+        view = self._pinned()
+        table = view._reader.snapshot.schema
+        return Schema(tuple(table[name] for name in view._columns if name != ROW_ID))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -45,37 +50,41 @@ class View(Streaming):
         """
         if isinstance(key, str):
             return ColumnView(self, key)
+        view = self._pinned()
         if isinstance(key, int | np.integer):
-            row = self._reader.columns(self._columns, [self._positions(key)])[0]
+            row = view._reader.columns(view._columns, [view._positions(key)])[0]
             return {name: column.item(0) for name, column in row.items()}
-        if isinstance(key, slice) and isinstance(self._rows, range):
-            return View(self._reader, self._columns, self._rows[key])
-        return View(self._reader, self._columns, self._positions(key))
+        if isinstance(key, slice) and isinstance(view._rows, range):
+            return View(view._reader, view._columns, view._rows[key])
+        return View(view._reader, view._columns, view._positions(key))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Rows as dictionaries, prefetched."""
-        if not self._columns:
-            yield from ({} for _ in self._rows)
+        view = self._pinned()
+        if not view._columns:
+            yield from ({} for _ in view._rows)
             return
-        for columns in self._reader.batches(self._columns, self._groups(256)):
+        for columns in view._reader.batches(view._columns, view._groups(256)):
             for index in range(len(next(iter(columns.values())).values)):
                 yield {name: column.item(index) for name, column in columns.items()}
 
     def select(self, columns: str | Sequence[str]) -> "View":
         """A view of some columns; `_row_id` can be one of them. Raises `NotFoundError` for an unknown column."""
+        view = self._pinned()
         names = [columns] if isinstance(columns, str) else list(columns)
         for name in names:
             if name != ROW_ID:
-                self.schema[name]
-        return View(self._reader, names, self._rows)
+                view.schema[name]
+        return View(view._reader, names, view._rows)
 
     def rows(self, ids: Sequence[int] | Int64Array) -> "View":
         """A view of the rows with these row ids, in this order. Raises `NotFoundError` if this version lacks one."""
+        view = self._pinned()
         wanted = np.asarray(ids, np.int64).reshape(-1)
-        found = self._reader.positions_of(wanted)
+        found = view._reader.positions_of(wanted)
         if (found < 0).any():
             raise NotFoundError(f"there is no row with id {int(wanted[found < 0][0])} in this version")
-        return View(self._reader, self._columns, found)
+        return View(view._reader, view._columns, found)
 
     def batches(self, size: int | None = 1024) -> Iterator[dict[str, Values]]:
         """Batches of `size` rows in order, as dictionaries of columns, prefetched in threads.
@@ -86,19 +95,22 @@ class View(Streaming):
         """
         if size is not None and size < 1:
             raise InvalidInputError(f"a batch has at least one row, not {size}")
-        if size is None and isinstance(self._rows, range) and self._rows.step == 1:
-            return self._reader.page_batches(self._columns, self._rows.start, self._rows.stop)
-        found = self._reader.batches(self._columns, self._groups(size or 1024))
+        view = self._pinned()
+        if size is None and isinstance(view._rows, range) and view._rows.step == 1:
+            return view._reader.page_batches(view._columns, view._rows.start, view._rows.stop)
+        found = view._reader.batches(view._columns, view._groups(size or 1024))
         return (as_batch(columns) for columns in found)
 
     def to_numpy(self) -> dict[str, Values]:
         """All rows as one batch."""
-        return as_batch(self._reader.columns(self._columns, [self._positions(slice(None))])[0])
+        view = self._pinned()
+        return as_batch(view._reader.columns(view._columns, [view._positions(slice(None))])[0])
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table; media stay encoded."""
-        parts = [self._reader.arrow(self._columns, rows) for rows in self._groups(_ARROW_ROWS)]
-        return pa.concat_tables(parts or [self._reader.arrow(self._columns, np.zeros(0, np.int64))])
+        view = self._pinned()
+        parts = [view._reader.arrow(view._columns, rows) for rows in view._groups(_ARROW_ROWS)]
+        return pa.concat_tables(parts or [view._reader.arrow(view._columns, np.zeros(0, np.int64))])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows: {', '.join(map(str, self.schema))})"
@@ -137,7 +149,8 @@ class ColumnView:
 
         Missing values of a nullable column are masked in the array.
         """
-        column = self._view._reader.columns([self.name], [self._view._positions(key)])[0][self.name]
+        view = self._view._pinned()
+        column = view._reader.columns([self.name], [view._positions(key)])[0][self.name]
         if isinstance(key, int | np.integer):
             return column.item(0)
         if column.mask is not None and not column.mask.all():
@@ -147,8 +160,8 @@ class ColumnView:
 
     def open(self, row: int) -> Any:
         """The bytes of one value as a seekable binary file; only the ranges that are read are fetched."""
-        field = self._view.schema[self.name]
-        return self._view._reader.open(field, int(self._view._positions(row)[0]))
+        view = self._view._pinned()
+        return view._reader.open(view.schema[self.name], int(view._positions(row)[0]))
 
     def __repr__(self) -> str:
         what = self.name if self.name == ROW_ID else str(self._view.schema[self.name])

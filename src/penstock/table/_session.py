@@ -2,6 +2,9 @@
 
 import getpass
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -28,8 +31,9 @@ from penstock.table._stage import Stage
 class Session(Stage):
     """A version of a table on a branch, with staged changes that become the branch's next version.
 
-    A pinned session is read-only. Staged changes belong to the process that staged them: a forked child cannot commit
-    them, and another process gets a session without any.
+    A pinned session is read-only. Threads may share a session: changes and commits run in `exclusive`, and reads take
+    the state of one moment without waiting. Staged changes belong to the process that staged them: a forked child
+    cannot commit them, and another process gets a session without any.
     """
 
     def __init__(
@@ -45,12 +49,20 @@ class Session(Stage):
         super().__init__(store, info, version, links)
         self.branch, self.pinned = branch, pinned
         self._unknown_commit: Commit | None = None
+        self._locks: dict[int, threading.RLock] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         if self.changes:
             raise InvalidInputError("another process cannot see uncommitted changes; commit them first")
         reopen = partial(Session, branch=self.branch, links=self.containers.allowed, pinned=self.pinned)
         return reopen, (self.store, self.info, self.version)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Let no other thread change the session meanwhile."""
+        # By process: a thread that held the lock at a fork does not exist in the child.
+        with self._locks.setdefault(os.getpid(), threading.RLock()):
+            yield
 
     @property
     def refs(self) -> Refs:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.format import Fragment, IngestManifest, Node, Schema, TableInfo
+from penstock.format import Fragment, IngestManifest, Node, Schema, Snapshot, TableInfo
 from penstock.history import Changes, Edit, RowIds, Tree, Version, WriteIntent, merge_sources
 from penstock.storage import Store
 from penstock.table._encode import Encoder
@@ -16,25 +16,39 @@ class Stage:
     """Uncommitted changes on top of a version; invisible to other sessions."""
 
     def __init__(self, store: Store, info: TableInfo, version: Version, links: AllowedLinks) -> None:
-        self.store, self.info, self.version = store, info, version
+        self.store, self.info = store, info
         base = version.snapshot
+        self._state = version, base  # one attribute, so that a reader in another thread gets both of one moment
         self.tree = Tree(store)
         self.containers = LinkContainers(links, dict(base.containers))
         self.row_ids = RowIds(store, claims=base.claims, single_writer=info.single_writer)
         self.intent = WriteIntent(store)
-        self.snapshot = base
-        """The base with the changes on top."""
         self.changes = Changes(base)
 
     @property
+    def version(self) -> Version:
+        """The base of the changes."""
+        return self._state[0]
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The base with the changes on top."""
+        return self._state[1]
+
+    @snapshot.setter
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._state = self.version, snapshot
+
+    @property
     def reader(self) -> Reader:
-        return Reader(self.store, self.tree, self.containers, self.snapshot, self.version.commit)
+        containers, (version, snapshot) = self.containers, self._state
+        return Reader(self.store, self.tree, containers, snapshot, version.commit)
 
     def move_to(self, version: Version) -> None:
         """Make another version the base and drop all changes."""
-        self.version, base = version, version.snapshot
-        self.snapshot, self.changes = base, Changes(base)
-        self.containers.declared = dict(base.containers)
+        base = version.snapshot
+        self.containers = self.containers.with_declared(base.containers)
+        self._state, self.changes = (version, base), Changes(base)
         self.tree.clear_unsaved()
         self.intent.release()
 
