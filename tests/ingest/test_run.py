@@ -40,6 +40,7 @@ from penstock.ingest._parts import split_parts
 from penstock.ingest._reader import SourceReader
 from penstock.plan import Shuffle
 from penstock.storage import ObjectInfo, open_store
+from penstock.testing import Fault, FaultyStore
 from tests.ingest.lines import SOURCES, write
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,22 @@ def test_ingested_files_are_recorded_per_branch_and_merged(folder: Path) -> None
     ds.merge("more")
     assert ingest(ds, folder).rows == 0
     assert texts(ds)[-1] == "eight"
+
+
+def test_parts_left_behind_by_a_commit_become_other_rows_after_a_reset(folder: Path) -> None:
+    """A run that dies between its commit and its clean-up leaves its parts, and a later run takes them up."""
+    ds = penstock.create(FaultyStore(open_store("memory://"), Fault("fail_before", "delete", "ingest/waiting/*")))
+    assert ingest(ds, folder).rows == 35, "the commit is done; a clean-up that fails is no failure of the run"
+    assert list(ds._session.store.list("ingest/waiting/"))
+    ds.tags.create("first")
+    ds.reset(0)
+    side = ds.branches.create("side", at=0)
+    assert ingest(ds, folder).resumed_rows == 35
+    found = ds.diff("first")
+    assert (len(found.added), len(found.deleted)) == (35, 35), "rows with new ids are other rows"
+    side.merge("first")
+    side.merge("main")
+    assert list(side.select(["_row_id", "text"])) == list(ds.select(["_row_id", "text"])), "a merge has the new rows"
 
 
 def test_vacuum_retains_manifests_and_removes_expired_staged_parts(folder: Path) -> None:

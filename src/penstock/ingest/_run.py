@@ -12,11 +12,13 @@ The contract; if the code disagrees with this list, the code is wrong:
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import Event
 
 from penstock.engine import BadSamples
+from penstock.errors import StorageError
 from penstock.history import store_time
 from penstock.ingest._parts import Job, Runner, ThreadRunner, check_rejects, split_parts
 from penstock.ingest._prepare import PreparedIngest
@@ -115,7 +117,8 @@ def run(
     check_rejects(rejects, bad_samples, rows=state.rows + state.rejects, finished=True)
     staged.check(plan, resumed)
     rows = _commit(session, prepared, finished, rejects, message)
-    staged.clear()
+    with suppress(StorageError):  # the rows are committed; a later run reads past what is left
+        staged.clear()
     written = sum(fragment.bytes for part in finished for fragment in part.fragments)
     return IngestOutcome(rows, sum(part.rows for part in resumed), written, tuple(rejects))
 

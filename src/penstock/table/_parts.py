@@ -1,4 +1,4 @@
-"""Parts of a large append: written anywhere, as fragments without row ids, and appended to the table later."""
+"""Parts of a large append: written anywhere, as fragments without ids of their own, and appended to the table later."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.format import Field, Fragment, Schema
+from penstock.format import Field, Fragment, Schema, new_int_id
 from penstock.format.kinds import Label
 from penstock.history import AddField, ExtendLabel
 from penstock.storage import Store
@@ -63,7 +63,11 @@ def append_parts(
             stage.edit(AddField(field))
         elif isinstance(field.kind, Label) and (new := _new_classes(stage.snapshot.schema[field.name], field.kind)):
             stage.edit(ExtendLabel(field.id, new))
-    appended = [replace(fragment, row_ids=stage.row_ids.allocate(fragment.rows)) for fragment in fragments]
+    # A part may have been appended before, by a run that died after its commit: these are other rows, so the fragments
+    # are others too.
+    appended = [
+        replace(fragment, id=new_int_id(), row_ids=stage.row_ids.allocate(fragment.rows)) for fragment in fragments
+    ]
     stage.changes.appended += appended
     stage.update_snapshot(stage.tree.append(stage.snapshot.nodes, appended), stage.snapshot.schema, containers)
     rows = sum(fragment.rows for fragment in appended)
