@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -84,6 +85,171 @@ def test_an_unknown_commit_state_raises_and_is_resolved_by_the_next_commit(
     assert values(inner) == [0, 1]
     assert objects <= {item.key for item in inner.list("")}, "nothing may be deleted while the outcome is unknown"
     assert not ds.summary().has_changes
+
+
+Outage = tuple[Store, FaultyStore, penstock.Dataset]
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outage]:
+    """A commit of [1] of unknown state: the store stopped responding, after it took the commit or before."""
+    monkeypatch.setattr("penstock.history._log._BACKOFF_S", 0.0)
+
+    def stop(*, landed: bool, change: Callable[[penstock.Dataset], object] | None = None) -> Outage:
+        inner = open_store("memory://")
+        table(inner)
+        store = FaultyStore(inner)
+        ds = penstock.load(store)
+        ds.append({"x": [1]})
+        store.faults = (
+            Fault("fail_after" if landed else "fail_before", "create", "log/*", times=1),
+            Fault("fail_before", "create", "log/*", times=99),
+            Fault("fail_before", "get", "log/*", times=99),
+        )
+        with pytest.raises(CommitStateUnknownError):
+            ds.commit()
+        return inner, store, ds
+
+    return stop
+
+
+def test_a_rollback_of_an_unknown_commit_publishes_nothing(outage: Callable[..., Outage]) -> None:
+    inner, store, ds = outage(landed=False)
+    with pytest.raises(CommitStateUnknownError, match="rollback"):
+        ds.rollback()
+    assert ds.summary().has_changes, "while the store does not respond, nothing is decided"
+    store.faults = ()
+    before = {item.key for item in inner.list("log/")}
+    ds.rollback()
+    assert {item.key for item in inner.list("log/")} == before
+    assert not ds.summary().has_changes
+    assert values(inner) == [0]
+    ds.append({"x": [2]})
+    assert ds.commit() == "main@2"
+    assert values(inner) == [0, 2]
+
+
+def test_a_rollback_of_an_unknown_commit_that_exists_raises_and_moves_to_it(outage: Callable[..., Outage]) -> None:
+    inner, store, ds = outage(landed=True)
+    store.faults = ()
+    with pytest.raises(ConflictError, match="main@2"):
+        ds.rollback()
+    assert (ds.version, ds.summary().has_changes) == ("main@2", False)
+    assert values(inner) == [0, 1]
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+def test_a_rolled_back_commit_that_arrives_late_is_not_committed_on_unseen(
+    look_first: bool, outage: Callable[..., Outage]
+) -> None:
+    inner, store, ds = outage(landed=False)
+    store.faults = ()
+    assert ds._session._unknown is not None
+    late = ds._session._unknown.commit
+    ds.rollback()
+    inner.create(commit_key(late.branch, late.version), late.encode())
+    if look_first:
+        ds.checkout()
+        assert len(ds) == 2
+    ds.append({"x": [1]})
+    if not look_first:
+        with pytest.raises(ConflictError, match="main@2"):
+            ds.commit()
+        ds.rollback()
+        ds.checkout()
+        assert len(ds) == 2
+        ds.append({"x": [1]})
+    ds.commit()
+    assert values(inner) == [0, 1, 1]
+
+
+def test_an_unknown_commit_is_recognised_even_if_its_snapshot_cannot_be_read(outage: Callable[..., Outage]) -> None:
+    inner, store, ds = outage(landed=True)
+    store.faults = (Fault("fail_before", "get", "snapshots/*", times=99),)
+    assert ds.commit() == "main@2"
+    assert ds.commit() == "main@2"
+    assert values(inner) == [0, 1]
+
+
+def test_nothing_is_staged_on_top_of_a_commit_of_unknown_state(outage: Callable[..., Outage]) -> None:
+    inner, store, ds = outage(landed=True)
+    store.faults = ()
+    with pytest.raises(CommitStateUnknownError, match="first"):
+        ds.append({"x": [2]})
+    ds.commit()
+    ds.append({"x": [2]})
+    ds.commit()
+    assert values(inner) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("act", [lambda ds: ds.reset(0), lambda ds: ds.branches.create("b")])
+def test_a_read_that_fails_after_a_commit_does_not_fail_the_commit(act: Callable[[penstock.Dataset], object]) -> None:
+    inner = open_store("memory://")
+    table(inner)
+    store = FaultyStore(inner)
+    ds = penstock.load(store)
+    read_snapshot = Fault("fail_before", "get", "snapshots/*", times=99)
+
+    class FailsOncePublished(FaultyStore):
+        def create(self, key: str, data: Any) -> None:
+            super().create(key, data)
+            store.faults = (read_snapshot,)
+
+    store.store = FailsOncePublished(inner)
+    act(ds)
+
+
+def test_a_merge_of_unknown_state_is_never_committed_as_plain_changes(outage: Callable[..., Outage]) -> None:
+    inner = open_store("memory://")
+    ds = table(inner)
+    side = ds.branches.create("side")
+    side.append({"x": [5]})
+    side.commit()
+    store = FaultyStore(inner)
+    ds = penstock.load(store)
+    store.faults = (
+        Fault("fail_before", "create", "log/*", times=99),
+        Fault("fail_before", "get", "log/*", skip=4, times=99),
+    )
+    with pytest.raises(CommitStateUnknownError):
+        ds.merge("side")
+    store.faults = ()
+    other = penstock.load(inner)
+    other.append({"x": [6]})
+    other.commit()
+    with pytest.raises(ConflictError, match="merge again"):
+        ds.commit()
+    ds.rollback()
+    ds.checkout()
+    ds.merge("side")
+    ds.merge("side")
+    assert sorted(values(inner)) == [0, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["fail_before", "fail_after"])
+@pytest.mark.parametrize("key", ["ids/*", "refs/tags/*", "refs/branches/*", "log/*"])
+def test_one_failed_create_is_retried(key: str, kind: Literal["fail_before", "fail_after"]) -> None:
+    inner = open_store("memory://")
+    table(inner)
+    fault = Fault(kind, "create", key)
+    ds = penstock.load(FaultyStore(inner, fault))
+    ds.append({"x": [1, 2]})
+    ds.commit()
+    ds.tags.create("t")
+    ds.branches.create("b")
+    ds.branches.rename("b", "c")
+    assert ds._session.store.fired[fault] == 1  # type: ignore[attr-defined]
+    assert (dict(ds.tags), list(ds.branches), values(inner)) == ({"t": "main@2"}, ["main", "c"], [0, 1, 2])
+
+
+def test_a_denied_create_is_not_repeated() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    fault = Fault("fail_before", "create", "ids/*", times=99, error=penstock.errors.AccessDeniedError)
+    store = FaultyStore(inner, fault)
+    with pytest.raises(penstock.errors.AccessDeniedError):
+        penstock.load(store).append({"x": [1]})
+    assert store.fired[fault] == 1
 
 
 def test_a_denied_commit_raises_and_can_be_retried() -> None:

@@ -300,6 +300,24 @@ def test_a_conflict_function_gets_the_conflict() -> None:
     assert 44 in xs(ours)
 
 
+def test_a_merge_that_raises_stages_nothing() -> None:
+    ours, theirs = diverged()
+    ours.update([3], {"x": 30})
+    ours.commit()
+    theirs.drop_column("t")
+    theirs.update([3], {"x": 33})
+    theirs.commit()
+
+    def refuse(conflict: Conflict) -> None:
+        raise RuntimeError(str(conflict))
+
+    with pytest.raises(RuntimeError, match="row 3"):
+        ours.merge("other", on_conflict=refuse)
+    assert not ours.summary().has_changes
+    assert ours.commit() == "main@2"
+    assert "t" in ours.schema.names
+
+
 @pytest.mark.parametrize("policy", ["raise", "ours", "theirs"])
 def test_two_added_columns_of_one_name_conflict(policy: Any) -> None:
     ours, theirs = diverged()

@@ -154,7 +154,11 @@ class Dataset(View, Versions):
             return self.version
 
     def rollback(self) -> None:
-        """Discard uncommitted changes."""
+        """Discard uncommitted changes; publishes nothing.
+
+        After a `CommitStateUnknownError` it raises `ConflictError` if that commit exists after all, and moves to it. If
+        it does not exist, a request in flight may still create it; the next commit then raises `ConflictError`.
+        """
         with self._session.exclusive():
             self._session.rollback()
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from penstock.dataset._diff import TableDiff
 from penstock.dataset._refs import Branches, Tags
-from penstock.errors import ConflictError, InvalidInputError, PenstockWarning
+from penstock.errors import CommitStateUnknownError, ConflictError, InvalidInputError, PenstockWarning
 from penstock.format import Commit
 from penstock.history import (
     Version,
@@ -76,6 +76,7 @@ class Versions:
         session.refs.check_available(name)
         start = self._find(at)
         with protect_versions(session.store, start):
+            snapshot = read_snapshot(session.store, start)
             first = create_branch(
                 session.store,
                 start,
@@ -83,9 +84,8 @@ class Versions:
                 commit_info=session.commit_info(f"branch {name}"),
             )
             session.refs.create("branches", name, first.branch, None)
-        version = Version(first, read_snapshot(session.store, first))
         links = session.containers.allowed
-        return type(self)(Session(session.store, session.info, version, branch=name, links=links))  # type: ignore[call-arg]
+        return type(self)(Session(session.store, session.info, Version(first, snapshot), branch=name, links=links))  # type: ignore[call-arg]
 
     def _create_tag(self, name: str, at: int | str | None) -> None:
         self._session.refs.check_available(name)
@@ -139,8 +139,12 @@ class Versions:
                     merge(session, self._reader_at(base), self._reader_at(theirs), on_conflict)
                     session.commit(message or f"merge {other}", merged=theirs)
                 return self._session.version_name
-            except ConflictError:
+            except CommitStateUnknownError:
+                raise
+            except BaseException as error:
                 session.rollback()
+                if not isinstance(error, ConflictError):
+                    raise
                 if newest_commit(session.store, ours.branch, at_least=ours.version) == ours:
                     raise  # the branches conflict; a concurrent commit would be rebased on
                 session.refresh()

@@ -13,7 +13,15 @@ from penstock.history._changes import (
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
 from penstock.history._leases import HeldLease, WriteIntent, lease, store_time
-from penstock.history._log import discard, expired_error, iter_commits, newest_commit, publish, read_commit
+from penstock.history._log import (
+    discard,
+    expired_error,
+    iter_commits,
+    newest_commit,
+    publish,
+    read_commit,
+    was_published,
+)
 from penstock.history._lookup import find_commit_at, find_version, merge_base
 from penstock.history._refs import MAIN, Refs, RefType
 from penstock.history._table import (
@@ -76,4 +84,5 @@ __all__ = [
     "read_commit",
     "read_snapshot",
     "store_time",
+    "was_published",
 ]

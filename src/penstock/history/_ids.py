@@ -3,9 +3,8 @@
 import os
 import secrets
 
-from penstock.errors import AlreadyExistsError, NotFoundError, StorageError
 from penstock.format import Claim, ids_key
-from penstock.history._log import create_object
+from penstock.history._log import create_or_read
 from penstock.storage import Store
 from penstock.types import RowRange
 
@@ -45,14 +44,9 @@ class RowIds:
         start = self._read(self.claims - 1).end if self.claims else 0
         while True:
             mine = Claim(start, start + count, secrets.token_hex(16))
-            try:
-                create_object(self._store, ids_key(self.claims), mine.encode(), single_writer=self._single_writer)
-                found = mine
-            except (AlreadyExistsError, StorageError) as error:
-                try:
-                    found = self._read(self.claims)
-                except NotFoundError:
-                    raise error from None
+            found = create_or_read(
+                self._store, ids_key(self.claims), mine, Claim.decode, single_writer=self._single_writer
+            )
             self.claims += 1
             if found.write_id == mine.write_id:
                 return RowRange(found.start, found.end)

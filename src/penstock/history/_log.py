@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from penstock.errors import (
     AccessDeniedError,
@@ -25,9 +26,21 @@ from penstock.errors import (
 )
 from penstock.format import LOG_PREFIX, Commit, commit_key, decode_hint, encode_hint, hint_key
 from penstock.storage import Store
+from penstock.types import Buffer
 
-_PUBLISH_ATTEMPTS = 6
+_CREATE_ATTEMPTS = 6
 _BACKOFF_S = 0.1
+
+
+class HasWriteId(Protocol):
+    """An object with a random id, by which a writer recognises its own after a lost response."""
+
+    @property
+    def write_id(self) -> str: ...
+    def encode(self) -> bytes: ...
+
+
+Written = TypeVar("Written", bound=HasWriteId)
 
 
 def read_commit(store: Store, branch_id: str, version: int) -> Commit:
@@ -81,13 +94,57 @@ def publish(
 
     Raises `CommitStateUnknownError` if the store stops responding before the outcome is known.
     """
-    key, body = commit_key(commit.branch, commit.version), commit.encode()
+    key = commit_key(commit.branch, commit.version)
+    try:
+        found = create_or_read(store, key, commit, Commit.decode, single_writer=single_writer, sleep=sleep)
+    except AccessDeniedError:
+        raise
+    except StorageError as error:
+        raise CommitStateUnknownError(
+            f"the store stopped responding while version {commit.version} was written to {store.uri}/{key}; it may or"
+            " may not exist. Nothing was deleted. Commit again when the store responds: a commit that exists will be"
+            " recognised"
+        ) from error
+    if found.write_id == commit.write_id:
+        _write_hint(store, commit)
+    return found.write_id == commit.write_id
+
+
+def was_published(store: Store, commit: Commit) -> bool | None:
+    """Whether a commit exists; None if its version does not exist, so that a request in flight may still create it.
+
+    Raises `CommitStateUnknownError` if the store does not respond.
+    """
+    try:
+        found = _read(store, commit.branch, commit.version)
+    except StorageError as error:
+        raise CommitStateUnknownError(
+            f"it is still unknown whether version {commit.version} exists in {store.uri}, because the store does not"
+            " respond; call commit() or rollback() again when it does. Until then the changes stay staged"
+        ) from error
+    return None if found is None else found.write_id == commit.write_id
+
+
+def create_or_read(
+    store: Store,
+    key: str,
+    mine: Written,
+    decode: Callable[[Buffer, str], Written],
+    *,
+    single_writer: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Written:
+    """Create an object that has a write id, and return what the key holds then: it, or another writer's object.
+
+    An attempt without a clear response is repeated. Raises `AccessDeniedError` if the first attempt is denied; after
+    any other `StorageError` the object may or may not exist.
+    """
     unknown: StorageError | None = None
-    for attempt in range(_PUBLISH_ATTEMPTS):
+    for attempt in range(_CREATE_ATTEMPTS):
         if attempt:
             sleep(random.uniform(0, _BACKOFF_S * 2**attempt))
         try:
-            create_object(store, key, body, single_writer=single_writer)
+            create_object(store, key, mine.encode(), single_writer=single_writer)
         except AlreadyExistsError:
             pass  # perhaps by an earlier attempt whose response was lost
         except AccessDeniedError:
@@ -96,22 +153,14 @@ def publish(
         except StorageError as error:
             unknown = error
         else:
-            _write_hint(store, commit)
-            return True
+            return mine
         try:
-            found = _read(store, commit.branch, commit.version)
+            return decode(store.get(key), f"{store.uri}/{key}")
+        except NotFoundError:
+            continue
         except StorageError as error:
             unknown = error
-            continue
-        if found is not None:
-            if found.write_id == commit.write_id:
-                _write_hint(store, commit)
-                return True
-            return False
-    raise CommitStateUnknownError(
-        f"the store stopped responding while version {commit.version} was written to {store.uri}/{key}; it may or may"
-        " not exist. Nothing was deleted. Commit again when the store responds: a commit that exists will be recognised"
-    ) from unknown
+    raise StorageError(f"the store stopped responding while {store.uri}/{key} was created; try again") from unknown
 
 
 def discard(store: Store, keys: Sequence[str]) -> None:

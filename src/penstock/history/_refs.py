@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError, StorageError
+from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 from penstock.format import CommitRef, TableInfo, from_members, seal, unseal
-from penstock.history._log import create_object
+from penstock.history._log import create_or_read
 from penstock.history._version_names import branch_name
 from penstock.storage import Store, thread_map
+from penstock.types import Buffer
 
 MAIN = "main"
 
@@ -33,6 +34,13 @@ class Ref:
     version: int | None
     """The version of a tag; None for a branch."""
     write_id: str
+
+    def encode(self) -> bytes:
+        return seal(asdict(self))
+
+    @staticmethod
+    def decode(data: Buffer, where: str) -> "Ref":
+        return from_members(Ref, unseal(data, where))
 
 
 class Refs:
@@ -136,22 +144,14 @@ class Refs:
         return int(keys[-1].rpartition("/")[2].removesuffix(".json")), self._get(keys[-1])
 
     def _get(self, key: str) -> Ref:
-        return from_members(Ref, unseal(self._store.get(key), f"{self._store.uri}/{key}"))
+        return Ref.decode(self._store.get(key), f"{self._store.uri}/{key}")
 
     def _write(self, ref_type: RefType, name: str, number: int, branch: str | None, version: int | None) -> None:
         ref = Ref(branch, version, secrets.token_hex(16))
         key = f"{_folder(ref_type, name)}/{number:020}.json"
-        try:
-            create_object(self._store, key, seal(asdict(ref)), single_writer=self._info.single_writer)
-        except (AlreadyExistsError, StorageError) as error:
-            try:
-                found = self._get(key)
-            except NotFoundError:
-                raise error from None
-            if found.write_id != ref.write_id:
-                raise ConflictError(
-                    f"another writer changed the {_SINGULAR[ref_type]} {name!r} just now; try again"
-                ) from None
+        found = create_or_read(self._store, key, ref, Ref.decode, single_writer=self._info.single_writer)
+        if found.write_id != ref.write_id:
+            raise ConflictError(f"another writer changed the {_SINGULAR[ref_type]} {name!r} just now; try again")
 
 
 _SINGULAR = {"branches": "branch", "tags": "tag"}

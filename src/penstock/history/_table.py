@@ -99,11 +99,11 @@ def commit_changes(
     *,
     single_writer: bool,
     commit_info: CommitInfo,
-    on_attempt: Callable[[Commit], None],
+    on_attempt: Callable[[Version], None],
 ) -> Version:
     """Publish staged changes as the next version of the branch, rebased over other writers' commits.
 
-    `on_attempt` gets each commit before it is published. Raises `ConflictError` if the changes cannot be rebased.
+    `on_attempt` gets each version before it is published. Raises `ConflictError` if the changes cannot be rebased.
     """
     head, snapshot = base, staged
     for attempt in range(_MAX_REBASES):
@@ -118,9 +118,10 @@ def commit_changes(
             commit_info,
             changes.counts,
         )
-        on_attempt(commit)
+        version = Version(commit, snapshot)
+        on_attempt(version)
         if publish(store, commit, single_writer=single_writer):
-            return Version(commit, snapshot)
+            return version
         if commit_info.merged is not None:
             raise ConflictError("another writer committed during the merge; refresh and merge again")
         if attempt > 2:

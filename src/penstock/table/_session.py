@@ -21,6 +21,7 @@ from penstock.history import (
     protect_versions,
     publish,
     read_snapshot,
+    was_published,
 )
 from penstock.storage import Store
 from penstock.table._links import AllowedLinks
@@ -48,7 +49,10 @@ class Session(Stage):
     ) -> None:
         super().__init__(store, info, version, links)
         self.branch, self.pinned = branch, pinned
-        self._unknown_commit: Commit | None = None
+        self._unknown: Version | None = None
+        """The last attempt of a commit whose state is unknown."""
+        self._abandoned: Commit | None = None
+        """A commit that was rolled back while a request in flight could still publish it."""
         self._locks: dict[int, threading.RLock] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -69,8 +73,15 @@ class Session(Stage):
         return Refs(self.store, self.info)
 
     def check_writable(self) -> None:
-        """Raise `InvalidInputError` for a pinned version, or an error for a table that needs features unknown here."""
+        """Raise an error if nothing can be staged.
+
+        The version is pinned, the table needs features unknown here, or the state of the last commit is unknown.
+        """
         self._check_process()
+        if self._unknown is not None:
+            raise CommitStateUnknownError(
+                f"it is unknown whether the last commit to {self.store.uri} exists; call commit() or rollback() first"
+            )
         if self.pinned:
             raise InvalidInputError(f"this is {self.version_name}, opened read-only; load a branch to change it")
         self.info.features.check_writable(self.store.uri)
@@ -89,13 +100,18 @@ class Session(Stage):
         stops responding; then call it again.
         """
         self._check_process()
-        if self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
+        if self._unknown is not None and self._resolve_unknown(self._unknown):
             return self.version
         if not self.changes and merged is None:
             return self.version
         self.check_writable()
         staged = replace(self.snapshot, claims=self.row_ids.claims)
-        attempts: list[Commit] = []
+        attempts: list[Version] = []
+
+        def on_attempt(version: Version) -> None:
+            self._check_abandoned(version.commit)
+            attempts.append(version)
+
         try:
             version = commit_changes(
                 self.store,
@@ -105,20 +121,35 @@ class Session(Stage):
                 self.changes,
                 single_writer=self.info.single_writer,
                 commit_info=self.commit_info(message, merged=merged),
-                on_attempt=attempts.append,
+                on_attempt=on_attempt,
             )
         except CommitStateUnknownError:
-            self._unknown_commit = attempts[-1]
+            self._unknown = attempts[-1]
             raise
         self.move_to(version)
         return version
 
     def rollback(self) -> None:
-        """Drop the staged changes; raises `ConflictError` if a commit of unknown state turns out to be published."""
-        if self.changes.pid != os.getpid():
-            self._unknown_commit = None  # the parent's to resolve
-        elif self._unknown_commit is not None and self._resolve_unknown(self._unknown_commit):
-            raise ConflictError("the last commit was published and cannot be rolled back; the table is at its version")
+        """Drop the staged changes; publishes nothing.
+
+        After a commit of unknown state it raises `ConflictError` if that commit exists, and moves to it; and
+        `CommitStateUnknownError`, without dropping anything, if the store does not respond. If the commit does not
+        exist, a request in flight may still create it: the next commit of this session then raises `ConflictError`.
+        """
+        unknown, self._unknown = self._unknown, None
+        if unknown is not None and self.changes.pid == os.getpid():  # a commit of a parent process is its own to find
+            try:
+                published = was_published(self.store, unknown.commit)
+            except CommitStateUnknownError:
+                self._unknown = unknown
+                raise
+            if published:
+                self.move_to(unknown)
+                raise ConflictError(
+                    f"the commit was published as {self.version_name} and cannot be rolled back; the dataset is at that"
+                    " version now, and reset() restores an older one"
+                )
+            self._abandoned = unknown.commit if published is None else None
         self.move_to(self.version)
 
     def reset(self, to: Commit, message: str) -> None:
@@ -126,6 +157,7 @@ class Session(Stage):
         self.check_writable()
         self.check_no_changes()
         with protect_versions(self.store, to):
+            snapshot = read_snapshot(self.store, to)  # before the commit, which must not fail once it is published
             commit = commit_reset(
                 self.store,
                 self.version.commit,
@@ -133,7 +165,7 @@ class Session(Stage):
                 single_writer=self.info.single_writer,
                 commit_info=self.commit_info(message or f"reset to version {to.version}"),
             )
-        self.checkout(commit, branch=self.branch, pinned=False)
+        self.move_to(Version(commit, snapshot))
 
     def refresh(self) -> None:
         """Move to the newest version of the branch."""
@@ -144,6 +176,8 @@ class Session(Stage):
         """Move to another version."""
         self.check_no_changes()
         self.branch, self.pinned = branch, pinned
+        if self._abandoned is not None and commit.version >= self._abandoned.version:
+            self._abandoned = None  # whether it arrived is visible here
         self.move_to(Version(commit, read_snapshot(self.store, commit)))
 
     @property
@@ -164,20 +198,33 @@ class Session(Stage):
         pid = self.changes.pid
         if pid == os.getpid():
             return
-        if self.changes or self._unknown_commit is not None:
+        if self.changes or self._unknown is not None:
             raise InvalidInputError(
                 f"{self.store.uri} has changes that were staged in process {pid} before a fork: commit there, or"
                 " rollback() here"
             )
         self.move_to(self.version)
 
-    def _resolve_unknown(self, commit: Commit) -> bool:
+    def _resolve_unknown(self, version: Version) -> bool:
         """Publish a commit of unknown state again; returns whether it is the version now."""
-        published = publish(self.store, commit, single_writer=self.info.single_writer)
-        self._unknown_commit = None
+        published = publish(self.store, version.commit, single_writer=self.info.single_writer)
+        self._unknown = None
         if published:
-            self.move_to(Version(commit, read_snapshot(self.store, commit)))
+            self.move_to(version)
+        elif version.commit.merged is not None:
+            raise ConflictError("another writer committed during the merge; rollback(), checkout() and merge again")
         return published
+
+    def _check_abandoned(self, next_commit: Commit) -> None:
+        """Raise `ConflictError` before committing on top of a rolled back commit that was published after all."""
+        late = self._abandoned
+        if late is not None and next_commit.version > late.version:
+            self._abandoned = None
+            if was_published(self.store, late):
+                raise ConflictError(
+                    f"the commit that was rolled back arrived late, and is {format_version(self.branch, late.version)};"
+                    " rollback() and checkout() to see its rows, and apply the changes again if they are missing"
+                )
 
 
 def author() -> str:
