@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import CommitStateUnknownError, ConflictError, PenstockWarning, StorageError
-from penstock.format import commit_key, encode_hint, hint_key
+from penstock.errors import CommitStateUnknownError, ConflictError, CorruptError, PenstockWarning, StorageError
+from penstock.format import CommitRef, commit_key, encode_hint, hint_key
 from penstock.history import discard, newest_commit, read_commit
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
@@ -349,6 +349,42 @@ def test_the_newest_version_is_found_with_any_hint(count: int, hint: int, kind: 
     else:
         store.put(hint_key(branch), bytes(body))
     assert newest_commit(store, branch).version == 1 + count
+
+
+@pytest.mark.parametrize("wrong", [{"version": 1}, {"version": 0}, {"version": 7}, {"branch": "0" * 32}])
+def test_a_commit_that_disagrees_with_its_key_is_corrupt(wrong: dict[str, Any]) -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    branch = ds._session.info.main
+    store.create(commit_key(branch, 2), replace(read_commit(store, branch, 1), **{"version": 2, **wrong}).encode())
+    for version in (None, 2):
+        with pytest.raises(CorruptError, match="says that it is"):
+            penstock.load(store, version=version)
+    with pytest.raises(CorruptError, match="says that it is"):
+        ds.checkout()
+
+
+@pytest.mark.parametrize("parent", [1, 2])
+def test_a_log_that_is_its_own_ancestor_is_corrupt(parent: int) -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    branch = ds._session.info.main
+    first = read_commit(store, branch, 1)
+    loop = replace(first, version=2, parent=CommitRef(branch, parent), time_us=first.time_us - 1)
+    store.create(commit_key(branch, 2), loop.encode())
+    with pytest.raises(CorruptError, match="parent"):
+        list(penstock.load(store).log())
+
+
+def test_branches_that_begin_at_each_other_are_corrupt() -> None:
+    store = open_store("memory://")
+    ds = table(store)
+    main, other = ds._session.info.main, "0" * 32
+    first = read_commit(store, main, 0)
+    store.put(commit_key(main, 0), replace(first, parent=CommitRef(other, 0)).encode())
+    store.put(commit_key(other, 0), replace(first, branch=other, parent=CommitRef(main, 0)).encode())
+    with pytest.raises(CorruptError, match="parent"):
+        penstock.load(store, as_of="2001-01-01")
 
 
 def test_opening_takes_at_most_five_requests() -> None:

@@ -24,7 +24,7 @@ from penstock.errors import (
     SnapshotExpiredError,
     StorageError,
 )
-from penstock.format import LOG_PREFIX, Commit, commit_key, decode_hint, encode_hint, hint_key
+from penstock.format import LOG_PREFIX, Commit, commit_key, corrupt_error, decode_hint, encode_hint, hint_key
 from penstock.storage import Store
 from penstock.types import Buffer
 
@@ -46,7 +46,26 @@ Written = TypeVar("Written", bound=HasWriteId)
 def read_commit(store: Store, branch_id: str, version: int) -> Commit:
     """One commit; raises `NotFoundError` if the branch has no such version."""
     key = commit_key(branch_id, version)
-    return Commit.decode(store.get(key), f"{store.uri}/{key}")
+    commit = Commit.decode(store.get(key), f"{store.uri}/{key}")
+    if (commit.branch, commit.version) != (branch_id, version):
+        raise corrupt_error(
+            f"{store.uri}/{key}", f"it says that it is version {commit.version!r} of branch {commit.branch!r}"
+        )
+    return commit
+
+
+def read_parent(store: Store, commit: Commit) -> Commit | None:
+    """The commit that another one is based on; None for the first.
+
+    Raises `CorruptError` if it is not older: a log with a cycle would never end.
+    """
+    if commit.parent is None:
+        return None
+    parent = read_commit(store, commit.parent.branch, commit.parent.version)
+    if parent.time_us >= commit.time_us:
+        where = f"{store.uri}/{commit_key(commit.branch, commit.version)}"
+        raise corrupt_error(where, "its parent is not older than it")
+    return parent
 
 
 def read_named_commit(store: Store, branch_id: str, version: int, name: str) -> Commit:
@@ -80,11 +99,10 @@ def newest_commit(store: Store, branch_id: str, *, at_least: int | None = None) 
 
 def iter_commits(store: Store, commit: Commit) -> Iterator[Commit]:
     """A commit and its ancestors, newest first."""
-    while True:
-        yield commit
-        if commit.parent is None:
-            return
-        commit = read_commit(store, commit.parent.branch, commit.parent.version)
+    at: Commit | None = commit
+    while at is not None:
+        yield at
+        at = read_parent(store, at)
 
 
 def publish(

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Commit, CommitRef
-from penstock.history._log import newest_commit, read_commit, read_named_commit
+from penstock.history._log import newest_commit, read_commit, read_named_commit, read_parent
 from penstock.history._refs import Refs
 from penstock.history._version_names import parse_version
 from penstock.storage import Store
@@ -44,9 +44,10 @@ def find_commit_at(store: Store, head: Commit, when: datetime | str) -> Commit:
         first = read_commit(store, newest.branch, 0)
         if first.time_us <= bound:
             break
-        if first.parent is None:
+        parent = read_parent(store, first)
+        if parent is None:
             raise NotFoundError(f"{store.uri} was created at {first.time:%Y-%m-%d %H:%M:%S} UTC, after {moment}")
-        newest = read_commit(store, first.parent.branch, first.parent.version)
+        newest = parent
     low, high = first, newest.version + 1
     if newest.time_us <= bound:
         return newest
