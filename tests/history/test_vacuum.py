@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
@@ -201,3 +202,81 @@ def test_what_an_operation_carries_over_outlives_a_vacuum(
         event("succeeds")
         assert set(xs(penstock.load(store, **place))) == expected  # type: ignore[arg-type]
     assert penstock.verify(store).damaged == []
+
+
+@pytest.mark.parametrize(("old", "new"), [("a", "z"), ("z", "a")])
+def test_a_branch_renamed_long_ago_and_deleted_now_is_retained(old: str, new: str) -> None:
+    inner = open_store("memory://")
+    ds = table(inner)
+    branch = ds.branches.create(old)
+    branch.append({"x": [10]})
+    branch.commit()
+    ds.branches.rename(old, new)
+    store = AgedStore(inner)
+    penstock.load(store).branches.delete(new)
+    penstock.vacuum(store)
+    assert len(branch.checkout()) == 11
+
+
+def test_a_commit_to_a_deleted_branch_is_retained_from_its_own_time() -> None:
+    inner = open_store("memory://")
+    ds = table(inner)
+    branch = ds.branches.create("b")
+    ds.branches.delete("b")
+    store = AgedStore(inner)
+    branch.append({"x": [10]})
+    branch.commit()
+    penstock.vacuum(store)
+    assert len(branch.checkout()) == 11
+
+
+def test_a_tag_of_a_version_that_the_vacuum_has_not_listed_is_retained() -> None:
+    """A commit and its tag arrive while a vacuum reads the log and the refs."""
+    inner = open_store("memory://")
+    ds = table(inner)
+    calls = iter(range(10**6))
+
+    def arrive(verb: str, _: Sequence[str]) -> None:
+        if verb == "list":
+            number = next(calls)
+            ds.append({"x": [number]})
+            ds.commit()
+            ds.tags.create(f"t{number}")
+            if number:
+                ds.delete(slice(0, None))
+                ds.commit()
+
+    vacuum_all(HookedStore(inner, arrive))
+    for name in ds.tags:
+        assert len(penstock.load(inner, tag=name)) > 0
+    assert penstock.verify(inner).damaged == []
+
+
+def test_files_that_are_not_of_the_table_are_ignored(tmp_path: Path) -> None:
+    ds = table(tmp_path)
+    side = ds.branches.create("side")
+    side.append({"x": [10]})
+    side.commit()
+    ds.tags.create("t")
+    HeldLease(ds._session.store, ds._session.version.commit, seconds=0.0)
+    ds.delete([0])
+    ds.commit()
+    vacuum_all(ds._session.store)
+    stray = []
+    for folder in [path for path in tmp_path.rglob("*") if path.is_dir()]:
+        for name in (".DS_Store", "notes.txt", "00000000000000000001 (copy).json", "x.json", "zzz"):
+            stray.append(folder / name)
+            stray[-1].write_bytes(b"not of the table")
+            os.utime(stray[-1], (0, 0))
+    assert len(stray) > 60
+    ds = penstock.load(tmp_path)
+    assert (dict(ds.branches), dict(ds.tags)) == ({"main": "main@2", "side": "side@1"}, {"t": "main@1"})
+    ds.merge("side")
+    ds.tags.create("u")
+    ds.tags.rename("u", "v")
+    ds.branches.delete("side")
+    ds.reset("t")
+    with ds.lease():
+        vacuum_all(ds._session.store)
+    assert xs(penstock.load(tmp_path, tag="v")) == list(range(1, 11))
+    assert all(path.exists() for path in stray), "vacuum deletes objects of the table alone"

@@ -13,6 +13,7 @@ from penstock.history._changes import (
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
 from penstock.history._leases import HeldLease, WriteIntent, lease, store_time
+from penstock.history._listing import list_objects
 from penstock.history._log import (
     discard,
     expired_error,
@@ -74,6 +75,7 @@ __all__ = [
     "format_version",
     "iter_commits",
     "lease",
+    "list_objects",
     "merge_base",
     "merge_sources",
     "newest_commit",

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from penstock.errors import NotFoundError, StorageError
 from penstock.format import Commit, from_members, new_id, seal, unseal
+from penstock.history._listing import list_objects
 from penstock.storage import Store
 
 ORPHAN_AGE_S = 7 * 86_400.0
@@ -84,7 +85,7 @@ def lease(store: Store, commit: Commit, *, seconds: float) -> Iterator[HeldLease
 def live_leases(store: Store, *, now_s: float) -> list[Lease]:
     """The leases that have not expired."""
     found = []
-    for item in store.list("leases/"):
+    for item in list_objects(store, "leases/"):
         with suppress(NotFoundError):  # released meanwhile
             held = from_members(Lease, unseal(store.get(item.key), f"{store.uri}/{item.key}"))
             if item.modified_s + held.seconds > now_s:
@@ -132,8 +133,8 @@ class WriteIntent:
 def oldest_intent_s(store: Store, *, now_s: float) -> float:
     """The time since which unpublished objects may belong to an active writer."""
     times = [now_s - ORPHAN_AGE_S]
-    for item in store.list("intents/"):
-        if item.key.endswith(".json") and item.modified_s > now_s - ORPHAN_AGE_S:
+    for item in list_objects(store, "intents/"):
+        if item.modified_s > now_s - ORPHAN_AGE_S:
             with suppress(NotFoundError):
                 times.append(from_members(Intent, unseal(store.get(item.key), f"{store.uri}/{item.key}")).since_s)
     return min(times)

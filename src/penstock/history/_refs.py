@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 from penstock.format import CommitRef, TableInfo, from_members, seal, unseal
+from penstock.history._listing import list_objects
 from penstock.history._log import create_or_read
 from penstock.history._version_names import branch_name
 from penstock.storage import Store, thread_map
@@ -69,11 +70,11 @@ class Refs:
         """Ids of deleted branches to the times of their deletion by the store's clock."""
         times: dict[str, float] = {}
         last: dict[str, str | None] = {}
-        for item in self._store.list("refs/branches/"):
+        for item in list_objects(self._store, "refs/branches/"):
             folder = item.key.rpartition("/")[0]
             ref = self._get(item.key)
             if ref.branch is None and (deleted := last.get(folder)) is not None:
-                times[deleted] = item.modified_s
+                times[deleted] = max(item.modified_s, times.get(deleted, 0.0))  # a rename deletes the old name, too
             last[folder] = ref.branch
         return times
 
@@ -131,14 +132,14 @@ class Refs:
 
     def _all(self, ref_type: RefType) -> Mapping[str, Ref]:
         newest: dict[str, str] = {}
-        for item in self._store.list(f"refs/{ref_type}/"):
+        for item in list_objects(self._store, f"refs/{ref_type}/"):
             newest[item.key.split("/")[2]] = item.key
         refs = thread_map(self._get, list(newest.values()), max_workers=_READERS)
         return {unquote(name): ref for name, ref in zip(newest, refs, strict=True)}
 
     def _read(self, ref_type: RefType, name: str) -> tuple[int, Ref | None]:
         """Number and content of the last object of a ref; -1 and None if there is none."""
-        keys = [item.key for item in self._store.list(f"{_folder(ref_type, name)}/")]
+        keys = [item.key for item in list_objects(self._store, f"{_folder(ref_type, name)}/")]
         if not keys:
             return -1, None
         return int(keys[-1].rpartition("/")[2].removesuffix(".json")), self._get(keys[-1])

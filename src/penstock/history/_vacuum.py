@@ -35,6 +35,7 @@ from penstock.format import (
     unseal,
 )
 from penstock.history._leases import ORPHAN_AGE_S, HeldLease, live_leases, oldest_intent_s, store_time
+from penstock.history._listing import list_objects
 from penstock.history._log import discard, expired_error, read_commit
 from penstock.history._refs import Refs
 from penstock.history._tree import Tree
@@ -89,7 +90,7 @@ class Vacuum:
         return VacuumResult(len(garbage), sum(size for _, size in garbage), versions)
 
     def _stored_snapshots(self) -> set[str]:
-        return {item.key.rpartition("/")[2] for item in self.store.list("snapshots/")}
+        return {item.key.rpartition("/")[2] for item in list_objects(self.store, "snapshots/")}
 
     def _mark_expired(self, key: str, commits: Iterable[Commit]) -> None:
         self.store.put(key, seal({"snapshots": sorted({commit.snapshot.id for commit in commits})}))
@@ -101,16 +102,19 @@ class Vacuum:
         refs = Refs(self.store, self.info)
         live, tags, deleted = set(refs.branches().values()), refs.tags(), refs.deleted_branches()
         written: dict[str, dict[int, float]] = {}
-        for item in self.store.list(LOG_PREFIX):
+        for item in list_objects(self.store, LOG_PREFIX):
             _, branch, name = item.key.split("/")
             if name != "HINT":
                 written.setdefault(branch, {})[int(name.removesuffix(".json"))] = item.modified_s
         commits = self._commits(written)
-        for tag in tags.values():
-            retained.add(commits[tag.branch, tag.version].snapshot.id)
+        for at in tags.values():
+            tagged = commits.get((at.branch, at.version)) or read_commit(self.store, at.branch, at.version)
+            retained.add(tagged.snapshot.id)
         for branch, times in written.items():
             for version in times:
-                end_s = times.get(version + 1, now_s if branch in live else deleted.get(branch, times[version]))
+                end_s = times.get(
+                    version + 1, now_s if branch in live else max(deleted.get(branch, 0.0), times[version])
+                )
                 if end_s > cutoff_s or (branch in live and version + 1 not in times):
                     retained.add(commits[branch, version].snapshot.id)
         return commits, retained
@@ -156,7 +160,7 @@ class Vacuum:
         return [
             (item.key, item.size)
             for prefix in _PREFIXES
-            for item in self.store.list(prefix)
+            for item in list_objects(self.store, prefix)
             if item.key not in reachable and (item.key in expired or item.modified_s < orphaned_before_s)
         ]
 
@@ -183,7 +187,7 @@ def protect_versions(store: Store, *commits: Commit) -> Iterator[None]:
 
 def expired_snapshots(store: Store) -> set[str]:
     """Ids of the snapshots that vacuums deleted or are about to delete."""
-    keys = [item.key for item in store.list(_MARKS_PREFIX)]
+    keys = [item.key for item in list_objects(store, _MARKS_PREFIX)]
     records = thread_map(lambda key: unseal(store.get(key), f"{store.uri}/{key}"), keys, max_workers=_READERS)
     return {id for record in records for id in record["snapshots"]}
 
