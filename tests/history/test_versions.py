@@ -1,5 +1,8 @@
 """Branches, tags, time travel, diff, merge, compaction, vacuum and leases."""
 
+import shutil
+import subprocess
+import sys
 import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -415,6 +418,37 @@ def test_a_reader_without_write_access_is_warned_once_and_continues() -> None:
             with reader.lease():
                 assert len(list(reader)) == 10
     assert [str(w.message).count("SnapshotExpiredError") for w in caught if w.category is PenstockWarning] == [1]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="mounts a folder read-only in a namespace of its own")
+def test_a_table_on_a_read_only_file_system_is_read_without_a_lease(tmp_path: Path) -> None:
+    table(tmp_path / "table")
+    script = f"""
+import warnings, penstock
+ds = penstock.load({str(tmp_path / "table")!r})
+with warnings.catch_warnings(record=True) as caught:
+    with ds.lease():
+        print(len(list(ds)), [w.category.__name__ for w in caught])
+"""
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" || exit 77; exec "$1" -c "$2"'
+    found = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, str(tmp_path), sys.executable, script], capture_output=True, text=True
+    )
+    if found.returncode == 77 or "unshare" in found.stderr:
+        pytest.skip(f"no namespaces here: {found.stderr}")
+    assert (found.stdout, found.stderr) == ("10 ['PenstockWarning']\n", "")
+
+
+def test_a_clean_up_that_fails_does_not_hide_the_error() -> None:
+    inner = open_store("memory://")
+    table(inner)
+    ds = penstock.load(FaultyStore(inner, Fault("fail_before", "delete", "*", times=99)))
+    blob = b"x" * (17 << 20)
+    ds.add_column("v", Column(penstock.Video(), nullable=True))
+    rows = ({"x": n if n < 3000 else "no number", "t": "row", "v": blob if n == 0 else None} for n in range(3001))
+    with pytest.raises(InvalidInputError, match="row 3000"):
+        ds.append(rows)
+    ds.rollback()
 
 
 def test_a_vacuum_dry_run_reports_and_deletes_nothing() -> None:

@@ -285,7 +285,7 @@ class _translated:  # noqa: N801
         if not isinstance(error, OSError):
             return
         translate = _errors.failed
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             translate = _errors.access_denied
         elif isinstance(error, TimeoutError):
             translate = _errors.timed_out

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.errors import StorageError
 from penstock.format import (
     BLOB_REFERENCE,
     Column,
@@ -79,7 +81,8 @@ class FileWriter:
         wait(self._in_flight)
         self._pool.shutdown()
         if error is not None:
-            discard(self._store, [future.result().key for future in self._submitted if future.exception() is None])
+            with suppress(StorageError):  # vacuum removes what is left; the error to report is the first one
+                discard(self._store, [future.result().key for future in self._submitted if future.exception() is None])
 
     def submit(self, fields: Sequence[Field], arrays: Mapping[int, pa.Array], row_start: int) -> Future[DataFile]:
         """Store one file; blocks while too many are in flight, and raises the error of an earlier file."""

@@ -1,7 +1,7 @@
 """Encode a user's values as the Arrow arrays of a table's fields; values too large for a page become blobs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, StorageError
 from penstock.format import BLOB_REFERENCE, MAX_INLINE_BYTES, Blob, Field, Schema
 from penstock.format.kinds import Audio, BadValueError, Bytes, Image, Kind, Linked, Tensor, Text, Values
 from penstock.history import discard
@@ -51,7 +51,8 @@ class Encoder:
             for name in self.new_containers:
                 self.containers.declared.pop(name, None)
             if self.blobs:
-                discard(self.store, [blob.key for blob in self.blobs])
+                with suppress(StorageError):  # vacuum removes what is left; the error to report is the first one
+                    discard(self.store, [blob.key for blob in self.blobs])
             raise
 
     def batch(self, schema: Schema, batch: ColumnBatch) -> dict[int, pa.Array]:
