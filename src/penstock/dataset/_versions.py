@@ -1,7 +1,7 @@
 """Versions of a dataset: log, checkout, branches, tags, diff, merge, reset."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Self
@@ -16,7 +16,7 @@ from penstock.history import (
     find_commit_at,
     find_version,
     iter_commits,
-    merge_base,
+    merge_bases,
     newest_commit,
     read_commit,
     read_snapshot,
@@ -125,11 +125,10 @@ class Versions:
         theirs = self._find(other)
         for _ in range(_MERGE_ATTEMPTS):
             ours = session.version.commit
-            base = merge_base(session.store, ours, theirs)
-            if base == theirs:
+            if ours.contains.get(theirs.branch, -1) >= theirs.version:
                 return self._session.version_name
             try:
-                merge(session, self._reader_at(base), self._reader_at(theirs), on_conflict)
+                merge(session, self._base_reader(ours.contains, theirs.contains), self._reader_at(theirs), on_conflict)
                 session.commit(message or f"merge {other}", merged=theirs)
                 return self._session.version_name
             except ConflictError:
@@ -157,6 +156,24 @@ class Versions:
         if spec is None:
             return session.version.commit
         return find_version(session.store, session.refs, spec, branch_id=session.version.commit.branch)
+
+    def _base_reader(self, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Reader:
+        """The merge base of two versions, which are given by what they contain.
+
+        If they have several, none of which contains another, it is the merge of these, so that a row or a change that
+        reached both versions by different ways counts as common.
+        """
+        session = self._session
+        newest, *others = merge_bases(session.store, ours, theirs)
+        base, contains = self._reader_at(newest), newest.contains
+        for other in others:
+            stage = session.at(Version(newest, base.snapshot))
+            merge(stage, self._base_reader(contains, other.contains), self._reader_at(other), "ours")
+            base = stage.reader
+            contains = {
+                id: max(side.get(id, -1) for side in (contains, other.contains)) for id in {*contains, *other.contains}
+            }
+        return base
 
     def _reader_at(self, commit: Commit) -> Reader:
         session = self._session

@@ -1,20 +1,11 @@
 """Table metadata: commits and their log, refs, the tree of manifests, row ids, conflicts, leases and vacuum."""
 
-from penstock.history._changes import (
-    AddField,
-    Changes,
-    DropField,
-    Edit,
-    ExtendLabel,
-    MakeNullable,
-    RenameField,
-    merge_sources,
-)
+from penstock.history._changes import Changes, merge_sources
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
 from penstock.history._leases import WriteIntent, lease, store_time
 from penstock.history._log import discard, expired_error, iter_commits, newest_commit, publish, read_commit
-from penstock.history._lookup import find_commit_at, find_version, merge_base
+from penstock.history._lookup import find_commit_at, find_version, merge_bases
 from penstock.history._refs import MAIN, Refs, RefType
 from penstock.history._table import (
     CommitInfo,
@@ -33,17 +24,11 @@ from penstock.history._version_names import branch_name, format_version
 
 __all__ = [
     "MAIN",
-    "AddField",
     "Changes",
     "CommitInfo",
     "Difference",
-    "DropField",
-    "Edit",
-    "ExtendLabel",
-    "MakeNullable",
     "RefType",
     "Refs",
-    "RenameField",
     "RowIds",
     "Tree",
     "Vacuum",
@@ -65,7 +50,7 @@ __all__ = [
     "format_version",
     "iter_commits",
     "lease",
-    "merge_base",
+    "merge_bases",
     "merge_sources",
     "newest_commit",
     "open_table",
