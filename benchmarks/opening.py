@@ -28,7 +28,7 @@ def main() -> None:
             )
             for n in range(1, FRAGMENTS)
         ]
-        session.changes.appended += copies
+        session.changes.record("append")
         session.update_snapshot(session.tree.append(session.snapshot.nodes, copies), session.snapshot.schema, {})
         start = time.perf_counter()
         ds.commit()

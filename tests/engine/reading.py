@@ -149,7 +149,7 @@ def of_fragments(store: Store, fragments: int, rows: int) -> Dataset:
         )
         for number in range(fragments)
     ]
-    session.changes.appended += made
+    session.changes.record("append")
     session.update_snapshot(session.tree.append(session.snapshot.nodes, made), session.snapshot.schema, {})
     ds.commit()
     return penstock.load(store)

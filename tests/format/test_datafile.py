@@ -1,6 +1,7 @@
 """Data files: plain Arrow IPC files whose pages have checksums."""
 
 import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,36 @@ def test_row_sizes_do_not_depend_on_the_slice(
 )
 def test_row_sizes(kind: Kind, value: Any, size: int) -> None:
     assert row_sizes(kind.to_array([value, value])).tolist() == [size, size]
+
+
+LONG = np.zeros(1 << 20, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Tensor("uint8", (None,)), LONG),
+        (Tensor("uint8", (None, 1)), LONG[:, None]),
+        (List(Tensor("uint8", (None,))), [LONG]),
+    ],
+    ids=str,
+)
+def test_row_sizes_take_memory_by_rows_and_not_by_elements(kind: Kind, value: Any) -> None:
+    array = kind.to_array([value] * 4)
+    tracemalloc.start()
+    try:
+        sizes = row_sizes(array.slice(1, 2))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (sizes > 1 << 20).all()
+    assert peak < 1 << 16
+
+
+def test_a_null_list_with_items_behind_it_does_not_shift_the_sizes_of_others() -> None:
+    items = pa.array(["a", "bcd", "ef"])
+    array = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), items, mask=pa.array([False, True, False]))
+    assert row_sizes(array.slice(2, 1)).tolist() == row_sizes(array).tolist()[2:] == [4 + 4 + 2]
 
 
 def test_a_file_without_pages() -> None:

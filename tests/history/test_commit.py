@@ -7,15 +7,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock import Column
 from penstock.errors import CommitStateUnknownError, ConflictError, CorruptError, PenstockWarning, StorageError
 from penstock.format import CommitRef, commit_key, encode_hint, hint_key
 from penstock.history import discard, newest_commit, read_commit
 from penstock.storage import Store, open_store
+from penstock.table import compact as compact_fragments
 from penstock.testing import CountingStore, Fault, FaultyStore
 
 
@@ -395,34 +398,37 @@ def test_opening_takes_at_most_five_requests() -> None:
     assert sum(store.requests.values()) <= 5
 
 
-Act = Callable[[penstock.Dataset], object]
+Act = Callable[[penstock.Dataset, int], object]
 ACTS: dict[str, Act] = {
-    "append": lambda ds: ds.append({"x": [9], "y": [9]}),
-    "update x of row 0": lambda ds: ds.update([0], {"x": 7}),
-    "update y of row 0": lambda ds: ds.update([0], {"y": 7}),
-    "update x of row 60": lambda ds: ds.update([60], {"x": 7}),
-    "delete row 0": lambda ds: ds.delete([0]),
-    "delete row 1": lambda ds: ds.delete([1]),
-    "add nullable z": lambda ds: ds.add_column("z", penstock.Column(penstock.Text(), nullable=True)),
-    "add filled z": lambda ds: ds.add_column("z", fill=1),
-    "add computed w": lambda ds: ds.add_column("w", compute=lambda batch: batch["x"] * 2),
-    "drop y": lambda ds: ds.drop_column("y"),
-    "rename y": lambda ds: ds.rename_column("y", "v"),
+    "append": lambda ds, value: ds.append({"x": [value], "y": [value]}),
+    "update x of row 0": lambda ds, value: ds.update([0], {"x": value}),
+    "update y of row 0": lambda ds, value: ds.update([0], {"y": value}),
+    "update x of row 1": lambda ds, value: ds.update([1], {"x": value}),
+    "update x of row 60": lambda ds, value: ds.update([60], {"x": value}),
+    "delete row 0": lambda ds, _: ds.delete([0]),
+    "delete row 1": lambda ds, _: ds.delete([1]),
+    "add nullable z": lambda ds, _: ds.add_column("z", Column(penstock.Text(), nullable=True)),
+    "add filled z": lambda ds, value: ds.add_column("z", fill=value),
+    "add computed w": lambda ds, _: ds.add_column("w", compute=lambda batch: batch["x"] * 2),
+    "drop y": lambda ds, _: ds.drop_column("y"),
+    "rename y": lambda ds, _: ds.rename_column("y", "v"),
+    "compact": lambda ds, _: compact_fragments(ds._session),
 }
 CONFLICTS = {
     frozenset(pair)
     for pair in [
         ("update x of row 0",),
         ("update y of row 0",),
+        ("update x of row 1",),
         ("update x of row 60",),
         ("update x of row 0", "delete row 0"),
         ("update y of row 0", "delete row 0"),
+        ("update x of row 1", "delete row 1"),
+        ("update y of row 0", "drop y"),
         ("add nullable z",),
         ("add filled z",),
         ("add nullable z", "add filled z"),
         ("add computed w",),
-        ("drop y",),
-        ("rename y",),
         ("drop y", "rename y"),
         ("append", "add computed w"),
     ]
@@ -433,14 +439,15 @@ CONFLICTS = {
 @pytest.mark.parametrize("second", ACTS)
 def test_two_writers_rebase_or_conflict(first: str, second: str) -> None:
     store = open_store("memory://")
-    # eight rows per file: rows 0 and 60 are in different files
-    x = penstock.Column(penstock.Tensor("int64"), file_bytes=64, page_bytes=64)
-    ds = penstock.create(store, {"x": x, "y": replace(x, codec="lz4")})
-    ds.append({"x": list(range(64)), "y": list(range(64))})
-    ds.commit()
+    # columns share files of a few rows: rows 0 and 1 are in one file, and row 60 in another
+    x = Column(penstock.Tensor("int64"), file_bytes=128, page_bytes=64)
+    ds = penstock.create(store, {"x": x, "y": x})
+    for start in (0, 32):
+        ds.append({"x": list(range(start, start + 32)), "y": list(range(start, start + 32))})
+        ds.commit()
     one, two = penstock.load(store), penstock.load(store)
-    ACTS[first](one)
-    ACTS[second](two)
+    ACTS[first](one, 71)
+    ACTS[second](two, 72)
     one.commit()
     stale = second == "add computed w" and first.startswith("update")
     if stale or frozenset((first, second)) in CONFLICTS:
@@ -451,20 +458,97 @@ def test_two_writers_rebase_or_conflict(first: str, second: str) -> None:
         assert not two.summary().has_changes
         return
     two.commit()
-    both = penstock.load(store)
-    alone = penstock.load(store, version=1)
-    expected = len(alone) + (first == "append") + (second == "append")
-    expected -= len({name for name in (first, second) if name.startswith("delete")})
-    assert len(both) == expected
-    for name in (first, second):
-        if name.startswith("update"):
-            column, row = name.split()[1], int(name.split()[-1])
-            shown = "v" if column == "y" and "rename y" in (first, second) else column
-            if shown in both.schema.names:
-                ids = alone.select(["_row_id"]).to_numpy()["_row_id"]
-                assert both.rows([int(ids[row])])[0][shown] == 7
-    assert ("v" in both.schema.names) == ("rename y" in (first, second))
+    both, alone = penstock.load(store), penstock.load(store, version=2)
+    names = {"x": "x", "y": "v" if "rename y" in (first, second) else "y"}
+    expected = {int(id): {"x": n, names["y"]: n} for n, id in enumerate(row_ids(alone))}
+    for act, value in ((first, 71), (second, 72)):
+        verb, *words = act.split()
+        if verb == "update":
+            expected[int(words[-1])][names[words[0]]] = value
+        elif verb == "delete":
+            expected.pop(int(words[-1]), None)
+        elif verb == "append":
+            expected[-value] = {"x": value, names["y"]: value}
+    if "drop y" in (first, second):
+        for row in expected.values():
+            del row["y"]
+    columns = sorted({name for row in expected.values() for name in row})
+    found = {
+        id if id < 64 else -row["x"]: row for id, row in zip(row_ids(both).tolist(), both.select(columns), strict=True)
+    }
+    assert found == expected
+    assert {"z", "w"} & set(both.schema.names) == {act[-1] for act in (first, second) if act.startswith("add")}
     assert not penstock.verify(store).damaged
+
+
+def row_ids(ds: penstock.View) -> Any:
+    return np.asarray(ds.select(["_row_id"]).to_numpy()["_row_id"])
+
+
+def test_a_conflict_names_the_row_the_column_and_both_values() -> None:
+    store = open_store("memory://")
+    ds = penstock.create(store, {"x": "int64", "y": "int64"})
+    ds.append({"x": [1, 2, 3], "y": [1, 2, 3]})
+    ds.commit()
+    one, two = penstock.load(store), penstock.load(store)
+    one.update([0, 1], {"x": 10})
+    one.commit()
+    two.update([1, 2], {"x": 20, "y": 5})
+    with pytest.raises(ConflictError, match=r"another writer .* 1 conflict: row 1, column 'x': ours 20, theirs 10"):
+        two.commit()
+
+
+def test_writers_rebase_over_many_commits_of_one_file() -> None:
+    """Each of eight writers holds a version that is up to seven commits old, and all rows share a file."""
+    store = open_store("memory://")
+    ds = penstock.create(store, {"x": "int64", "t": "text", "r": penstock.Tensor("int64", (None,))})
+    ds.append({"x": [0] * 8, "t": [""] * 8, "r": [[0]] * 8})
+    ds.commit()
+    writers = [penstock.load(store) for _ in range(8)]
+    for n, writer in enumerate(writers):
+        writer.update([n], {"x": n + 1})
+        writer.update([7 - n], {"t": str(n), "r": [[n] * n]})
+        writer.append({"x": [100 + n], "t": ["new"], "r": [[]]})
+    for writer in writers:
+        writer.commit()
+    rows = list(penstock.load(store))
+    assert [row["x"] for row in rows] == [*range(1, 9), *range(100, 108)]
+    assert [row["t"] for row in rows[:8]] == [str(7 - n) for n in range(8)]
+    assert [row["r"].tolist() for row in rows[:8]] == [[7 - n] * (7 - n) for n in range(8)]
+    assert not penstock.verify(store).damaged
+
+
+def test_files_that_one_writer_replaced_are_neither_read_nor_written_again() -> None:
+    """A column is computed while another writer deletes: the rebase touches metadata only."""
+    store = CountingStore(open_store("memory://"))
+    ds = penstock.create(store, {"x": "int64"})
+    ds.append({"x": list(range(1000))})
+    ds.commit()
+    one, two = penstock.load(store), penstock.load(store)
+    one.delete([5])
+    one.commit()
+    two.add_column("w", compute=lambda batch: batch["x"] * 2)
+    before = {key for key in keys(store) if key.startswith("data/")}
+    two.commit()
+    assert {key for key in keys(store) if key.startswith("data/")} == before
+    both = penstock.load(store)
+    assert [row["w"] for row in both] == [2 * x for x in range(1000) if x != 5]
+
+
+def keys(store: Any) -> list[str]:
+    return [item.key for item in store.list("")]
+
+
+def test_a_column_that_every_row_needs_conflicts_with_rows_of_another_writer() -> None:
+    store = open_store("memory://")
+    ds = penstock.create(store, {"x": "int64"})
+    one, two = penstock.load(store), penstock.load(store)
+    one.append({"x": [1]})
+    one.commit()
+    two.add_column("y", "int64")  # without rows it needs no value
+    with pytest.raises(ConflictError, match="'y' was added on one side, and has no value for rows"):
+        two.commit()
+    assert ds.checkout().schema.names == ["x"]
 
 
 def test_versions_and_commit_times_increase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Versions of a dataset: log, checkout, branches, tags, diff, merge, reset."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Self
@@ -16,7 +16,7 @@ from penstock.history import (
     find_commit_at,
     find_version,
     iter_commits,
-    merge_base,
+    merge_bases,
     newest_commit,
     protect_versions,
     read_commit,
@@ -131,12 +131,12 @@ class Versions:
         theirs = self._find(other)
         for _ in range(_MERGE_ATTEMPTS):
             ours = session.version.commit
-            base = merge_base(session.store, ours, theirs)
-            if base == theirs:
+            if ours.contains.get(theirs.branch, -1) >= theirs.version:
                 return self._session.version_name
             try:
-                with protect_versions(session.store, base, theirs):
-                    merge(session, self._reader_at(base), self._reader_at(theirs), on_conflict)
+                bases = merge_bases(session.store, ours.contains, theirs.contains)
+                with protect_versions(session.store, *bases, theirs):
+                    merge(session, self._base_reader(bases), self._reader_at(theirs), on_conflict)
                     session.commit(message or f"merge {other}", merged=theirs)
                 return self._session.version_name
             except CommitStateUnknownError:
@@ -168,6 +168,29 @@ class Versions:
         if spec is None:
             return session.version.commit
         return find_version(session.store, session.refs, spec, branch_id=session.version.commit.branch)
+
+    def _base_reader(self, bases: Sequence[Commit]) -> Reader:
+        """One merge base of two versions.
+
+        If they have several, none of which contains another, it is the merge of these, so that a row or a change that
+        reached both versions by different ways counts as common.
+        """
+        session = self._session
+        newest, *others = bases
+        base, contains = self._reader_at(newest), newest.contains
+        for other in others:
+            stage = session.at(Version(newest, base.snapshot))
+            merge(
+                stage,
+                self._base_reader(merge_bases(session.store, contains, other.contains)),
+                self._reader_at(other),
+                "ours",
+            )
+            base = stage.reader
+            contains = {
+                id: max(side.get(id, -1) for side in (contains, other.contains)) for id in {*contains, *other.contains}
+            }
+        return base
 
     def _reader_at(self, commit: Commit) -> Reader:
         session = self._session

@@ -78,9 +78,10 @@ class Commit:
         """When it was committed, in UTC; never earlier than its parent."""
         return datetime.fromtimestamp(self.time_us / 1e6, UTC)
 
-    def ancestor_version(self, branch: str) -> int:
-        """The newest version of a branch that this commit is or descends from; -1 for none."""
-        return self.version if branch == self.branch else self.ancestors.get(branch, -1)
+    @property
+    def contains(self) -> Mapping[str, int]:
+        """By branch id: the newest version that this commit is or descends from."""
+        return {**self.ancestors, self.branch: self.version}
 
     def encode(self) -> bytes:
         """The bytes of the commit object."""

@@ -178,14 +178,23 @@ def row_sizes(array: pa.Array) -> npt.NDArray[np.int64]:
         raw = np.frombuffer(array.buffers()[1] or b"\0\0\0\0", np.int32, count + 1 if count else 1, array.offset * 4)
         return np.diff(raw).astype(np.int64) + 4 if count else np.zeros(0, np.int64)
     if pa.types.is_list(kind):
-        inner = np.concatenate([[0], np.cumsum(row_sizes(array.values))])
-        return np.asarray(np.diff(inner[np.asarray(array.offsets)]) + 4, np.int64)
+        ends = np.asarray(array.offsets).astype(np.int64)
+        if pa.types.is_primitive(kind.value_type):  # without a number per element: a batch has few rows, but millions
+            return np.diff(ends) * _width(kind.value_type) + 4
+        items = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+        inner = np.concatenate([[0], np.cumsum(row_sizes(items))])
+        return np.asarray(np.diff(inner[ends - ends[0]]) + 4, np.int64)
     if pa.types.is_fixed_size_list(kind):
         width = kind.value_type.bit_width // 8 * kind.list_size
         return np.full(count, width, np.int64)
     if pa.types.is_struct(kind):
         return sum((row_sizes(array.field(i)) for i in range(kind.num_fields)), np.zeros(count, np.int64))
-    return np.full(count, max(1, kind.bit_width // 8), np.int64)
+    return np.full(count, _width(kind), np.int64)
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bytes of a fixed-width value."""
+    return max(1, int(kind.bit_width) // 8)
 
 
 def _value_starts(

@@ -1,15 +1,6 @@
 """Table metadata: commits and their log, refs, the tree of manifests, row ids, conflicts, leases and vacuum."""
 
-from penstock.history._changes import (
-    AddField,
-    Changes,
-    DropField,
-    Edit,
-    ExtendLabel,
-    MakeNullable,
-    RenameField,
-    merge_sources,
-)
+from penstock.history._changes import Changes, merge_sources
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
 from penstock.history._leases import HeldLease, WriteIntent, lease, store_time
@@ -23,7 +14,7 @@ from penstock.history._log import (
     read_commit,
     was_published,
 )
-from penstock.history._lookup import find_commit_at, find_version, merge_base
+from penstock.history._lookup import find_commit_at, find_version, merge_bases
 from penstock.history._refs import MAIN, Refs, RefType
 from penstock.history._table import (
     CommitInfo,
@@ -42,18 +33,12 @@ from penstock.history._version_names import branch_name, format_version
 
 __all__ = [
     "MAIN",
-    "AddField",
     "Changes",
     "CommitInfo",
     "Difference",
-    "DropField",
-    "Edit",
-    "ExtendLabel",
     "HeldLease",
-    "MakeNullable",
     "RefType",
     "Refs",
-    "RenameField",
     "RowIds",
     "Tree",
     "Vacuum",
@@ -76,7 +61,7 @@ __all__ = [
     "iter_commits",
     "lease",
     "list_objects",
-    "merge_base",
+    "merge_bases",
     "merge_sources",
     "newest_commit",
     "open_table",

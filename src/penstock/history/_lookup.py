@@ -1,5 +1,6 @@
-"""Look up commits: by version name, by time, and the merge base of two branches."""
+"""Look up commits: by version name, by time, and the merge bases of two branches."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from penstock.errors import InvalidInputError, NotFoundError
@@ -60,14 +61,21 @@ def find_commit_at(store: Store, head: Commit, when: datetime | str) -> Commit:
     return low
 
 
-def merge_base(store: Store, ours: Commit, theirs: Commit) -> Commit:
-    """The newest common ancestor of two commits; raises `InvalidInputError` if they have none."""
-    branches = {ours.branch, theirs.branch, *ours.ancestors, *theirs.ancestors}
-    shared = [CommitRef(id, min(ours.ancestor_version(id), theirs.ancestor_version(id))) for id in branches]
-    commits = [read_commit(store, at.branch, at.version) for at in shared if at.version >= 0]
+def merge_bases(store: Store, ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[Commit]:
+    """The common ancestors of two versions, newest first, without those that another one contains.
+
+    A version is given by what it contains (`Commit.contains`). Raises `InvalidInputError` if there are none.
+    """
+    shared = [CommitRef(id, min(ours[id], theirs[id])) for id in ours.keys() & theirs.keys()]
+    commits = [read_commit(store, at.branch, at.version) for at in shared]
     if not commits:
         raise InvalidInputError("these two versions have no common ancestor; merge branches of one table")
-    return max(commits, key=lambda commit: commit.time_us)
+    newest_first = sorted(commits, key=lambda commit: -commit.time_us)
+    return [
+        commit
+        for index, commit in enumerate(newest_first)
+        if all(newer.contains.get(commit.branch, -1) < commit.version for newer in newest_first[:index])
+    ]
 
 
 def _as_utc(when: datetime | str) -> datetime:

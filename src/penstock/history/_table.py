@@ -94,7 +94,7 @@ def commit_changes(
     store: Store,
     tree: Tree,
     base: Version,
-    staged: Snapshot,
+    staged_on: Callable[[Version], Snapshot],
     changes: Changes,
     *,
     single_writer: bool,
@@ -103,10 +103,12 @@ def commit_changes(
 ) -> Version:
     """Publish staged changes as the next version of the branch, rebased over other writers' commits.
 
-    `on_attempt` gets each version before it is published. Raises `ConflictError` if the changes cannot be rebased.
+    `staged_on` returns the snapshot with the changes on top of a version, or raises `ConflictError`. `on_attempt` gets
+    each version before it is published.
     """
-    head, snapshot = base, staged
+    head = base
     for attempt in range(_MAX_REBASES):
+        snapshot = staged_on(head)
         snapshot = replace(snapshot, nodes=tree.save(snapshot.nodes))
         operation = "+".join(changes.operations) or "change"
         commit = _next_commit(
@@ -128,8 +130,6 @@ def commit_changes(
             time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))  # spread out many concurrent writers
         newest = newest_commit(store, head.commit.branch, at_least=commit.version)
         head = Version(newest, read_snapshot(store, newest))
-        snapshot = changes.apply(tree, head.snapshot)
-        snapshot = replace(snapshot, claims=max(snapshot.claims, staged.claims))
     raise ConflictError(
         f"another writer committed first {_MAX_REBASES} times in a row; commit again when there are fewer writers"
     )

@@ -8,7 +8,6 @@ from penstock.table._direct_read import direct_row_range, read_direct, read_dire
 from penstock.table._gather import Allocator, RawColumn, copy_dense, gather, gather_dense, take
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
-from penstock.table._merge import Conflict, OnConflict, merge
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
 from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._random_read import RandomRowReader
@@ -17,6 +16,7 @@ from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import Where, find_positions, resolve_positions, take_positions
 from penstock.table._session import Session, author
 from penstock.table._verify import Verifier, VerifyReport
+from penstock.table.merging import Conflict, OnConflict, merge
 
 __all__ = [
     "ROW_ID",

@@ -8,9 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.format import ColumnLike, FileColumn, check_column_name, encode_file, infer_schema, make_field
+from penstock.format import (
+    ColumnLike,
+    Field,
+    FileColumn,
+    Schema,
+    check_column_name,
+    encode_file,
+    infer_schema,
+    make_field,
+)
 from penstock.format.kinds import Values
-from penstock.history import AddField, DropField, RenameField
 from penstock.table._append import FileWriter, concat_batches, write_columns
 from penstock.table._gather import take
 from penstock.table._read import as_batch
@@ -46,16 +54,18 @@ def add_column(
 
 def drop_column(stage: Stage, name: str) -> None:
     """Stage the removal of a column; older versions still have it."""
-    stage.edit(DropField(stage.snapshot.schema[name].id, name))
+    schema = stage.snapshot.schema
+    stage.set_schema(schema.with_field(replace(schema[name], dropped=True)))
     stage.changes.record("drop_column")
 
 
 def rename_column(stage: Stage, old: str, new: str) -> None:
     """Stage a new name for a column."""
     check_column_name(new)
-    if new in stage.snapshot.schema:
+    schema = stage.snapshot.schema
+    if new in schema:
         raise InvalidInputError(f"there is a column {new!r} already")
-    stage.edit(RenameField(stage.snapshot.schema[old].id, old, new))
+    stage.set_schema(schema.with_field(replace(schema[old], name=new)))
     stage.changes.record("rename_column")
 
 
@@ -79,7 +89,7 @@ def _add_filled(stage: Stage, name: str, column: ColumnLike | None, fill: Any) -
         raise InvalidInputError(
             f"column {name!r}: the existing rows need a value: give fill, values or compute, or make it nullable"
         )
-    stage.edit(AddField(field))
+    _add_field(stage, field)
 
 
 def _add_computed(stage: Stage, name: str, column: ColumnLike | None, source: Callable[[Any, int], Any]) -> None:
@@ -109,9 +119,14 @@ def _add_computed(stage: Stage, name: str, column: ColumnLike | None, source: Ca
             start += fragment.live
     if field is None:
         raise InvalidInputError(f"column {name!r}: the table has no rows to compute it from; give its kind")
-    stage.edit(AddField(field, computed=True))
+    _add_field(stage, field)
+    stage.changes.computed.append(name)
     if changed:
         stage.replace(changed, encoder.new_containers)
+
+
+def _add_field(stage: Stage, field: Field) -> None:
+    stage.set_schema(Schema((*stage.snapshot.schema.fields, field)))
 
 
 def _expand_deleted(batches: Sequence[Mapping[int, pa.Array]], deleted: Any) -> dict[int, pa.Array]:

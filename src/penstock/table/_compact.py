@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import InvalidInputError
 from penstock.format import ChangedRows, Fragment
 from penstock.storage import Prefetch, read_ahead
 from penstock.table._append import FRAGMENT_BYTES, FRAGMENT_ROWS, FileWriter, FragmentWriter
@@ -20,7 +21,12 @@ _READ_BYTES = 16 << 20
 
 
 def compact(stage: Stage) -> int:
-    """Stage the compacted fragments; returns the number of fragments that they replace."""
+    """Stage the compacted fragments; returns the number of fragments that they replace.
+
+    Raises `InvalidInputError` if there are other changes: a compaction is rebased by leaving out what others changed.
+    """
+    if stage.changes:
+        raise InvalidInputError("there are uncommitted changes; commit them or roll them back before compacting")
     groups = list(plan_compaction(stage.tree.fragments(stage.snapshot.nodes)))
     compacted = []
     with FileWriter(stage.store) as files:

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.format import DataFile, Field, Fragment, Schema, unpack_bitmap
-from penstock.history import difference
+from penstock.history import Difference, difference
 from penstock.table._gather import gather, take
 from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
 from penstock.table._read import Reader
 from penstock.table._update import Mask, values_differ
+from penstock.types import cached_property
 
 _EMPTY = np.zeros(0, np.int64)
 
@@ -26,8 +27,12 @@ class Diff:
 
     before: Reader
     after: Reader
-    added: Int64Array
-    """Row ids that only the new version has."""
+    fragments: Difference
+    """The fragments that the versions do not share."""
+    appended: tuple[Fragment, ...]
+    """Fragments whose rows are all new: an append of any size is compared without looking at its rows."""
+    other_added: Int64Array
+    """Row ids that only the new version has, in other fragments."""
     deleted: Int64Array
     """Row ids that only the old version has."""
     updated: Mapping[int, Int64Array]
@@ -36,6 +41,15 @@ class Diff:
     columns_dropped: tuple[Field, ...] = ()
     columns_renamed: tuple[tuple[str, str], ...] = field(default=())
 
+    @cached_property
+    def added(self) -> Int64Array:
+        """Row ids that only the new version has."""
+        return np.union1d(self.other_added, _RowIndex(self.appended).ids)
+
+    @property
+    def num_added(self) -> int:
+        return sum(fragment.live for fragment in self.appended) + len(self.other_added)
+
     @property
     def updated_rows(self) -> Int64Array:
         """Ids of rows with any value that differs."""
@@ -43,7 +57,7 @@ class Diff:
 
     def __bool__(self) -> bool:
         columns = self.columns_added or self.columns_dropped or self.columns_renamed
-        return bool(len(self.added) or len(self.deleted) or len(self.updated_rows) or columns)
+        return bool(self.num_added or len(self.deleted) or len(self.updated_rows) or columns)
 
 
 def diff(before: Reader, after: Reader) -> Diff:
@@ -54,7 +68,9 @@ def diff(before: Reader, after: Reader) -> Diff:
     return Diff(
         before,
         after,
-        added=found.added,
+        fragments=found.fragments,
+        appended=found.appended,
+        other_added=found.added,
         deleted=found.deleted,
         updated=found.updated,
         columns_added=tuple(known for known in new if not _has_field(old, known.id)),
@@ -70,6 +86,8 @@ class _Comparison:
         self._before, self._after, self._fields = before, after, fields
         self._updates: dict[int, list[Int64Array]] = {known.id: [] for known in fields}
         found = difference(before.tree, before.snapshot.nodes, after.snapshot.nodes)
+        self.fragments, self.appended = found, _find_appended(found)
+        appended = {fragment.id for fragment in self.appended}
         pairs = [(found.old[id], found.new[id]) for id in found.old.keys() & found.new.keys()]
         removed, added = [_EMPTY], [_EMPTY]
         for old, new in pairs:
@@ -79,7 +97,7 @@ class _Comparison:
             rows = np.flatnonzero(~old_deleted & ~new_deleted)
             self._compare(old, new, rows, rows)
         old_only = _RowIndex([f for id, f in found.old.items() if id not in found.new])
-        new_only = _RowIndex([f for id, f in found.new.items() if id not in found.old])
+        new_only = _RowIndex([f for id, f in found.new.items() if id not in found.old and id not in appended])
         removed.append(old_only.ids)
         added.append(new_only.ids)
         removed_ids, added_ids = np.concatenate(removed), np.concatenate(added)
@@ -148,6 +166,18 @@ class _Comparison:
 
 def _has_field(schema: Schema, id: int) -> bool:
     return any(known.id == id for known in schema)
+
+
+def _find_appended(found: Difference) -> tuple[Fragment, ...]:
+    """The new fragments without any row of an old one, by ranges of row ids."""
+    runs = sorted((run.start, run.end) for fragment in found.old.values() for run in fragment.row_ids)
+    starts = np.array([start for start, _ in runs], np.int64)
+    ends = np.maximum.accumulate(np.array([0, *(end for _, end in runs)], np.int64))
+    return tuple(
+        fragment
+        for id, fragment in found.new.items()
+        if id not in found.old and all(ends[np.searchsorted(starts, run.end)] <= run.start for run in fragment.row_ids)
+    )
 
 
 class _RowIndex:

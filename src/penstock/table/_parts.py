@@ -6,10 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import InvalidInputError
+from penstock.errors import ConflictError, InvalidInputError
 from penstock.format import Field, Fragment, Schema, new_int_id
 from penstock.format.kinds import Label
-from penstock.history import AddField, ExtendLabel
 from penstock.storage import Store
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._encode import ROLLED_BACK, Encoder
@@ -59,26 +58,35 @@ def append_parts(
 ) -> int:
     """Stage the rows of parts in order, and add missing columns and classes; returns the number of rows."""
     for field in schema:
-        if field.name not in stage.snapshot.schema:
-            stage.edit(AddField(field))
-        elif isinstance(field.kind, Label) and (new := _new_classes(stage.snapshot.schema[field.name], field.kind)):
-            stage.edit(ExtendLabel(field.id, new))
+        stage.set_schema(_with_column(stage.snapshot.schema, field))
     # A part may have been appended before, by a run that died after its commit: these are other rows, so the fragments
     # are others too.
     appended = [
         replace(fragment, id=new_int_id(), row_ids=stage.row_ids.allocate(fragment.rows)) for fragment in fragments
     ]
-    stage.changes.appended += appended
     stage.update_snapshot(stage.tree.append(stage.snapshot.nodes, appended), stage.snapshot.schema, containers)
     rows = sum(fragment.rows for fragment in appended)
     stage.changes.record(operation, added=rows)
     return rows
 
 
-def _new_classes(existing: Field, label: Label) -> tuple[str, ...]:
-    """The classes that an existing column lacks."""
-    names = existing.kind.names if isinstance(existing.kind, Label) else ()
-    return label.names[len(names) :]
+def _with_column(schema: Schema, field: Field) -> Schema:
+    """A schema with the column of a part, or with the classes that an existing label column lacks.
+
+    Raises `ConflictError` if the column is not what it was when the part was written.
+    """
+    known = next((known for known in schema.fields if known.id == field.id), None)
+    if known is None and field.name not in schema:
+        return Schema((*schema.fields, field))
+    changed = ConflictError(f"column {field.name!r} was changed since these rows were written; write them again")
+    if known is None or known.dropped:
+        raise changed
+    if not isinstance(known.kind, Label) or not isinstance(field.kind, Label):
+        return schema
+    classes, more = sorted((known.kind.names, field.kind.names), key=len)
+    if more[: len(classes)] != classes:
+        raise changed
+    return schema.with_field(replace(known, kind=Label(more)))
 
 
 class _UnassignedIds:

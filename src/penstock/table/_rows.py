@@ -9,7 +9,6 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.format import Field, Schema, infer_schema
 from penstock.format.kinds import Image, Tensor, Values
-from penstock.history import AddField
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._input import Appendable, column_batches
 from penstock.table._read import as_batch
@@ -21,7 +20,6 @@ from penstock.table._update import update_fragments
 def append_rows(stage: Stage, data: Appendable) -> int:
     """Stage rows and return their number; raises `InvalidInputError` and stages none if a row does not fit."""
     encoder = stage.encoder()
-    edits: list[AddField] = []
     schema = stage.snapshot.schema
     rows = 0
     with FileWriter(stage.store) as files, encoder.discard_on_error():
@@ -31,7 +29,6 @@ def append_rows(stage: Stage, data: Appendable) -> int:
                 inferred = infer_schema(batch.columns)
                 if not len(inferred):
                     raise InvalidInputError("the table has no columns, and the first rows have none; give a schema")
-                edits = [AddField(field) for field in inferred]
                 schema = Schema((*schema.fields, *inferred.fields))
             if writer is None:
                 writer = FragmentWriter(files, list(schema), stage.row_ids)
@@ -41,8 +38,6 @@ def append_rows(stage: Stage, data: Appendable) -> int:
             return 0
         writer.close_fragment()
     nodes = stage.tree.append(stage.snapshot.nodes, writer.fragments)
-    stage.changes.appended += writer.fragments
-    stage.changes.edits += edits
     stage.update_snapshot(nodes, schema, encoder.new_containers)
     stage.changes.record("append", added=rows)
     return rows

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.errors import CommitStateUnknownError, ConflictError, InvalidInputError
-from penstock.format import Commit, TableInfo, new_id
+from penstock.format import Commit, Snapshot, TableInfo, new_id
 from penstock.history import (
     CommitInfo,
     Refs,
@@ -27,6 +27,7 @@ from penstock.storage import Store
 from penstock.table._links import AllowedLinks
 from penstock.table._read import Reader
 from penstock.table._stage import Stage
+from penstock.table.merging import rebase
 
 
 class Session(Stage):
@@ -105,7 +106,6 @@ class Session(Stage):
         if not self.changes and merged is None:
             return self.version
         self.check_writable()
-        staged = replace(self.snapshot, claims=self.row_ids.claims)
         attempts: list[Version] = []
 
         def on_attempt(version: Version) -> None:
@@ -117,7 +117,7 @@ class Session(Stage):
                 self.store,
                 self.tree,
                 self.version,
-                staged,
+                self._staged_on,
                 self.changes,
                 single_writer=self.info.single_writer,
                 commit_info=self.commit_info(message, merged=merged),
@@ -128,6 +128,15 @@ class Session(Stage):
             raise
         self.move_to(version)
         return version
+
+    def _staged_on(self, head: Version) -> Snapshot:
+        """The staged changes on top of the base, or rebased onto a newer version; raises `ConflictError`."""
+        stage: Stage = self
+        if head is not self.version:
+            stage = self.at(head)
+            with self.reader.missing_as_expired():
+                rebase(stage, replace(self.reader, snapshot=self.version.snapshot), self.reader, self.changes)
+        return replace(stage.snapshot, claims=max(stage.snapshot.claims, self.row_ids.claims))
 
     def rollback(self) -> None:
         """Drop the staged changes; publishes nothing.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.format import Fragment, IngestManifest, Node, Schema, Snapshot, TableInfo
-from penstock.history import Changes, Edit, RowIds, Tree, Version, WriteIntent, merge_sources
+from penstock.history import Changes, RowIds, Tree, Version, WriteIntent, merge_sources
 from penstock.storage import Store
 from penstock.table._encode import Encoder
 from penstock.table._links import AllowedLinks, LinkContainers
@@ -23,7 +23,7 @@ class Stage:
         self.containers = LinkContainers(links, dict(base.containers))
         self.row_ids = RowIds(store, claims=base.claims, single_writer=info.single_writer)
         self.intent = WriteIntent(store)
-        self.changes = Changes(base)
+        self.changes = Changes()
 
     @property
     def version(self) -> Version:
@@ -48,7 +48,7 @@ class Stage:
         """Make another version the base and drop all changes."""
         base = version.snapshot
         self.containers = self.containers.with_declared(base.containers)
-        self._state, self.changes = (version, base), Changes(base)
+        self._state, self.changes = (version, base), Changes()
         self.tree.clear_unsaved()
         self.intent.release()
 
@@ -60,15 +60,18 @@ class Stage:
         """Ascending positions as rows of fragments."""
         return rows_by_fragment(self.tree, self.snapshot.nodes, positions)
 
-    def edit(self, edit: Edit) -> None:
-        """Change the schema."""
-        self.snapshot = replace(self.snapshot, schema=edit.apply(self.snapshot.schema))
-        self.changes.edits.append(edit)
+    def at(self, version: Version) -> "Stage":
+        """A stage without changes on another version, which shares manifests and row ids with this one."""
+        other = Stage(self.store, self.info, version, self.containers.allowed)
+        other.tree, other.row_ids, other.intent = self.tree, self.row_ids, self.intent
+        return other
+
+    def set_schema(self, schema: Schema) -> None:
+        self.snapshot = replace(self.snapshot, schema=schema)
 
     def replace(self, changed: Sequence[tuple[Fragment, Fragment]], containers: Mapping[str, str]) -> None:
         """Replace fragments: pairs of before and after."""
         nodes = self.tree.replace(self.snapshot.nodes, {after.id: after for _, after in changed})
-        self.changes.replace(changed)
         self.update_snapshot(nodes, self.snapshot.schema, containers)
 
     def update_snapshot(self, nodes: tuple[Node, ...], schema: Schema, containers: Mapping[str, str]) -> None:

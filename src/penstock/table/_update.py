@@ -72,15 +72,15 @@ def _update_fragment(
             id: array.filter(pa.array(_inside(file, rows))) for id, array in arrays.items() if abs(id) in file.fields
         }
         local = rows[_inside(file, rows)] - file.row_start
-        masks = _changed_masks(old, new, local)
+        masks = changed_masks(old, new, local)
         columns = [schema.by_id(id) for id in file.fields if id > 0]
-        futures = write_columns(files, columns, _overlay(old, new, local), row_start=file.row_start)
+        futures = write_columns(files, columns, overlay(old, new, local), row_start=file.row_start)
         rewrites.append((file, masks, futures))
     for field in missing:
         old = {field.id: fill_values(field, fragment.rows)}
         new = {id: array for id, array in arrays.items() if abs(id) == field.id}
-        masks = _changed_masks(old, new, rows)
-        rewrites.append((None, masks, write_columns(files, [field], _overlay(old, new, rows))))
+        masks = changed_masks(old, new, rows)
+        rewrites.append((None, masks, write_columns(files, [field], overlay(old, new, rows))))
     written = [_record_changes(future.result(), base, masks) for base, masks, futures in rewrites for future in futures]
     before = {bound.field: bound for bound in fragment.statistics}
     changed = compute_statistics([f for f in fields if f.id in before], arrays)
@@ -106,7 +106,7 @@ def _inside(file: DataFile, rows: Int64Array) -> Mask:
     return np.asarray((rows >= file.row_start) & (rows < file.row_end))
 
 
-def _overlay(old: Mapping[int, pa.Array], new: Mapping[int, pa.Array], rows: Int64Array) -> dict[int, pa.Array]:
+def overlay(old: Mapping[int, pa.Array], new: Mapping[int, pa.Array], rows: Int64Array) -> dict[int, pa.Array]:
     """Columns with some rows replaced; an inline value that replaces a blob clears its reference."""
     count = len(next(iter(old.values())))
     indices = np.arange(count)
@@ -121,7 +121,7 @@ def _overlay(old: Mapping[int, pa.Array], new: Mapping[int, pa.Array], rows: Int
     return result
 
 
-def _changed_masks(old: Mapping[int, pa.Array], new: Mapping[int, pa.Array], rows: Int64Array) -> dict[int, Mask]:
+def changed_masks(old: Mapping[int, pa.Array], new: Mapping[int, pa.Array], rows: Int64Array) -> dict[int, Mask]:
     """By field: the rows whose value differs; a blob counts as changed, because its bytes are not compared."""
     count = len(next(iter(old.values())))
     found = {}
