@@ -12,12 +12,16 @@ import pyarrow as pa
 from penstock.codecs import Compression, ImageCodec
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format._layout import new_int_id
+from penstock.format._sealed import from_json
 from penstock.format.kinds import Bytes, Image, Json, Kind, Linked, Tensor, Text, kind_from_json, kind_to_json
 
 DEFAULT_FILE_BYTES = 16 << 20
 DEFAULT_PAGE_BYTES = 256 << 10
 MAX_INLINE_BYTES = 16 << 20
 """Larger values are stored as blobs, in separate objects."""
+
+_MAX_DEPTH = 63
+"""Arrow does not read types that are nested more deeply."""
 
 _PYTHON_KINDS: dict[type, Kind] = {
     bool: Tensor("bool"),
@@ -101,23 +105,40 @@ class Field:
 
     @staticmethod
     def from_json(described: Mapping[str, Any]) -> "Field":
-        """Inverse of `to_json`."""
-        fill = described.get("fill")
-        return Field(
-            id=int(described["id"], 16),
-            name=described["name"],
-            kind=kind_from_json(described["type"]),
-            nullable=described.get("nullable", False),
-            codec=described.get("codec", "none"),
-            file_bytes=described.get("file_bytes", DEFAULT_FILE_BYTES),
-            page_bytes=described.get("page_bytes", DEFAULT_PAGE_BYTES),
-            fill=None if fill is None else b64decode(fill),
-            dropped=described.get("dropped", False),
-        )
+        """Inverse of `to_json`; raises `ValueError` for an invalid field, `UnsupportedFormatError` for a new kind."""
+        members = from_json(_StoredField, described)
+        kind = kind_from_json(members.type)
+        if not 0 < (id := int(members.id, 16)) < 1 << 63:
+            raise ValueError(f"{members.id!r} is no field id")
+        if not 1 <= members.page_bytes <= members.file_bytes:
+            raise ValueError("the sizes of a column's files and pages are invalid")
+        Compression.parse(members.codec)
+        _check_depth(kind.arrow_type)  # the type itself raises for a tensor that is too large for Arrow
+        fill = None if members.fill is None else b64decode(members.fill, validate=True)
+        return Field(id, members.name, kind, *members.storage, fill=fill, dropped=members.dropped)
 
     def __str__(self) -> str:
         extras = ("?" if self.nullable else "") + (f" [{self.codec}]" if self.codec != "none" else "")
         return f"{self.name}: {self.kind}{extras}"
+
+
+@dataclass(frozen=True)
+class _StoredField:
+    """The members of a field in a snapshot."""
+
+    id: str
+    name: str
+    type: Mapping[str, Any]
+    nullable: bool = False
+    codec: str = "none"
+    file_bytes: int = DEFAULT_FILE_BYTES
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    fill: str | None = None
+    dropped: bool = False
+
+    @property
+    def storage(self) -> tuple[bool, str, int, int]:
+        return self.nullable, self.codec, self.file_bytes, self.page_bytes
 
 
 @dataclass(frozen=True)
@@ -186,6 +207,7 @@ def make_field(name: str, column: ColumnLike, *, fill: bytes | None = None) -> F
     """A new field, with a new id, from a column declaration; raises `InvalidInputError`."""
     check_column_name(name)
     column = as_column(name, column)
+    _check_depth(column.kind.arrow_type)
     return Field(
         id=new_int_id(),
         name=name,
@@ -225,6 +247,14 @@ def as_column(name: str, column: ColumnLike) -> Column:
         raise InvalidInputError(
             f"column {name!r}: {column!r} is neither a kind (penstock.Image(), …) nor an element type ({error})"
         ) from None
+
+
+def _check_depth(arrow_type: pa.DataType, above: int = 0) -> None:
+    """Raise `InvalidInputError` for a type nested more deeply than Arrow reads."""
+    if above > _MAX_DEPTH:
+        raise InvalidInputError(f"lists and structs can be nested {_MAX_DEPTH} deep at most; store JSON instead")
+    for index in range(arrow_type.num_fields):
+        _check_depth(arrow_type.field(index).type, above + 1)
 
 
 def check_column_name(name: object) -> None:

@@ -12,10 +12,10 @@ from penstock.history._changes import (
 )
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
-from penstock.history._leases import WriteIntent, lease, store_time
+from penstock.history._leases import Intent, Lease, WriteIntent, lease, store_time
 from penstock.history._log import discard, expired_error, iter_commits, newest_commit, publish, read_commit
 from penstock.history._lookup import find_commit_at, find_version, merge_base
-from penstock.history._refs import MAIN, Refs, RefType
+from penstock.history._refs import MAIN, Ref, Refs, RefType
 from penstock.history._table import (
     CommitInfo,
     Version,
@@ -28,7 +28,7 @@ from penstock.history._table import (
     read_snapshot,
 )
 from penstock.history._tree import Tree
-from penstock.history._vacuum import Vacuum, VacuumResult, check_not_expired, expired_snapshots, temporary_lease
+from penstock.history._vacuum import Vacuum, VacuumRecord, VacuumResult, check_not_expired, temporary_lease
 from penstock.history._version_names import branch_name, format_version
 
 __all__ = [
@@ -40,13 +40,17 @@ __all__ = [
     "DropField",
     "Edit",
     "ExtendLabel",
+    "Intent",
+    "Lease",
     "MakeNullable",
+    "Ref",
     "RefType",
     "Refs",
     "RenameField",
     "RowIds",
     "Tree",
     "Vacuum",
+    "VacuumRecord",
     "VacuumResult",
     "Version",
     "WriteIntent",
@@ -59,7 +63,6 @@ __all__ = [
     "difference",
     "discard",
     "expired_error",
-    "expired_snapshots",
     "find_commit_at",
     "find_version",
     "format_version",

@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError, StorageError
-from penstock.format import CommitRef, TableInfo, from_members, seal, unseal
+from penstock.format import CommitRef, TableInfo, decode_sealed, seal
 from penstock.history._log import create_object
 from penstock.history._version_names import branch_name
 from penstock.storage import Store, thread_map
@@ -136,7 +136,7 @@ class Refs:
         return int(keys[-1].rpartition("/")[2].removesuffix(".json")), self._get(keys[-1])
 
     def _get(self, key: str) -> Ref:
-        return from_members(Ref, unseal(self._store.get(key), f"{self._store.uri}/{key}"))
+        return decode_sealed(Ref, self._store.get(key), f"{self._store.uri}/{key}")
 
     def _write(self, ref_type: RefType, name: str, number: int, branch: str | None, version: int | None) -> None:
         ref = Ref(branch, version, secrets.token_hex(16))
