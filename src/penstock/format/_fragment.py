@@ -101,6 +101,14 @@ class DataFile:
         return ends
 
     @cached_property
+    def changes_since(self) -> dict[str, dict[int, ChangedRows]]:
+        """The entries of `changed` by base and field."""
+        found: dict[str, dict[int, ChangedRows]] = {}
+        for change in self.changed:
+            found.setdefault(change.base, {}).setdefault(change.field, change)
+        return found
+
+    @cached_property
     def column_of(self) -> dict[int, int]:
         """The index of the Arrow column of each entry of `fields`."""
         return {id: column for column, id in enumerate(self.fields)}

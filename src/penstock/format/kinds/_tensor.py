@@ -105,7 +105,7 @@ class Tensor(Kind):
             return "a complex element needs two stored values"
         if len(self.shape) == 1:
             return None
-        shapes = self._stored_shapes(array)
+        shapes = _stored_shapes(array)
         fit = (shapes >= 0).all(axis=1)
         for axis, n in enumerate(self.shape):
             fit &= n is None or shapes[:, axis] == n
@@ -113,12 +113,6 @@ class Tensor(Kind):
         fit &= elements.prod(axis=1) * self.element.components == lengths
         fit &= np.maximum(elements, 1).prod(axis=1) * self.element.logical.itemsize < 2.0**62
         return None if (fit | ~np.asarray(array.is_valid())).all() else "its shape does not match its data"
-
-    def _stored_shapes(self, array: pa.Array) -> npt.NDArray[np.int32]:
-        """The shape of each row of a ragged tensor, negative where it is null."""
-        shape, dimensions = array.field("shape"), len(self.shape)
-        lengths = np.asarray(shape.values.fill_null(-1)).reshape(-1, dimensions)
-        return lengths[shape.offset : shape.offset + len(shape)]
 
     def view(self, array: pa.Array) -> npt.NDArray[Any]:
         """The rows of a fixed-shape tensor, without a copy."""
@@ -228,9 +222,16 @@ class Tensor(Kind):
         rows = [self.element.from_stored(row) for row in rows]
         present = np.asarray(array.is_valid())
         if len(self.shape) > 1:  # the shape of a null row is undefined
-            shapes = zip(rows, self._stored_shapes(array), present, strict=True)
+            shapes = zip(rows, _stored_shapes(array), present, strict=True)
             rows = [row.reshape(shape) if valid else row for row, shape, valid in shapes]
         return [row if valid else None for row, valid in zip(rows, present, strict=True)]
+
+
+def _stored_shapes(array: pa.Array) -> npt.NDArray[np.int32]:
+    """The shape of each row of a ragged tensor, negative where it is null."""
+    shape = array.field("shape")
+    lengths = np.asarray(shape.values.fill_null(-1)).reshape(-1, shape.type.list_size)
+    return lengths[shape.offset : shape.offset + len(shape)]
 
 
 @cache
