@@ -15,8 +15,7 @@ from penstock.errors import CorruptError
 from penstock.format import (
     DataFile,
     FileColumn,
-    arrow_schema,
-    decode_page,
+    PageDecoder,
     encode_file,
     make_field,
     row_sizes,
@@ -62,7 +61,7 @@ def test_every_page_decodes_independently(drawn: tuple[list[Field], list[list[An
         at = file.page_range(number)
         page = data[at.start : at.end]
         verify_pages(file, number, number + 1, page, "somewhere")
-        batch = decode_page(arrow_schema([FileColumn(field) for field in fields]), page)
+        batch = PageDecoder([FileColumn(field) for field in fields]).decode(page, rows=count, where="somewhere")
         for n, field in enumerate(fields):
             assert same(rows(field.kind, batch.column(n)), values[n][start : start + count])
         start += count

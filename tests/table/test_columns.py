@@ -1,5 +1,7 @@
 """Add, drop and rename columns; existing rows and versions stay as they are."""
 
+import cProfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -283,3 +285,39 @@ def test_an_open_version_keeps_its_column_names() -> None:
     assert list(old[:1]) == [{"m": 1, "t": 0}]
     with pytest.raises(InvalidInputError, match="opened read-only"):
         penstock.load(store, version=2).drop_column("n")
+
+
+def test_work_grows_with_the_number_of_columns_and_not_with_its_square() -> None:
+    """Eight times the columns make about eight times the calls; a loop over columns inside another makes 64 times."""
+    few, many = _calls_by_step(200), _calls_by_step(1600)
+    assert {step: many[step] / few[step] for step in few if many[step] > 12 * few[step]} == {}
+
+
+def _calls_by_step(columns: int) -> dict[str, int]:
+    """The number of function calls of each operation on a table of so many columns."""
+    store = open_store("memory://")
+    ds = penstock.create(store, {f"c{n}": int for n in range(columns)})
+    rows = {f"c{n}": [n, n] for n in range(columns)}
+    ds.append(rows)
+    ds.commit()
+    last = f"c{columns - 1}"
+    steps: dict[str, Callable[[], Any]] = {
+        "create": lambda: penstock.create("memory://", {f"c{n}": int for n in range(columns)}),
+        "load": lambda: penstock.load(store),
+        "append": lambda: penstock.load(store).append(rows),
+        "row": lambda: ds[0],
+        "columns": lambda: ds.to_numpy(),
+        "arrow": lambda: ds.to_arrow(),
+        "batches": lambda: list(ds.batches()),
+        "describe": lambda: (repr(ds), str(ds.schema)),
+        "rename": lambda: (ds.rename_column(last, "x"), ds.rename_column("x", last)),
+        "update": lambda: ds.update([0], {name: [1] for name in ds.schema.names}),
+        "commit": lambda: ds.commit(),
+        "diff": lambda: ds.diff(1),
+    }
+    found = {}
+    for step, act in steps.items():
+        profile = cProfile.Profile()
+        profile.runcall(act)
+        found[step] = sum(entry.callcount for entry in profile.getstats())
+    return found

@@ -6,8 +6,7 @@ from penstock.format._commit import SINGLE_WRITER, Claim, Commit, CommitRef, Tab
 from penstock.format._datafile import (
     BLOB_REFERENCE,
     FileColumn,
-    arrow_schema,
-    decode_page,
+    PageDecoder,
     encode_file,
     row_sizes,
     split_rows,
@@ -21,8 +20,10 @@ from penstock.format._infer import infer_schema
 from penstock.format._layout import (
     LOG_PREFIX,
     TABLE_KEY,
+    blob_key,
     commit_key,
     corrupt_error,
+    decoding,
     hint_key,
     ids_key,
     new_id,
@@ -50,7 +51,7 @@ from penstock.format._schema import (
     make_schema,
     value_kind,
 )
-from penstock.format._sealed import from_members, seal, unseal
+from penstock.format._sealed import decode_sealed, from_json, load_json, seal, unseal
 from penstock.format._snapshot import Features, IngestManifest, Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
 
 __all__ = [
@@ -78,14 +79,15 @@ __all__ = [
     "IngestManifest",
     "Manifest",
     "Node",
+    "PageDecoder",
     "Schema",
     "SchemaLike",
     "Snapshot",
     "SnapshotRef",
     "Statistics",
     "TableInfo",
-    "arrow_schema",
     "as_column",
+    "blob_key",
     "check_column_name",
     "commit_key",
     "corrupt_error",
@@ -93,16 +95,18 @@ __all__ = [
     "decode_fragments",
     "decode_hint",
     "decode_manifest",
-    "decode_page",
+    "decode_sealed",
     "decode_snapshot",
+    "decoding",
     "encode_file",
     "encode_hint",
     "encode_manifest",
     "encode_snapshot",
-    "from_members",
+    "from_json",
     "hint_key",
     "ids_key",
     "infer_schema",
+    "load_json",
     "make_field",
     "make_schema",
     "new_id",

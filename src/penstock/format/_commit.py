@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from penstock.errors import UnsupportedFormatError
-from penstock.format._sealed import from_members, seal, unseal
+from penstock.format._layout import decoding
+from penstock.format._sealed import decode_sealed, from_json, seal, unseal
 from penstock.format._snapshot import Features, SnapshotRef
 from penstock.types import Buffer
 
@@ -35,9 +35,14 @@ class TableInfo:
     @staticmethod
     def decode(data: Buffer, where: str) -> "TableInfo":
         document = unseal(data, where)
-        if document["penstock"] != FORMAT_VERSION:
-            raise UnsupportedFormatError(f"{where}: unsupported table format {document['penstock']}; upgrade Penstock")
-        return TableInfo(document["table"], document["main"], Features.from_json(document["features"], where))
+        with decoding(where):
+            if document["penstock"] != FORMAT_VERSION:
+                raise UnsupportedFormatError(
+                    f"{where}: unsupported table format {document['penstock']!r}; upgrade Penstock"
+                )
+            info = from_json(TableInfo, {**document, "id": document["table"]})
+            info.features.check_readable(where)
+            return info
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,10 @@ class Commit:
     @staticmethod
     def decode(data: Buffer, where: str) -> "Commit":
         """Inverse of `encode`; raises `CorruptError` that names `where` if the checksum does not match."""
-        document: dict[str, Any] = unseal(data, where)
-        parent, snapshot = document["parent"], document["snapshot"]
-        document["parent"] = None if parent is None else from_members(CommitRef, parent)
-        document["snapshot"] = from_members(SnapshotRef, snapshot)
-        merged = document.get("merged")
-        document["merged"] = None if merged is None else from_members(CommitRef, merged)
-        return from_members(Commit, document)
+        commit = decode_sealed(Commit, data, where)
+        with decoding(where):
+            _ = commit.time  # raises for a time after the year 9999
+        return commit
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Claim:
 
     @staticmethod
     def decode(data: Buffer, where: str) -> "Claim":
-        return from_members(Claim, unseal(data, where))
+        return decode_sealed(Claim, data, where)
 
 
 def encode_hint(version: int) -> bytes:
@@ -121,4 +123,9 @@ def encode_hint(version: int) -> bytes:
 
 
 def decode_hint(data: Buffer, where: str) -> int:
-    return int(unseal(data, where)["version"])
+    return decode_sealed(_Hint, data, where).version
+
+
+@dataclass(frozen=True)
+class _Hint:
+    version: int

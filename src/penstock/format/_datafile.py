@@ -12,9 +12,10 @@ import pyarrow as pa
 from penstock.codecs import Compression
 from penstock.format._checksum import combine_crc32c, crc32c
 from penstock.format._fragment import BlobUse, DataFile
-from penstock.format._layout import corrupt_error, new_id
+from penstock.format._layout import corrupt_error, decoding, new_id
 from penstock.format._schema import Field
-from penstock.types import Buffer
+from penstock.format.kinds import corrupt_struct_reason
+from penstock.types import Buffer, cached_property
 
 _MAGIC_BYTES = 8
 _MAX_EXPANSION, _PAGE_OVERHEAD, _BUFFER_OVERHEAD = 64, 256, 128
@@ -39,12 +40,18 @@ class FileColumn:
             return pa.field(f"{self.field.name}.blob", BLOB_REFERENCE)
         return pa.field(self.field.name, self.field.kind.arrow_type)
 
+    def corrupt_reason(self, array: pa.Array) -> str | None:
+        """Why an array of this column, valid as Arrow data, cannot be decoded; None if it can."""
+        if self.references:
+            return corrupt_struct_reason(array, required=("id", "length", "crc"), lengths=("length",))
+        return self.field.kind.corrupt_reason(array)
+
 
 def encode_file(
     columns: Sequence[FileColumn], arrays: Sequence[pa.Array], *, row_start: int, page_rows: Sequence[int]
 ) -> tuple[DataFile, memoryview]:
     """Encode columns of equal length as one file, with pages of the given numbers of rows."""
-    schema = arrow_schema(columns)
+    schema = PageDecoder(columns).schema
     compression = Compression.parse(columns[0].field.codec)
     codec = None if compression.name == "none" else pa.Codec(compression.name, compression.level)
     batch = pa.RecordBatch.from_arrays(list(arrays), schema=schema)
@@ -87,14 +94,32 @@ def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUs
     return tuple(BlobUse(blob["id"], blob["length"]) for column in references for blob in column)
 
 
-def arrow_schema(columns: Sequence[FileColumn]) -> pa.Schema:
-    """The Arrow schema of a file with these columns."""
-    return pa.schema([column.arrow for column in columns])
+@dataclass(frozen=True)
+class PageDecoder:
+    """Decodes the pages of files with the same columns."""
 
+    columns: Sequence[FileColumn]
 
-def decode_page(schema: pa.Schema, page: Buffer) -> pa.RecordBatch:
-    """Decode a verified page; uncompressed arrays are views of it."""
-    return pa.ipc.read_record_batch(pa.py_buffer(page), schema)
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of a file with these columns."""
+        return pa.schema([column.arrow for column in self.columns])
+
+    def decode(self, page: Buffer, *, rows: int, where: str) -> pa.RecordBatch:
+        """Decode a page whose checksum matches; uncompressed arrays are views of it. Raises `CorruptError`.
+
+        Every offset is checked here, once: a checksum does not show that the content is benign, and neither Arrow nor
+        the readers check an offset again. That reads the offsets of lists and bytes, and the text of strings.
+        """
+        with decoding(where):
+            batch = pa.ipc.read_record_batch(pa.py_buffer(page), self.schema)
+            batch.validate(full=True)
+        if len(batch) != rows:
+            raise corrupt_error(where, f"it has {len(batch)} rows and not {rows}")
+        for column, array in zip(self.columns, batch.columns, strict=True):
+            if (reason := column.corrupt_reason(array)) is not None:
+                raise corrupt_error(where, f"column {column.field.name!r}: {reason}")
+        return batch
 
 
 def verify_pages(file: DataFile, first: int, end: int, data: memoryview, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.format._layout import data_key
+from penstock.format._layout import corrupt_error, data_key
 from penstock.types import ByteRange, RowRange, cached_property
 
 
@@ -101,6 +101,37 @@ class DataFile:
         return ends
 
     @cached_property
+    def changes_since(self) -> dict[str, dict[int, ChangedRows]]:
+        """The entries of `changed` by base and field."""
+        found: dict[str, dict[int, ChangedRows]] = {}
+        for change in self.changed:
+            found.setdefault(change.base, {}).setdefault(change.field, change)
+        return found
+
+    @cached_property
+    def column_of(self) -> dict[int, int]:
+        """The index of the Arrow column of each entry of `fields`."""
+        return {id: column for column, id in enumerate(self.fields)}
+
+    def values_at(self, field_id: int, row_bytes: int) -> list[int]:
+        """The column of `value_starts` of a fixed-width field; raises `CorruptError` if values exceed their page.
+
+        Checked once, so that a read never leaves the bytes that a page's checksum covers.
+        """
+        key = field_id, row_bytes
+        if key not in self._values_at:
+            starts = self.value_starts[:, self.column_of[field_id]].astype(np.int64)
+            ends = starts + self.page_rows.astype(np.int64) * row_bytes
+            if ((starts >= 0) & (ends > np.diff(self.page_offsets))).any():
+                raise corrupt_error(self.key, "its manifest places values outside their page")
+            self._values_at[key] = starts.tolist()
+        return self._values_at[key]
+
+    @cached_property
+    def _values_at(self) -> dict[tuple[int, int], list[int]]:
+        return {}
+
+    @cached_property
     def dense_row_bytes(self) -> int | None:
         """Bytes per row if the file has one column and all its pages are dense, else None."""
         if len(self.fields) != 1 or not len(self.page_rows) or (self.value_starts < 0).any():
@@ -158,7 +189,10 @@ class Statistics:
 def _bound(choose: Callable[..., Any], one: str | None, other: str | None) -> str | None:
     if one is None or other is None:
         return None
-    return json.dumps(choose(json.loads(one), json.loads(other)))
+    try:
+        return json.dumps(choose(json.loads(one), json.loads(other)))
+    except (TypeError, ValueError, RecursionError):  # a bound that is none bounds nothing
+        return None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Object keys and ids of a table."""
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from penstock.errors import CorruptError
+from penstock.errors import CorruptError, UnsupportedFormatError
 
 TABLE_KEY = "penstock.json"
 LOG_PREFIX = "log/"
@@ -19,11 +21,11 @@ def new_int_id() -> int:
 
 
 def commit_key(branch_id: str, version: int) -> str:
-    return f"log/{branch_id}/{version:020}.json"
+    return f"log/{_safe(branch_id)}/{version:020}.json"
 
 
 def hint_key(branch_id: str) -> str:
-    return f"log/{branch_id}/HINT"
+    return f"log/{_safe(branch_id)}/HINT"
 
 
 def ids_key(claim: int) -> str:
@@ -31,25 +33,47 @@ def ids_key(claim: int) -> str:
 
 
 def snapshot_key(id: str) -> str:
-    return f"snapshots/{id}"
+    return f"snapshots/{_safe(id)}"
 
 
 def manifest_key(id: str) -> str:
-    return f"manifests/{id}.arrow"
+    return f"manifests/{_safe(id)}.arrow"
 
 
 def data_key(id: str) -> str:
-    return f"data/{id}.arrow"
+    return f"data/{_safe(id)}.arrow"
 
 
 def blob_key(id: str) -> str:
-    return f"blobs/{id}"
+    return f"blobs/{_safe(id)}"
 
 
 def ingest_manifest_key(id: str) -> str:
-    return f"ingest/{id}.arrow"
+    return f"ingest/{_safe(id)}.arrow"
 
 
 def corrupt_error(where: str, what: str) -> CorruptError:
     """The error for an object that fails verification."""
     return CorruptError(f"{where} is damaged: {what}. Restore it from a copy of the table")
+
+
+@contextmanager
+def decoding(where: str) -> Iterator[None]:
+    """Translate every error of a decoder to a `CorruptError` that names `where`.
+
+    A decoder does no I/O: whatever it raises, the cause is the content of the object.
+    """
+    try:
+        yield
+    except (CorruptError, UnsupportedFormatError):
+        raise
+    except Exception as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise corrupt_error(where, f"its content is invalid: {what}") from error
+
+
+def _safe(id: str) -> str:
+    """An id that cannot leave its folder when it becomes part of a key."""
+    if not (id.isascii() and id.isalnum()):
+        raise CorruptError(f"the table refers to an object by the id {id!r}, which is none. Restore it from a copy")
+    return id

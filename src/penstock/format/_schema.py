@@ -1,6 +1,7 @@
 """Columns as a user declares them, and fields as a table stores them."""
 
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -12,12 +13,18 @@ import pyarrow as pa
 from penstock.codecs import Compression, ImageCodec
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format._layout import new_int_id
+from penstock.format._sealed import from_json
 from penstock.format.kinds import Bytes, Image, Json, Kind, Linked, Tensor, Text, kind_from_json, kind_to_json
+from penstock.types import cached_property
 
 DEFAULT_FILE_BYTES = 16 << 20
 DEFAULT_PAGE_BYTES = 256 << 10
 MAX_INLINE_BYTES = 16 << 20
 """Larger values are stored as blobs, in separate objects."""
+
+_LISTED_NAMES = 50
+_MAX_DEPTH = 63
+"""Arrow does not read types that are nested more deeply."""
 
 _PYTHON_KINDS: dict[type, Kind] = {
     bool: Tensor("bool"),
@@ -101,23 +108,41 @@ class Field:
 
     @staticmethod
     def from_json(described: Mapping[str, Any]) -> "Field":
-        """Inverse of `to_json`."""
-        fill = described.get("fill")
-        return Field(
-            id=int(described["id"], 16),
-            name=described["name"],
-            kind=kind_from_json(described["type"]),
-            nullable=described.get("nullable", False),
-            codec=described.get("codec", "none"),
-            file_bytes=described.get("file_bytes", DEFAULT_FILE_BYTES),
-            page_bytes=described.get("page_bytes", DEFAULT_PAGE_BYTES),
-            fill=None if fill is None else b64decode(fill),
-            dropped=described.get("dropped", False),
-        )
+        """Inverse of `to_json`; raises `ValueError` for an invalid field, `UnsupportedFormatError` for a new kind."""
+        members = from_json(_StoredField, described)
+        kind = kind_from_json(members.type)
+        if not 0 < (id := int(members.id, 16)) < 1 << 63:
+            raise ValueError(f"{members.id!r} is no field id")
+        if not 1 <= members.page_bytes <= members.file_bytes:
+            raise ValueError("the sizes of a column's files and pages are invalid")
+        if members.codec != "none":
+            Compression.parse(members.codec)
+        _check_depth(kind.arrow_type)  # the type itself raises for a tensor that is too large for Arrow
+        fill = None if members.fill is None else b64decode(members.fill, validate=True)
+        return Field(id, members.name, kind, *members.storage, fill=fill, dropped=members.dropped)
 
     def __str__(self) -> str:
         extras = ("?" if self.nullable else "") + (f" [{self.codec}]" if self.codec != "none" else "")
         return f"{self.name}: {self.kind}{extras}"
+
+
+@dataclass(frozen=True)
+class _StoredField:
+    """The members of a field in a snapshot."""
+
+    id: str
+    name: str
+    type: Mapping[str, Any]
+    nullable: bool = False
+    codec: str = "none"
+    file_bytes: int = DEFAULT_FILE_BYTES
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    fill: str | None = None
+    dropped: bool = False
+
+    @property
+    def storage(self) -> tuple[bool, str, int, int]:
+        return self.nullable, self.codec, self.file_bytes, self.page_bytes
 
 
 @dataclass(frozen=True)
@@ -127,11 +152,10 @@ class Schema:
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
-        names = [field.name for field in self]
-        if duplicates := {name for name in names if names.count(name) > 1}:
-            raise InvalidInputError(f"duplicate column name {sorted(duplicates)[0]!r}; rename one of the columns")
+        if duplicates := [name for name, count in Counter(self.names).items() if count > 1]:
+            raise InvalidInputError(f"duplicate column name {min(duplicates)!r}; rename one of the columns")
         for field in self:
-            if field.nullable and f"{field.name}_mask" in names:
+            if field.nullable and f"{field.name}_mask" in self:
                 raise InvalidInputError(
                     f"column {field.name!r} is nullable, and batches hold its validity mask as '{field.name}_mask';"
                     " rename the column of that name"
@@ -144,13 +168,27 @@ class Schema:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return any(field.name == name for field in self)
+        return name in self._by_name
 
     def __getitem__(self, name: str) -> Field:
-        for field in self:
-            if field.name == name:
-                return field
-        raise NotFoundError(f"there is no column {name!r}; the table has {', '.join(self.names) or 'no columns'}")
+        field = self._by_name.get(name)
+        if field is None:
+            raise NotFoundError(f"there is no column {name!r}; the table has {self._some_names}")
+        return field
+
+    @cached_property
+    def _by_name(self) -> dict[str, Field]:
+        return {field.name: field for field in self}
+
+    @cached_property
+    def _by_id(self) -> dict[int, Field]:
+        return {field.id: field for field in self.fields}
+
+    @property
+    def _some_names(self) -> str:
+        """The first names, for messages."""
+        more = len(self) - _LISTED_NAMES
+        return ", ".join(self.names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "") or "no columns"
 
     @property
     def names(self) -> list[str]:
@@ -159,12 +197,15 @@ class Schema:
 
     def by_id(self, id: int) -> Field:
         """A field by its id, including dropped ones; raises `NotFoundError`."""
-        for field in self.fields:
-            if field.id == id:
-                return field
-        raise NotFoundError(
-            f"there is no column with id {id:016x}; the table has {', '.join(self.names) or 'no columns'}"
-        )
+        field = self._by_id.get(id)
+        if field is None:
+            raise NotFoundError(f"there is no column with id {id:016x}; the table has {self._some_names}")
+        return field
+
+    def has_id(self, id: int) -> bool:
+        """Whether a field that is not dropped has this id."""
+        field = self._by_id.get(id)
+        return field is not None and not field.dropped
 
     def with_dropped(self, fields: Iterable[Field]) -> "Schema":
         """This schema plus missing `fields` as dropped ones, so that files that hold them can be decoded."""
@@ -186,6 +227,7 @@ def make_field(name: str, column: ColumnLike, *, fill: bytes | None = None) -> F
     """A new field, with a new id, from a column declaration; raises `InvalidInputError`."""
     check_column_name(name)
     column = as_column(name, column)
+    _check_depth(column.kind.arrow_type)
     return Field(
         id=new_int_id(),
         name=name,
@@ -225,6 +267,14 @@ def as_column(name: str, column: ColumnLike) -> Column:
         raise InvalidInputError(
             f"column {name!r}: {column!r} is neither a kind (penstock.Image(), …) nor an element type ({error})"
         ) from None
+
+
+def _check_depth(arrow_type: pa.DataType, above: int = 0) -> None:
+    """Raise `InvalidInputError` for a type nested more deeply than Arrow reads."""
+    if above > _MAX_DEPTH:
+        raise InvalidInputError(f"lists and structs can be nested {_MAX_DEPTH} deep at most; store JSON instead")
+    for index in range(arrow_type.num_fields):
+        _check_depth(arrow_type.field(index).type, above + 1)
 
 
 def check_column_name(name: object) -> None:

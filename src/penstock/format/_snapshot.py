@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.errors import UnsupportedFormatError
 from penstock.format._checksum import crc32c
-from penstock.format._layout import corrupt_error, ingest_manifest_key, snapshot_key
-from penstock.format._manifest import Node
+from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, snapshot_key
+from penstock.format._manifest import Node, decode_nodes
 from penstock.format._schema import Field, Schema
-from penstock.format._sealed import from_members
+from penstock.format._sealed import from_json, load_json
 from penstock.types import Buffer
 
+INGEST_SCHEMA = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
+"""The columns of an ingest manifest."""
 _NODE = tuple(member.name for member in fields(Node))
 _READ_FEATURES: frozenset[str] = frozenset()
 _WRITE_FEATURES: frozenset[str] = frozenset({"single-writer"})
@@ -28,11 +32,9 @@ class Features:
     def to_json(self) -> dict[str, list[str]]:
         return {"read": list(self.read), "write": list(self.write)}
 
-    @staticmethod
-    def from_json(described: Mapping[str, Sequence[str]], where: str) -> "Features":
-        features = Features(tuple(described["read"]), tuple(described["write"]))
-        features._check(features.read, _READ_FEATURES, where, "read")
-        return features
+    def check_readable(self, where: str) -> None:
+        """Raise `UnsupportedFormatError` if this version cannot read the table correctly."""
+        self._check(self.read, _READ_FEATURES, where, "read")
 
     def check_writable(self, where: str) -> None:
         """Raise `UnsupportedFormatError` if this version cannot write the table correctly."""
@@ -55,10 +57,21 @@ class IngestManifest:
     def key(self) -> str:
         return ingest_manifest_key(self.id)
 
-    def verify(self, data: Buffer, where: str) -> None:
-        """Raise `CorruptError` unless length and checksum match."""
+    def decode(self, data: Buffer, where: str) -> tuple[list[tuple[str, int, str | None]], dict[str, Any]]:
+        """Verify and decode: key, size and ETag of each object, and a description of the ingest.
+
+        Raises `CorruptError`.
+        """
         if len(data) != self.length or crc32c(data) != self.crc:
             raise corrupt_error(where, "its checksum does not match its snapshot")
+        with decoding(where):
+            table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+            table.validate(full=True)
+            files = table.select(INGEST_SCHEMA.names).cast(INGEST_SCHEMA)
+            if files["key"].null_count or files["size"].null_count:
+                raise ValueError("an object has no key or no size")
+            columns = (files[name].to_pylist() for name in INGEST_SCHEMA.names)
+            return list(zip(*columns, strict=True)), load_json(table.schema.metadata[b"about"])
 
 
 @dataclass(frozen=True)
@@ -123,17 +136,23 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
     """Verify and decode a snapshot; raises `CorruptError` or `UnsupportedFormatError`."""
     if len(data) != ref.length or crc32c(data) != ref.crc:
         raise corrupt_error(where, "its checksum does not match its commit")
-    document = json.loads(bytes(data))
-    columns = [document["manifests"][name] for name in _NODE]
-    return Snapshot(
-        schema=Schema(tuple(Field.from_json(described) for described in document["schema"])),
-        nodes=tuple(Node(*row) for row in zip(*columns, strict=True)),
-        containers=document["containers"],
-        claims=document["claims"],
-        features=Features.from_json(document["features"], where),
-        indexes=tuple(document["indexes"]),
-        sources={
-            uri: tuple(from_members(IngestManifest, manifest) for manifest in found)
-            for uri, found in document.get("sources", {}).items()
-        },
-    )
+    with decoding(where):
+        document = load_json(bytes(data))
+        features = from_json(Features, document["features"])
+        features.check_readable(where)
+        return Snapshot(
+            schema=Schema(tuple(Field.from_json(described) for described in document["schema"])),
+            nodes=decode_nodes(document["manifests"]),
+            features=features,
+            **vars(from_json(_Members, document)),
+        )
+
+
+@dataclass(frozen=True)
+class _Members:
+    """The members of a snapshot that need no decoder of their own."""
+
+    containers: Mapping[str, str]
+    claims: int
+    indexes: tuple[Mapping[str, Any], ...]
+    sources: Mapping[str, tuple[IngestManifest, ...]] = field(default_factory=dict)

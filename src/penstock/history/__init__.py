@@ -3,7 +3,7 @@
 from penstock.history._changes import Changes, merge_sources
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
-from penstock.history._leases import HeldLease, WriteIntent, lease, store_time
+from penstock.history._leases import HeldLease, Intent, Lease, WriteIntent, lease, store_time
 from penstock.history._listing import list_objects
 from penstock.history._log import (
     discard,
@@ -15,7 +15,7 @@ from penstock.history._log import (
     was_published,
 )
 from penstock.history._lookup import find_commit_at, find_version, merge_bases
-from penstock.history._refs import MAIN, Refs, RefType
+from penstock.history._refs import MAIN, Ref, Refs, RefType
 from penstock.history._table import (
     CommitInfo,
     Version,
@@ -28,7 +28,7 @@ from penstock.history._table import (
     read_snapshot,
 )
 from penstock.history._tree import Tree
-from penstock.history._vacuum import Vacuum, VacuumResult, check_not_expired, expired_snapshots, protect_versions
+from penstock.history._vacuum import Vacuum, VacuumRecord, VacuumResult, check_not_expired, protect_versions
 from penstock.history._version_names import branch_name, format_version
 
 __all__ = [
@@ -37,11 +37,15 @@ __all__ = [
     "CommitInfo",
     "Difference",
     "HeldLease",
+    "Intent",
+    "Lease",
+    "Ref",
     "RefType",
     "Refs",
     "RowIds",
     "Tree",
     "Vacuum",
+    "VacuumRecord",
     "VacuumResult",
     "Version",
     "WriteIntent",
@@ -54,7 +58,6 @@ __all__ = [
     "difference",
     "discard",
     "expired_error",
-    "expired_snapshots",
     "find_commit_at",
     "find_version",
     "format_version",

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from penstock.errors import NotFoundError, StorageError
-from penstock.format import Commit, from_members, new_id, seal, unseal
+from penstock.format import Commit, decode_sealed, new_id, seal
 from penstock.history._listing import list_objects
 from penstock.storage import Store
 
@@ -87,7 +87,7 @@ def live_leases(store: Store, *, now_s: float) -> list[Lease]:
     found = []
     for item in list_objects(store, "leases/"):
         with suppress(NotFoundError):  # released meanwhile
-            held = from_members(Lease, unseal(store.get(item.key), f"{store.uri}/{item.key}"))
+            held = decode_sealed(Lease, store.get(item.key), f"{store.uri}/{item.key}")
             if item.modified_s + held.seconds > now_s:
                 found.append(held)
     return found
@@ -136,5 +136,5 @@ def oldest_intent_s(store: Store, *, now_s: float) -> float:
     for item in list_objects(store, "intents/"):
         if item.modified_s > now_s - ORPHAN_AGE_S:
             with suppress(NotFoundError):
-                times.append(from_members(Intent, unseal(store.get(item.key), f"{store.uri}/{item.key}")).since_s)
+                times.append(decode_sealed(Intent, store.get(item.key), f"{store.uri}/{item.key}").since_s)
     return min(times)

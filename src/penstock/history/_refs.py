@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
-from penstock.format import CommitRef, TableInfo, from_members, seal, unseal
+from penstock.format import CommitRef, TableInfo, decode_sealed, seal
 from penstock.history._listing import list_objects
 from penstock.history._log import create_or_read
 from penstock.history._version_names import branch_name
@@ -41,7 +41,7 @@ class Ref:
 
     @staticmethod
     def decode(data: Buffer, where: str) -> "Ref":
-        return from_members(Ref, unseal(data, where))
+        return decode_sealed(Ref, data, where)
 
 
 class Refs:

@@ -40,9 +40,10 @@ class Tree:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._cache: OrderedDict[str, tuple[Manifest, int]] = OrderedDict()
+        # By node and not by its id: what a parent says about a manifest was checked for that parent only.
+        self._cache: OrderedDict[Node, tuple[Manifest, int]] = OrderedDict()
         self._cache_bytes = 0
-        self._leaf_cache: OrderedDict[str, pa.RecordBatch] = OrderedDict()
+        self._leaf_cache: OrderedDict[Node, pa.RecordBatch] = OrderedDict()
         self._unsaved: dict[str, Manifest] = {}
         self._saved: dict[str, Node] = {}
         self._lock = Lock()
@@ -58,14 +59,14 @@ class Tree:
         with self._lock:
             if node.id in self._unsaved:
                 return self._unsaved[node.id]
-            if node.id in self._cache:
-                self._cache.move_to_end(node.id)
-                return self._cache[node.id][0]
             node = self._saved.get(node.id, node)
+            if node in self._cache:
+                self._cache.move_to_end(node)
+                return self._cache[node][0]
         if node.length == 0:
             raise NotFoundError("these rows were never committed: their changes were rolled back")
         manifest = decode_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
-        self._add_to_cache(node.id, manifest)
+        self._add_to_cache(node, manifest)
         return manifest
 
     def leaf(self, node: Node) -> pa.RecordBatch | Manifest:
@@ -73,11 +74,11 @@ class Tree:
         if node.id in self._unsaved or not node.length:
             return self.load(node)
         with self._lock:
-            known = self._leaf_cache.pop(node.id, None)
+            known = self._leaf_cache.pop(node, None)
         if known is None:
             known = open_manifest(node, self._store.get(node.key), f"{self._store.uri}/{node.key}")
         with self._lock:
-            self._leaf_cache[node.id] = known
+            self._leaf_cache[node] = known
             if len(self._leaf_cache) > _MAX_CACHED_LEAVES:
                 self._leaf_cache.popitem(last=False)
         return known
@@ -222,14 +223,14 @@ class Tree:
         manifest = replace(manifest, nodes=tuple(self._saved.get(child.id, child) for child in manifest.nodes))
         stored, data = encode_manifest(node.id, manifest)
         self._store.put(stored.key, data)
-        self._add_to_cache(node.id, manifest)
+        self._add_to_cache(stored, manifest)
         return stored
 
-    def _add_to_cache(self, id: str, manifest: Manifest) -> None:
+    def _add_to_cache(self, node: Node, manifest: Manifest) -> None:
         size = _memory_bytes(manifest)
         with self._lock:
-            self._cache_bytes += size - self._cache.pop(id, (manifest, 0))[1]
-            self._cache[id] = manifest, size
+            self._cache_bytes += size - self._cache.pop(node, (manifest, 0))[1]
+            self._cache[node] = manifest, size
             while self._cache_bytes > _CACHE_BYTES and len(self._cache) > 1:
                 self._cache_bytes -= self._cache.popitem(last=False)[1][1]
 

@@ -29,10 +29,11 @@ from penstock.format import (
     Snapshot,
     SnapshotRef,
     TableInfo,
+    blob_key,
+    decode_sealed,
     decode_snapshot,
     new_id,
     seal,
-    unseal,
 )
 from penstock.history._leases import ORPHAN_AGE_S, HeldLease, live_leases, oldest_intent_s, store_time
 from penstock.history._listing import list_objects
@@ -54,6 +55,13 @@ class VacuumResult:
     bytes: int
     versions: tuple[CommitRef, ...]
     """Versions that can no longer be read."""
+
+
+@dataclass(frozen=True)
+class VacuumRecord:
+    """The snapshots that a vacuum deleted or is about to delete, as stored."""
+
+    snapshots: tuple[str, ...]
 
 
 @dataclass
@@ -144,7 +152,7 @@ class Vacuum:
                 for fragment in manifest.fragments:
                     for file in fragment.files:
                         keys.add(file.key)
-                        keys.update(f"blobs/{blob.id}" for blob in file.blobs)
+                        keys.update(blob_key(blob.id) for blob in file.blobs)
             keys.update(node.key for node in nodes.values())
             nodes = {id: node for id, node in below.items() if node.key not in keys}
         return keys
@@ -188,8 +196,10 @@ def protect_versions(store: Store, *commits: Commit) -> Iterator[None]:
 def expired_snapshots(store: Store) -> set[str]:
     """Ids of the snapshots that vacuums deleted or are about to delete."""
     keys = [item.key for item in list_objects(store, _MARKS_PREFIX)]
-    records = thread_map(lambda key: unseal(store.get(key), f"{store.uri}/{key}"), keys, max_workers=_READERS)
-    return {id for record in records for id in record["snapshots"]}
+    records = thread_map(
+        lambda key: decode_sealed(VacuumRecord, store.get(key), f"{store.uri}/{key}"), keys, max_workers=_READERS
+    )
+    return {id for record in records for id in record.snapshots}
 
 
 def check_not_expired(store: Store, *commits: Commit) -> None:

@@ -24,6 +24,7 @@ from penstock.format import (
     Schema,
     crc32c,
     decode_fragments,
+    decoding,
     encode_manifest,
     new_id,
 )
@@ -196,10 +197,10 @@ def write_manifest(store: Store, plan: Plan, files: Iterable[FileId]) -> IngestM
 
 def read_manifest(store: Store, manifest: IngestManifest) -> tuple[tuple[FileId, ...], Plan]:
     """The objects of a manifest and the plan that ingested them; raises `CorruptError` if it is damaged."""
-    data = store.get(manifest.key)
-    manifest.verify(data, f"{store.uri}/{manifest.key}")
-    files, metadata, _ = _decode_files(data)
-    return files, Plan.from_json(metadata)
+    where = f"{store.uri}/{manifest.key}"
+    files, metadata = manifest.decode(store.get(manifest.key), where)
+    with decoding(where):
+        return tuple(files), Plan.from_json(metadata)
 
 
 def ingested_files(store: Store, manifests: Sequence[IngestManifest]) -> dict[str, FileId]:

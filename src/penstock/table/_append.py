@@ -132,7 +132,7 @@ class FragmentWriter:
             self._groups = [_ColumnGroup(fields) for fields in group_fields(self._fields, arrays)]
         self._statistics = merge_statistics(self._statistics, compute_statistics(self._fields, arrays))
         for group in self._groups:
-            mine = {id: array for id, array in arrays.items() if any(abs(id) == known.id for known in group.fields)}
+            mine = {id: arrays[id] for known in group.fields for id in (known.id, -known.id) if id in arrays}
             size = int(_total_sizes(mine).sum())
             group.buffered.append(mine)
             group.buffered_bytes += size

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from penstock.format import DataFile, Field, Fragment, Schema, unpack_bitmap
+from penstock.format import DataFile, Field, Fragment, unpack_bitmap
 from penstock.history import Difference, difference
 from penstock.table._gather import gather, take
 from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
@@ -63,7 +63,7 @@ class Diff:
 def diff(before: Reader, after: Reader) -> Diff:
     """Compare two versions of one table."""
     old, new = before.snapshot.schema, after.snapshot.schema
-    common = [(old.by_id(known.id), known) for known in new if _has_field(old, known.id)]
+    common = [(old.by_id(known.id), known) for known in new if old.has_id(known.id)]
     found = _Comparison(before, after, [known for _, known in common])
     return Diff(
         before,
@@ -73,8 +73,8 @@ def diff(before: Reader, after: Reader) -> Diff:
         other_added=found.added,
         deleted=found.deleted,
         updated=found.updated,
-        columns_added=tuple(known for known in new if not _has_field(old, known.id)),
-        columns_dropped=tuple(known for known in old if not _has_field(new, known.id)),
+        columns_added=tuple(known for known in new if not old.has_id(known.id)),
+        columns_dropped=tuple(known for known in old if not new.has_id(known.id)),
         columns_renamed=tuple((a.name, b.name) for a, b in common if a.name != b.name),
     )
 
@@ -164,10 +164,6 @@ class _Comparison:
         return values_differ(take(before, np.argsort(order)), after)
 
 
-def _has_field(schema: Schema, id: int) -> bool:
-    return any(known.id == id for known in schema)
-
-
 def _find_appended(found: Difference) -> tuple[Fragment, ...]:
     """The new fragments without any row of an old one, by ranges of row ids."""
     runs = sorted((run.start, run.end) for fragment in found.old.values() for run in fragment.row_ids)
@@ -204,11 +200,11 @@ class _RowIndex:
 
 def _recorded_changes(file: DataFile, base: str, field_id: int) -> Mask | None:
     """The rows of a field that differ from a base file, or from the fill value; None if nothing is recorded."""
-    changes = [change for change in file.changed if change.base == base]
-    if not changes:
+    changes = file.changes_since.get(base)
+    if changes is None:
         return None
-    masks = [unpack_bitmap(change.rows, file.rows) for change in changes if change.field == field_id]
-    return masks[0] if masks else np.zeros(file.rows, bool)
+    change = changes.get(field_id)
+    return np.zeros(file.rows, bool) if change is None else unpack_bitmap(change.rows, file.rows)
 
 
 def _read_comparable(reader: Reader, known: Field, selected: FragmentRows) -> pa.Array:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, Schema, arrow_schema, decode_page
+from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, PageDecoder, Schema
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store
 from penstock.table._pages import FragmentRows, Int64Array, Pages, as_slice, fetch_pages
@@ -75,9 +75,9 @@ def gather(
             references.append(None)
         for file, page, rows in selected.by_page(field.id):
             batch = pages.parsed(schema, file, page)
-            arrays.append(take(batch.column(file.fields.index(field.id)), rows))
-            blobs = -field.id in file.fields
-            references.append(take(batch.column(file.fields.index(-field.id)), rows) if blobs else None)
+            arrays.append(take(batch.column(file.column_of[field.id]), rows))
+            blobs = file.column_of.get(-field.id)
+            references.append(None if blobs is None else take(batch.column(blobs), rows))
     if not arrays:
         return RawColumn(None, (pa.nulls(0, field.kind.arrow_type),))
     if all(part is None or part.null_count == len(part) for part in references):
@@ -123,7 +123,7 @@ def dense_views(field: Field, selected: FragmentRows, pages: Pages) -> list[npt.
     for file, page, rows in selected.by_page(field.id):
         if file is not current:
             current, counts, offsets, run_end = file, file.page_rows.tolist(), file.offsets, 0
-            starts = file.value_starts[:, file.fields.index(field.id)].tolist()
+            starts = file.values_at(field.id, row_bytes)
         if starts[page] < 0:
             return None
         if offsets[page] >= run_end:
@@ -227,5 +227,6 @@ def fill_values(field: Field, count: int) -> pa.Array:
     """The values of rows whose fragment does not store the field: its fill value, or null."""
     if field.fill is None:
         return pa.nulls(count, field.kind.arrow_type)
-    one = decode_page(arrow_schema([FileColumn(field)]), memoryview(field.fill)).column(0)
+    where = f"the fill value of column {field.name!r}"
+    one = PageDecoder([FileColumn(field)]).decode(field.fill, rows=1, where=where).column(0)
     return take(one, np.zeros(count, np.int64))

@@ -44,6 +44,8 @@ class LinkContainers:
     def store(self, name: str) -> Store:
         """The store of a container; raises `LinkNotAllowedError`."""
         if name not in self._stores:
+            if name not in self.declared:
+                raise CorruptError(f"a row links into container {name!r}, which its version does not declare")
             uri = self.declared[name]
             options = self._options(uri)
             if options is None:

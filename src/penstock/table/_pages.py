@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import CorruptError
-from penstock.format import DataFile, FileColumn, Fragment, Node, Schema, arrow_schema, decode_page, verify_pages
+from penstock.errors import CorruptError, NotFoundError
+from penstock.format import DataFile, FileColumn, Fragment, Node, PageDecoder, Schema, verify_pages
 from penstock.history import Tree
 from penstock.storage import Store, thread_map
-from penstock.types import ByteRange, cached_property
+from penstock.types import Buffer, ByteRange, cached_property
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class Pages:
     def __init__(self) -> None:
         self._runs: dict[str, list[tuple[int, memoryview]]] = {}
         self._parsed: dict[tuple[str, int], pa.RecordBatch] = {}
-        self._schemas: dict[tuple[int, ...], pa.Schema] = {}
+        self._decoders: dict[tuple[int, ...], PageDecoder] = {}
 
     def add(self, file: DataFile, first: int, data: memoryview) -> None:
         """Add the pages from index `first` on, as many as `data` holds."""
@@ -76,12 +76,13 @@ class Pages:
         return data[file.offsets[page] - start : file.offsets[page + 1] - start]
 
     def parsed(self, schema: Schema, file: DataFile, page: int) -> pa.RecordBatch:
-        """One page as Arrow data; parsed once for all its columns."""
+        """One page as Arrow data, parsed once for all its columns; raises `CorruptError`."""
         found = self._parsed.get((file.id, page))
         if found is None:
-            if file.fields not in self._schemas:
-                self._schemas[file.fields] = arrow_schema([file_column(schema, id) for id in file.fields])
-            found = self._parsed[file.id, page] = decode_page(self._schemas[file.fields], self[file, page])
+            decoder = self._decoders.get(file.fields)
+            if decoder is None:
+                decoder = self._decoders[file.fields] = page_decoder(schema, file)
+            found = self._parsed[file.id, page] = decode_page(decoder, file, page, self[file, page])
         return found
 
     def run(self, file: DataFile, page: int) -> tuple[memoryview, int]:
@@ -242,9 +243,17 @@ def _contiguous_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield first, last + 1
 
 
-def file_column(schema: Schema, id: int) -> FileColumn:
-    """The column of a file that has this entry in the manifest; a negative id is a column of blob references."""
-    return FileColumn(schema.by_id(abs(id)), references=id < 0)
+def page_decoder(schema: Schema, file: DataFile) -> PageDecoder:
+    """The decoder of a file's pages; raises `CorruptError` if the schema lacks a field of the file."""
+    try:
+        return PageDecoder([FileColumn(schema.by_id(abs(id)), references=id < 0) for id in file.fields])
+    except NotFoundError as error:
+        raise CorruptError(f"{file.key} cannot be decoded: {error}. Restore the snapshot from a copy") from error
+
+
+def decode_page(decoder: PageDecoder, file: DataFile, page: int, data: Buffer) -> pa.RecordBatch:
+    """Decode one page of a file; raises `CorruptError` that names the file and the page."""
+    return decoder.decode(data, rows=int(file.page_rows[page]), where=f"page {page} of {file.key}")
 
 
 def as_slice(rows: Int64Array) -> slice | None:

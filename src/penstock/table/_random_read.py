@@ -98,7 +98,7 @@ class RandomRowReader:
     def _read_rows(
         self, field_id: int, selected: FragmentRows, destinations: Int64Array, out: npt.NDArray[np.uint8]
     ) -> bool:
-        column = self._column(selected.fragment, field_id)
+        column = self._column(selected.fragment, field_id, out.shape[1])
         if column is None:
             return False
         data, width = out.reshape(-1).data, out.shape[1]
@@ -130,13 +130,13 @@ class RandomRowReader:
             [(_, data)] = read_pages(self._store, PageRequest(file, (page,)))  # retries once, or raises
             row[:] = data[offset - start : row_end - start]
 
-    def _column(self, fragment: Fragment, field_id: int) -> "_ColumnPages | None":
+    def _column(self, fragment: Fragment, field_id: int, row_bytes: int) -> "_ColumnPages | None":
         key = fragment.id, field_id
         if key not in self._columns:
             if self._tracked_pages > _MAX_TRACKED_PAGES:
                 self._columns.clear()
                 self._tracked_pages = 0
-            column = self._columns[key] = _ColumnPages.of(fragment, field_id)
+            column = self._columns[key] = _ColumnPages.of(fragment, field_id, row_bytes)
             self._tracked_pages += 1 if column is None else len(column.keys)
         return self._columns[key]
 
@@ -154,12 +154,12 @@ class _ColumnPages:
     verified: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, fragment: Fragment, field_id: int) -> "_ColumnPages | None":
+    def of(cls, fragment: Fragment, field_id: int, row_bytes: int) -> "_ColumnPages | None":
         """None if a page must be parsed."""
         files = fragment.files_of(field_id)
         if not files:
             return None
-        inside = np.concatenate([file.value_starts[:, file.fields.index(field_id)] for file in files])
+        inside = np.concatenate([file.values_at(field_id, row_bytes) for file in files])
         if (inside < 0).any():
             return None
         return cls(

@@ -1,6 +1,5 @@
 """Read rows of a snapshot: any rows in any order, or many rows in sequence with prefetch."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from penstock.errors import (
     CorruptError,
     InvalidInputError,
     NotFoundError,
+    PenstockError,
     SampleError,
     SnapshotExpiredError,
 )
@@ -106,7 +106,9 @@ class Reader:
     def _decode(self, field: Field, kind: Kind, raw: RawColumn) -> Values:
         try:
             return kind.to_values(self.load_external(field, raw))
-        except (pa.ArrowInvalid, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except PenstockError:
+            raise
+        except (ValueError, RecursionError) as error:  # of Arrow, Unicode and JSON
             raise SampleError(f"the bytes are no {kind}: {error}") from error
 
     def load_external(self, field: Field, raw: RawColumn) -> pa.Array:

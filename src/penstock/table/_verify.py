@@ -1,11 +1,17 @@
 """Verify a whole table: read every byte and report damaged and missing objects."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TypeVar
 
-from penstock.errors import CorruptError, NotFoundError, PenstockError
+import pyarrow as pa
+
+from penstock.errors import CorruptError, NotFoundError, PenstockError, StorageError
 from penstock.format import (
     BLOB_BLOCK_BYTES,
     LOG_PREFIX,
@@ -16,31 +22,34 @@ from penstock.format import (
     DataFile,
     Manifest,
     Node,
+    PageDecoder,
     Schema,
+    Snapshot,
     SnapshotRef,
     TableInfo,
-    arrow_schema,
     commit_key,
+    corrupt_error,
     decode_hint,
     decode_manifest,
-    decode_page,
+    decode_sealed,
     decode_snapshot,
-    unseal,
     verify_blob_block,
     verify_frame,
     verify_pages,
 )
 from penstock.format.kinds import Linked
-from penstock.history import expired_snapshots
+from penstock.history import Intent, Lease, Ref, VacuumRecord
 from penstock.storage import Store, thread_map
 from penstock.table._blobs import decode_reference
+from penstock.table._gather import dense_kind
 from penstock.table._links import LinkContainers
-from penstock.table._pages import file_column
+from penstock.table._pages import decode_page, page_decoder
 from penstock.types import Buffer, ByteRange
 
 T = TypeVar("T")
 
 _WORKERS = 8
+_COMMIT = re.compile(rf"{LOG_PREFIX}[^/]+/\d{{20}}\.json")
 
 
 @dataclass
@@ -65,128 +74,160 @@ class Verifier:
     def run(self) -> VerifyReport:
         """Verify everything; damage is reported, and `StorageError` raised only for a store that does not respond."""
         info = self._check(TABLE_KEY, TableInfo.decode)
-        self._check_all([item.key for item in self._store.list("ids/")], Claim.decode)
-        keys = [item.key for item in self._store.list(LOG_PREFIX)]
+        self._check_all(self._keys("ids/"), Claim.decode)
+        keys = self._keys(LOG_PREFIX)
         self._check_all([key for key in keys if key.endswith("/HINT")], decode_hint)
-        commits = self._check_all([key for key in keys if not key.endswith("/HINT")], Commit.decode)
-        if info is not None:
-            self._check_no_gaps(info, keys)
-        self._check_all([item.key for prefix in ("refs/", "vacuums/") for item in self._store.list(prefix)], unseal)
-        gone = expired_snapshots(self._store) - {item.key.rpartition("/")[2] for item in self._store.list("snapshots/")}
-        refs = {commit.snapshot.id: commit.snapshot for commit in commits if commit.snapshot.id not in gone}
-        self._check_files(*self._check_snapshots(list(refs.values())))
+        commits = self._check_all([key for key in keys if _COMMIT.fullmatch(key)], _decode_commit)
+        self._check_no_gaps(info, keys)
+        self._check_refs(info, set(keys))
+        for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
+            here = [key for key in self._keys(prefix) if key.endswith(".json")]
+            self._check_all(here, partial(decode_sealed, cls), may_be_gone=True)
+        vacuums = self._check_all(self._keys("vacuums/"), partial(decode_sealed, VacuumRecord))
+        expired = {id for record in vacuums for id in record.snapshots}
+        gone = expired - {key.rpartition("/")[2] for key in self._keys("snapshots/")}
+        self._check_files(*self._check_snapshots([c.snapshot for c in commits if c.snapshot.id not in gone]))
         return self._report
 
-    def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, dict[str, Node]]:
-        """Check snapshots; returns a schema of all their fields, and their top nodes by id."""
+    def _keys(self, prefix: str) -> list[str]:
+        return [item.key for item in self._store.list(prefix)]
+
+    def _check_refs(self, info: TableInfo | None, keys: set[str]) -> None:
+        """Check that branches and tags refer to versions that exist."""
+        for prefix in ("refs/branches/", "refs/tags/"):
+            for ref in self._check_all(self._keys(prefix), partial(decode_sealed, Ref)):
+                with self._reporting():
+                    key = TABLE_KEY if ref.branch is None else commit_key(ref.branch, ref.version or 0)
+                    if info is not None and key not in keys and ref.branch is not None:
+                        raise CorruptError(f"{self._store.uri}/{key} is missing, and {prefix[:-1]} refer to it")
+
+    def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
+        """Check snapshots; returns a schema of all their fields, and their top nodes."""
         fields, nodes, ingests = {}, {}, {}
-        for snapshot in thread_map(
-            lambda ref: self._check(ref.key, lambda data, where: decode_snapshot(ref, data, where)),
-            refs,
-            max_workers=_WORKERS,
-        ):
+        for snapshot in thread_map(self._check_snapshot, list(dict.fromkeys(refs)), max_workers=_WORKERS):
             if snapshot is not None:
                 fields.update({known.id: known for known in snapshot.schema.fields})
-                nodes.update({node.id: node for node in snapshot.nodes})
-                ingests.update({one.id: one for manifests in snapshot.sources.values() for one in manifests})
+                nodes.update(dict.fromkeys(snapshot.nodes))
+                ingests.update({one: one for manifests in snapshot.sources.values() for one in manifests})
                 if self._links is not None:
                     self._links.declared.update(snapshot.containers)
-        thread_map(lambda one: self._check(one.key, one.verify), list(ingests.values()), max_workers=_WORKERS)
-        return _AllFields(tuple(fields.values())), nodes
+        thread_map(lambda one: self._check(one.key, one.decode), list(ingests), max_workers=_WORKERS)
+        return _AllFields(tuple(fields.values())), list(nodes)
 
-    def _check_files(self, schema: Schema, nodes: dict[str, Node]) -> None:
+    def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
+        return self._check(ref.key, lambda data, where: decode_snapshot(ref, data, where))
+
+    def _check_files(self, schema: Schema, nodes: list[Node]) -> None:
         """Check manifests level by level, then the data files they list."""
-        files: dict[str, DataFile] = {}
+        files: dict[object, DataFile] = {}
         seen = set(nodes)
         while nodes:
-            manifests = thread_map(self._check_manifest, list(nodes.values()), max_workers=_WORKERS)
+            manifests = thread_map(self._check_manifest, nodes, max_workers=_WORKERS)
             below = [manifest for manifest in manifests if manifest is not None]
-            nodes = {node.id: node for manifest in below for node in manifest.nodes if node.id not in seen}
-            seen |= set(nodes)
-            files.update({f.id: f for manifest in below for fragment in manifest.fragments for f in fragment.files})
+            nodes = [node for manifest in below for node in dict.fromkeys(manifest.nodes) if node not in seen]
+            seen.update(nodes)
+            for manifest in below:
+                files.update({_identity(file): file for one in manifest.fragments for file in one.files})
         thread_map(lambda file: self._check_file(file, schema), list(files.values()), max_workers=_WORKERS)
 
     def _check_manifest(self, node: Node) -> Manifest | None:
         return self._check(node.key, lambda data, where: decode_manifest(node, data, where))
 
     def _check_file(self, file: DataFile, schema: Schema) -> None:
-        data = self._check(file.key, lambda data, where: self._check_pages(file, data, where))
+        data = self._check(file.key, lambda data, where: _check_frame(file, data, where))
         if data is None:
             return
-        columns = [file_column(schema, id) for id in file.fields]
-        blobs = [n for n, column in enumerate(columns) if column.references]
-        links = [n for n, column in enumerate(columns) if isinstance(column.field.kind, Linked)]
-        if not blobs and not (links and self._links):
-            return
-        page_schema = arrow_schema(columns)
-        for page in range(len(file.page_rows)):
-            at = file.page_range(page)
-            batch = decode_page(page_schema, data[at.start : at.end])
-            for n in blobs:
-                for reference in batch.column(n).to_pylist():
-                    if reference is not None:
-                        self._check_blob(decode_reference(reference))
-            for n in links if self._links else []:
-                try:
-                    assert self._links is not None
-                    self._links.read(columns[n].field.kind.to_values(batch.column(n)))
-                except PenstockError as error:
-                    self._report_damage(str(error))
+        with self._reporting():
+            decoder = page_decoder(schema, file)
+            for column in decoder.columns:
+                dense = None if column.references else dense_kind(column.field)
+                if dense is not None:
+                    file.values_at(column.field.id, dense[1])
+            pages = [self._check_page(file, page, data, decoder) for page in range(len(file.page_rows))]
+            if all(blobs is not None for blobs in pages):
+                self._check_blobs(file, [blob for blobs in pages for blob in blobs or ()])
 
-    def _check_pages(self, file: DataFile, data: Buffer, where: str) -> memoryview:
-        view = memoryview(data)
-        if len(view) != file.length:
-            raise CorruptError(f"{where} is damaged: it has {len(view)} bytes and not {file.length}")
-        for page in range(len(file.page_rows)):
-            at = file.page_range(page)
-            try:
-                verify_pages(file, page, page + 1, view[at.start : at.end], where)
-            except CorruptError as error:
-                self._report_damage(str(error))
-        verify_frame(file, view[: file.page_offsets[0]], view[file.page_offsets[-1] :], where)
-        return view
+    def _check_page(self, file: DataFile, page: int, data: memoryview, decoder: PageDecoder) -> list[Blob] | None:
+        """Check one page and what it links to; returns the blobs that it refers to, or None if it is damaged."""
+        at = file.page_range(page)
+        with self._reporting():
+            verify_pages(file, page, page + 1, data[at.start : at.end], f"{self._store.uri}/{file.key}")
+            batch = decode_page(decoder, file, page, data[at.start : at.end])
+            columns = list(zip(decoder.columns, batch.columns, strict=True))
+            for column, array in columns:
+                if self._links is not None and isinstance(column.field.kind, Linked):
+                    self._check_links(self._links, column.field.kind, array)
+            rows = [array.to_pylist() for column, array in columns if column.references]
+            return [decode_reference(row) for references in rows for row in references if row is not None]
+        return None
+
+    def _check_links(self, links: LinkContainers, kind: Linked, array: pa.Array) -> None:
+        try:
+            links.read(kind.to_values(array))
+        except PenstockError as error:  # also an error of the store of a link, which is not the table's
+            self._report_damage(str(error))
+
+    def _check_blobs(self, file: DataFile, blobs: Sequence[Blob]) -> None:
+        """Check the blobs of a file, and that its manifest lists them: vacuum removes a blob that is not listed."""
+        if Counter((blob.id, blob.length) for blob in blobs) != Counter((use.id, use.length) for use in file.blobs):
+            raise corrupt_error(
+                f"{self._store.uri}/{file.key}", "its manifest does not list the blobs that it refers to"
+            )
+        for blob in blobs:
+            with self._reporting():
+                self._check_blob(blob)
 
     def _check_blob(self, blob: Blob) -> None:
         where = f"{self._store.uri}/{blob.key}"
-        try:
-            checksums = blob.checksums(self._store.get(blob.key, byte_range=blob.checksums_range), where)
-            size = self._store.head(blob.key).size
-            if size != blob.checksums_range.end:
-                raise CorruptError(f"{where} is damaged: it has {size} bytes and not {blob.checksums_range.end}")
-        except (CorruptError, NotFoundError) as error:
-            self._report_damage(str(error))
-            return
+        size = self._store.head(blob.key).size
+        if size != blob.checksums_range.end:
+            raise corrupt_error(where, f"it has {size} bytes and not {blob.checksums_range.end}")
+        checksums = blob.checksums(self._store.get(blob.key, byte_range=blob.checksums_range), where)
         for block in range(len(checksums)):
             at = ByteRange(block * BLOB_BLOCK_BYTES, min((block + 1) * BLOB_BLOCK_BYTES, blob.length))
-            try:
+            with self._reporting():
                 verify_blob_block(blob, block, self._store.get(blob.key, byte_range=at), checksums, where)
-            except CorruptError as error:
-                self._report_damage(str(error))
         self._count(blob.length)
 
-    def _check_no_gaps(self, info: TableInfo, keys: Sequence[str]) -> None:
+    def _check_no_gaps(self, info: TableInfo | None, keys: Sequence[str]) -> None:
         """Version numbers are consecutive from 0: a gap means that a commit was deleted."""
-        prefix = f"{LOG_PREFIX}{info.main}/"
-        mine = sorted(key for key in keys if key.startswith(prefix) and not key.endswith("/HINT"))
-        expected = [commit_key(info.main, version) for version in range(len(mine))]
-        for key in sorted(set(expected) - set(mine)) or ([commit_key(info.main, 0)] if not mine else []):
-            self._report_damage(f"{self._store.uri}/{key} is missing. Restore it from a copy of the table")
+        branches: dict[str, set[str]] = {} if info is None else {info.main: set()}
+        for key in filter(_COMMIT.fullmatch, keys):
+            branches.setdefault(key.split("/")[1], set()).add(key)
+        for branch, mine in branches.items():
+            with self._reporting():
+                expected = {commit_key(branch, version) for version in range(max(1, len(mine)))}
+                for key in sorted(expected - mine):
+                    self._report_damage(f"{self._store.uri}/{key} is missing. Restore it from a copy of the table")
 
-    def _check_all(self, keys: Sequence[str], decode: Callable[[Buffer, str], T]) -> list[T]:
-        found = thread_map(lambda key: self._check(key, decode), keys, max_workers=_WORKERS)
+    def _check_all(
+        self, keys: Sequence[str], decode: Callable[[Buffer, str], T], *, may_be_gone: bool = False
+    ) -> list[T]:
+        found = thread_map(lambda key: self._check(key, decode, may_be_gone=may_be_gone), keys, max_workers=_WORKERS)
         return [value for value in found if value is not None]
 
-    def _check(self, key: str, decode: Callable[[Buffer, str], T]) -> T | None:
+    def _check(self, key: str, decode: Callable[[Buffer, str], T], *, may_be_gone: bool = False) -> T | None:
         """Read and decode one object; None, and a report, if it is damaged or missing."""
-        try:
-            data = self._store.get(key)
+        with self._reporting():
+            try:
+                data = self._store.get(key)
+            except NotFoundError:
+                if may_be_gone:  # deleted since it was listed
+                    return None
+                raise CorruptError(f"{self._store.uri}/{key} is missing. Restore it from a copy of the table") from None
             self._count(len(data))
             return decode(data, f"{self._store.uri}/{key}")
-        except CorruptError as error:
-            self._report_damage(str(error))
-        except NotFoundError:
-            self._report_damage(f"{self._store.uri}/{key} is missing. Restore it from a copy of the table")
         return None
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report damage instead of raising it; a store that does not respond is no damage."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except PenstockError as error:
+            self._report_damage(str(error))
 
     def _report_damage(self, sentence: str) -> None:
         with self._lock:
@@ -197,6 +238,27 @@ class Verifier:
             self._report.objects += 1
             self._report.bytes += size
             self._progress(self._report)
+
+
+def _decode_commit(data: Buffer, where: str) -> Commit:
+    commit = Commit.decode(data, where)
+    if not where.endswith(f"/{commit_key(commit.branch, commit.version)}"):
+        raise corrupt_error(where, f"it is version {commit.version} of branch {commit.branch} by its content")
+    return commit
+
+
+def _check_frame(file: DataFile, data: Buffer, where: str) -> memoryview:
+    view = memoryview(data)
+    if len(view) != file.length:
+        raise corrupt_error(where, f"it has {len(view)} bytes and not {file.length}")
+    verify_frame(file, view[: file.page_offsets[0]], view[file.page_offsets[-1] :], where)
+    return view
+
+
+def _identity(file: DataFile) -> object:
+    """Equal for entries that describe the same bytes; versions may describe one file differently, and one be wrong."""
+    tables = (file.page_rows, file.page_offsets, file.page_crcs, file.value_starts)
+    return file.id, file.length, file.frame_crc, file.fields, file.blobs, *(table.tobytes() for table in tables)
 
 
 class _AllFields(Schema):

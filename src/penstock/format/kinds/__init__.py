@@ -1,6 +1,14 @@
 """Kinds: the value types of columns, and their conversion to and from Arrow arrays."""
 
-from penstock.format.kinds._kind import KINDS, BadValueError, Kind, Values, kind_from_json, kind_to_json
+from penstock.format.kinds._kind import (
+    KINDS,
+    BadValueError,
+    Kind,
+    Values,
+    corrupt_struct_reason,
+    kind_from_json,
+    kind_to_json,
+)
 from penstock.format.kinds._link import Link, Linked, LinkTarget
 from penstock.format.kinds._media import Audio, Image, Mask, Video
 from penstock.format.kinds._nested import List, Struct
@@ -29,6 +37,7 @@ __all__ = [
     "Text",
     "Values",
     "Video",
+    "corrupt_struct_reason",
     "kind_from_json",
     "kind_to_json",
 ]

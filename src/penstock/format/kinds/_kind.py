@@ -60,6 +60,13 @@ class Kind(ABC):
         """Why a foreign array of `arrow_type` is invalid for this kind; None if it is valid."""
         return None
 
+    def corrupt_reason(self, array: pa.Array) -> str | None:  # noqa: ARG002
+        """Why a stored array, valid as Arrow data, cannot be decoded by `to_values`; None if it can.
+
+        Called for every page that is parsed, so it looks at lengths and never at each element.
+        """
+        return None
+
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The parameters of this kind in a schema, without its name."""
@@ -78,6 +85,21 @@ class Kind(ABC):
     def __str__(self) -> str:
         inner = ", ".join(f"{key}={value}" for key, value in self.to_json().items() if value not in (None, []))
         return f"{self.name}({inner})" if inner else self.name
+
+
+def corrupt_struct_reason(array: pa.Array, *, required: Sequence[str], lengths: Sequence[str]) -> str | None:
+    """Why rows of a struct are invalid: a required member is null, or a length negative; None if they are valid."""
+    present = array.drop_null()
+    for name in required:
+        if present.field(name).null_count:
+            return f"{name!r} is null"
+    total = np.zeros(len(present), np.float64)
+    for name in lengths:
+        values = np.asarray(present.field(name))
+        if (values < 0).any():
+            return f"{name!r} is negative"
+        total += values
+    return "a range ends after 2^63 bytes" if (total >= 2.0**63).any() else None
 
 
 def validity_bitmap(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:

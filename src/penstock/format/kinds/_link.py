@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.format.kinds._kind import Kind, Values, check_types, kind_from_json, kind_to_json
+from penstock.format.kinds._kind import Kind, Values, check_types, corrupt_struct_reason, kind_from_json, kind_to_json
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ class Linked(Kind):
 
     def invalid_reason(self, array: pa.Array) -> str | None:
         return None if array.null_count == len(array) else "expected a penstock.Link, got its stored form"
+
+    def corrupt_reason(self, array: pa.Array) -> str | None:
+        required = ("container", "path", "offset", "length")
+        return corrupt_struct_reason(array, required=required, lengths=("offset", "length"))
 
     def to_values(self, array: pa.Array) -> Values:
         return [None if row is None else LinkTarget(**row) for row in array.to_pylist()]

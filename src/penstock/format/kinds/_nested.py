@@ -56,8 +56,7 @@ class List(Kind):
         return pa.Array.from_buffers(self.arrow_type, len(values), [bitmap, offsets], children=[items])
 
     def to_values(self, array: pa.Array) -> Values:
-        offsets = np.asarray(array.offsets)
-        inner = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets, inner = np.asarray(array.offsets), _items(array)
         items = _with_none(self.of.to_values(inner), np.asarray(inner.is_valid()))
         offsets = offsets - offsets[0]
         return [
@@ -67,6 +66,9 @@ class List(Kind):
 
     def invalid_reason(self, array: pa.Array) -> str | None:
         return self.of.invalid_reason(drop_nulls(array).flatten())
+
+    def corrupt_reason(self, array: pa.Array) -> str | None:
+        return self.of.corrupt_reason(_items(array))
 
     def to_json(self) -> dict[str, Any]:
         return {"of": kind_to_json(self.of)}
@@ -122,8 +124,7 @@ class Struct(Kind):
 
     def to_values(self, array: pa.Array) -> Values:
         columns = {}
-        for name, kind in self.fields:
-            child = array.field(name)
+        for (name, kind), child in zip(self.fields, array.flatten(), strict=True):  # a null struct has null members
             columns[name] = _with_none(kind.to_values(child), np.asarray(child.is_valid()))
         names = list(columns)
         rows = zip(*columns.values(), strict=True)
@@ -137,6 +138,10 @@ class Struct(Kind):
         reasons = (kind.invalid_reason(present.field(name)) for name, kind in self.fields)
         return next(filter(None, reasons), None)
 
+    def corrupt_reason(self, array: pa.Array) -> str | None:
+        reasons = (kind.corrupt_reason(child) for (_, kind), child in zip(self.fields, array.flatten(), strict=True))
+        return next(filter(None, reasons), None)
+
     def to_json(self) -> dict[str, Any]:
         return {"fields": [[name, kind_to_json(kind)] for name, kind in self.fields]}
 
@@ -146,6 +151,12 @@ class Struct(Kind):
 
     def __str__(self) -> str:
         return f"struct({', '.join(f'{name}: {kind}' for name, kind in self.fields)})"
+
+
+def _items(array: pa.Array) -> pa.Array:
+    """The items of all lists of an array."""
+    offsets = np.asarray(array.offsets)
+    return array.values.slice(offsets[0], offsets[-1] - offsets[0])
 
 
 def _check_inner(kind: Kind) -> None:

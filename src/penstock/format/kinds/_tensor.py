@@ -37,6 +37,8 @@ class Tensor(Kind):
             raise InvalidInputError(
                 f"a tensor shape must not be negative, got {self.shape}; write None for a ragged dimension"
             )
+        if prod(n for n in self.shape if n) * self.element.logical.itemsize >= 1 << 62:
+            raise InvalidInputError(f"a tensor of shape {self.shape} is larger than any memory")
 
     @property
     def ragged(self) -> bool:
@@ -81,13 +83,9 @@ class Tensor(Kind):
         present = drop_nulls(array.storage if isinstance(array, pa.ExtensionArray) else array)
         elements = present
         if self.ragged:
-            data = present if len(self.shape) == 1 else present.field("data")
-            lengths = np.diff(np.asarray(data.offsets)) if len(data) else np.zeros(0, np.int32)
-            if len(self.shape) > 1 and not self._shapes_fit(present.field("shape"), lengths):
-                return "its shape does not match its data"
-            if (lengths % self.element.components).any():
-                return "a complex element needs two stored values"
-            elements = data.flatten()
+            if (reason := self.corrupt_reason(present)) is not None:
+                return reason
+            elements = (present if len(self.shape) == 1 else present.field("data")).flatten()
         elif self.stored_shape:
             elements = present.flatten()
         if elements.null_count:
@@ -96,14 +94,25 @@ class Tensor(Kind):
             return "bool must be stored as 1 and 0"
         return None
 
-    def _shapes_fit(self, shape: pa.Array, lengths: npt.NDArray[Any]) -> bool:
-        flat = shape.flatten()
-        if flat.null_count or len(flat) != len(lengths) * len(self.shape):
-            return False
-        shapes = np.asarray(flat).reshape(-1, len(self.shape)).astype(np.int64)
-        fixed = [n is None or bool((shapes[:, axis] == n).all()) for axis, n in enumerate(self.shape)]
-        sizes = shapes.prod(axis=1) * self.element.components
-        return all(fixed) and bool((shapes >= 0).all()) and bool((sizes == lengths).all())
+    def corrupt_reason(self, array: pa.Array) -> str | None:
+        if not self.ragged or not len(array):
+            return None
+        data = array if len(self.shape) == 1 else array.field("data")
+        lengths = np.diff(np.asarray(data.offsets))
+        if data.values.null_count:
+            return "an element is null"
+        if (lengths % self.element.components).any():
+            return "a complex element needs two stored values"
+        if len(self.shape) == 1:
+            return None
+        shapes = _stored_shapes(array)
+        fit = (shapes >= 0).all(axis=1)
+        for axis, n in enumerate(self.shape):
+            fit &= n is None or shapes[:, axis] == n
+        elements = shapes.astype(np.float64)  # integers would wrap around
+        fit &= elements.prod(axis=1) * self.element.components == lengths
+        fit &= np.maximum(elements, 1).prod(axis=1) * self.element.logical.itemsize < 2.0**62
+        return None if (fit | ~np.asarray(array.is_valid())).all() else "its shape does not match its data"
 
     def view(self, array: pa.Array) -> npt.NDArray[Any]:
         """The rows of a fixed-shape tensor, without a copy."""
@@ -211,12 +220,18 @@ class Tensor(Kind):
         if self.element.components == 2:
             rows = [row.reshape(-1, 2) for row in rows]
         rows = [self.element.from_stored(row) for row in rows]
-        if len(self.shape) > 1:
-            shape = array.field("shape")
-            lengths = shape.values.fill_null(0)  # a null row may have a null shape
-            shapes = np.asarray(lengths)[shape.offset * len(self.shape) :].reshape(-1, len(self.shape))
-            rows = [row.reshape(shape) for row, shape in zip(rows, shapes[: len(rows)], strict=True)]
-        return [row if valid else None for row, valid in zip(rows, np.asarray(array.is_valid()), strict=True)]
+        present = np.asarray(array.is_valid())
+        if len(self.shape) > 1:  # the shape of a null row is undefined
+            shapes = zip(rows, _stored_shapes(array), present, strict=True)
+            rows = [row.reshape(shape) if valid else row for row, shape, valid in shapes]
+        return [row if valid else None for row, valid in zip(rows, present, strict=True)]
+
+
+def _stored_shapes(array: pa.Array) -> npt.NDArray[np.int32]:
+    """The shape of each row of a ragged tensor, negative where it is null."""
+    shape = array.field("shape")
+    lengths = np.asarray(shape.values.fill_null(-1)).reshape(-1, shape.type.list_size)
+    return lengths[shape.offset : shape.offset + len(shape)]
 
 
 @cache
