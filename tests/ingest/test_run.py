@@ -35,11 +35,13 @@ from penstock.ingest import (
     prepare,
     run,
     run_part,
+    sources,
 )
 from penstock.ingest._parts import split_parts
 from penstock.ingest._reader import SourceReader
 from penstock.plan import Shuffle
-from penstock.storage import ObjectInfo, open_store
+from penstock.storage import FolderStore, ObjectInfo, open_store
+from penstock.types import ByteRange
 from tests.ingest.lines import SOURCES, write
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +169,39 @@ def test_bad_rows_and_files_are_rejected_and_a_repaired_file_is_ingested_later(f
     write(folder, "5.lines", "repaired")
     assert ingest(ds, folder).rows == 1
     assert texts(ds)[-1] == "repaired"
+
+
+class GrowingFile(FolderStore):
+    """A folder in which another process appends to `0.jsonl` after some reads of it."""
+
+    reads = -1
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        found = super().get(key, byte_range=byte_range, etag=etag)
+        self.reads -= key == "0.jsonl"
+        if key == "0.jsonl" and not self.reads:
+            with (self._root / key).open("a") as file:
+                file.write('{"text": "new"}\n')
+        return found
+
+
+def test_a_file_that_changes_while_it_is_read_is_rejected_and_ingested_later(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    lines = [{"text": f"{number}" * 100_000} for number in range(10)] * 12
+    (source / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (source / "1.jsonl").write_text('{"text": "one"}\n')
+    ds = table()
+    store = GrowingFile(source)
+    prepared = prepare(ds._session, store, sources.SOURCES, None, IngestOptions())
+    store.reads = 2
+    outcome = run(ds._session, prepared, bad_samples=BadSamples(limit=1), message="", num_workers=1)
+    assert [reject.name for reject in outcome.rejects] == ["0.jsonl"]
+    assert "changed while it was read" in outcome.rejects[0].reason
+    assert texts(ds) == ["one"]
+    prepared = prepare(ds._session, open_store(source), sources.SOURCES, None, IngestOptions())
+    assert [file.key for file in prepared.new] == ["0.jsonl"]
+    assert run(ds._session, prepared, bad_samples=BadSamples(), message="", num_workers=1).rows == 121
 
 
 def test_a_value_that_does_not_fit_rejects_only_its_row(folder: Path) -> None:

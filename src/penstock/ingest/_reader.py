@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from penstock.errors import NotFoundError, SourceChangedError
 from penstock.format.kinds import Link
-from penstock.storage import ObjectInfo, Prefetch, Store
+from penstock.storage import ObjectInfo, Prefetch, Store, thread_map
 from penstock.table import RangeFile
 from penstock.types import ByteRange
 
@@ -84,6 +84,18 @@ class SourceReader:
 
     def _missing(self, file: ObjectInfo) -> SourceChangedError:
         return SourceChangedError(f"{self.uri(file.key)} was removed after it was listed; run the ingest again")
+
+    def find_changed(self, files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """The objects that are missing or differ from the listing."""
+
+        def is_changed(file: ObjectInfo) -> bool:
+            try:
+                found = self.store.head(file.key)
+            except NotFoundError:
+                return True
+            return (found.size, found.etag) != (file.size, file.etag)
+
+        return list(compress(files, thread_map(is_changed, files, max_workers=self.max_concurrency)))
 
     def open(self, file: ObjectInfo) -> BinaryIO:
         """An object as a binary file that fetches ranges on demand and prefetches the next one."""

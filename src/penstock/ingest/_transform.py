@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_image_into, image_size
-from penstock.errors import InvalidInputError, SampleError
+from penstock.errors import InvalidInputError, SampleError, SourceChangedError
 from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema, make_schema
 from penstock.format.kinds import Image, Kind, Link, Linked, Mask, Tensor
 from penstock.ingest._options import IngestOptions, find_transform
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
-from penstock.storage import thread_map
+from penstock.storage import ObjectInfo, thread_map
 from penstock.table import RowChunk
 
 _CHUNK_ROWS = 1024
@@ -168,9 +168,9 @@ class Sample:
 def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions) -> Sample:
     """Read a few rows and derive the columns; raises `InvalidInputError` if no row can be read."""
     per_file = thread_map(
-        lambda file: list(_first(scan.rows(reader, [file]), _SAMPLED_ROWS)),
+        lambda file: _sample_file(reader, scan, file),
         evenly_spaced(scan.files, _SAMPLED_FILES),
-        max_workers=reader.store.is_local,
+        max_workers=1 if reader.store.is_local else _SAMPLED_FILES,
     )
     items = list(chain.from_iterable(per_file))
     rejects = [item for item in items if isinstance(item, Reject)]
@@ -193,6 +193,13 @@ def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions
     schema = make_schema({name: _column(name, columns[name], known, options) for name in selected})
     costs = (_image_cost(name, source_columns[name]) for name in images) if not options.link else ()
     return Sample(schema, images, tuple(cost for cost in costs if cost is not None))
+
+
+def _sample_file(reader: SourceReader, scan: SourceScan, file: ObjectInfo) -> list[SourceItem]:
+    try:
+        return list(_first(scan.rows(reader, [file]), _SAMPLED_ROWS))
+    except SourceChangedError as error:
+        return [Reject(file.key, str(error))]
 
 
 def _first(items: Iterator[SourceItem], count: int) -> Iterator[SourceItem]:
