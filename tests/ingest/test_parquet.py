@@ -213,7 +213,7 @@ def test_arrow_types_become_kinds(tmp_path: Path) -> None:
     assert kinds["box"] == Tensor("float32", (4,))
     assert kinds["members"] == kinds["numbers"] == Tensor("float64", (None,))
     assert kinds["unsigned"] == Tensor("uint8")
-    assert values(found, "map") == ['{"a": 1}']
+    assert values(found, "map") == ['{"a":1}']
     assert values(found, "time") == ["01:02:03.000"]
     assert values(found, "deep") == [{"price": 2.5, "inner": [{"day": date(2020, 1, 1)}]}]
 

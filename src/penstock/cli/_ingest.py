@@ -199,6 +199,7 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
         "written_bytes": result.written_bytes,
         "continued_rows": result.resumed_rows,
         "changed": list(result.changed),
+        "notes": list(result.notes),
         "rejects": [{"name": reject.name, "reason": reject.reason} for reject in result.rejects],
         "columns": [
             {"name": f.name, "kind": str(f.kind), "nullable": f.nullable, "codec": f.codec} for f in result.schema
@@ -224,6 +225,7 @@ def render_plan(planned: penstock.IngestResult) -> list[RenderableType]:
         "",
         schema_table(planned.schema),
         "",
+        *(f"{note}." for note in planned.notes),
         *(_render_image_cost(cost, decode=planned.options.decode) for cost in planned.image_costs),
     ]
 

@@ -55,6 +55,8 @@ class IngestResult:
     """Files that changed since they were ingested; they were not ingested again."""
     rejects: tuple[Reject, ...]
     """Rows and files that were skipped, each with its name and the reason."""
+    notes: tuple[str, ...]
+    """What the rows differ in from the source, a sentence each: converted types, columns from names of folders, …"""
     image_costs: tuple[ImageCost, ...]
     """Average cost of images, encoded and decoded."""
     options: IngestOptions
@@ -201,6 +203,7 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         resumed_rows=0 if outcome is None else outcome.resumed_rows,
         changed=prepared.changed,
         rejects=() if outcome is None else outcome.rejects,
+        notes=prepared.notes,
         image_costs=() if sample is None else sample.image_costs,
         options=prepared.plan.options,
     )

@@ -9,6 +9,7 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import TABLE_KEY, Field, Schema, new_id
 from penstock.format.kinds import Kind, Label, Tensor
 from penstock.ingest._options import IngestOptions
+from penstock.ingest._path_columns import with_path_columns
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Source, SourceListing, SourceScan, is_hidden
 from penstock.ingest._staging import Plan, StagedParts, file_id, ingested_files
@@ -31,6 +32,11 @@ class PreparedIngest:
     changed: tuple[str, ...]
     """Keys of files that changed since they were ingested; they are not ingested again."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the rows differ in from the source, a sentence each."""
+        return (*self.scan.notes, *(self.sample.notes if self.sample is not None else ()))
+
 
 def prepare(
     session: Session, source_store: Store, sources: Mapping[str, Source], kind: str | None, options: IngestOptions
@@ -50,7 +56,7 @@ def prepare(
         raise InvalidInputError(
             f"{source.name} cannot be linked, because its files do not store values as plain bytes; {linkable} can"
         )
-    scan = source.open(reader, objects)
+    scan = with_path_columns(reader, objects, source.open(reader, objects))
     known = ingested_files(session.store, session.snapshot.sources.get(source_store.uri, ()))
     new = tuple(file for file in scan.files if file.key not in known)
     changed = tuple(file.key for file in scan.files if file.key in known and known[file.key] != file_id(file))

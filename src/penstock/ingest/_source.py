@@ -64,6 +64,8 @@ class SourceScan(ABC):
     """The files that hold rows, in the order of the table."""
     columns: Mapping[str, ColumnLike]
     """The columns with known kinds; the others are inferred from the first rows."""
+    notes: Sequence[str] = ()
+    """What the rows differ in from the files, a sentence each."""
 
     @abstractmethod
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:

@@ -1,7 +1,7 @@
 """Transform rows of a source into rows of the table, and derive the schema from a sample."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -12,12 +12,12 @@ import pyarrow as pa
 from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_image_into, image_size
 from penstock.errors import InvalidInputError, SampleError, SourceChangedError
 from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema, make_schema
-from penstock.format.kinds import Image, Kind, Link, Linked, Mask, Tensor
+from penstock.format.kinds import Audio, Bytes, Image, Kind, Label, Link, Linked, List, Mask, Tensor, Text
 from penstock.ingest._options import IngestOptions, find_transform
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
 from penstock.storage import ObjectInfo, thread_map
-from penstock.table import RowChunk
+from penstock.table import RowChunk, from_arrow
 
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 14 << 20
@@ -40,6 +40,8 @@ class RowTransformer:
             for name, kind in images.items()
             if options.decode or options.image_size is not None or name in options.codecs
         }
+        self.changed: set[str] = set()
+        """Columns for which the user's transform returned other values than it got."""
         self._unchanged = self._transform is None and not self._images and options.columns is None
 
     def rows(self, items: Iterable[SourceItem]) -> Iterator[Row | RowBatch | Reject]:
@@ -58,12 +60,11 @@ class RowTransformer:
                 yield row
 
     def _to_dicts(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-        """Rows as dictionaries for the user's function; tensors as numpy arrays."""
+        """Rows as dictionaries for the user's function: tensors as numpy arrays, media as encoded bytes."""
         columns = []
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            kind = self._known.get(name)
-            stored = isinstance(kind, Tensor) and column.type == kind.arrow_type and not column.null_count
-            columns.append(kind.to_values(column) if kind is not None and stored else column.to_pylist())
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            kind = self._known.get(field.name) or as_column(field.name, field.type).kind
+            columns.append(column.to_pylist() if _is_plain(kind) else _values(kind, column))
         for values in zip(*columns, strict=True):
             yield dict(zip(batch.schema.names, values, strict=True))
 
@@ -76,6 +77,8 @@ class RowTransformer:
                 return Reject(row.name, f"the transform failed: {type(error).__name__}: {error}")
         if values is None:
             return None
+        if self._transform is not None:
+            self.changed.update(name for name in values if values[name] is not row.values.get(name))
         try:
             for name, kind in self._images.items():
                 if values.get(name) is not None:
@@ -105,6 +108,20 @@ class RowTransformer:
         if self._options.columns is None:
             return batch
         return batch.select([name for name in self._options.columns if name in batch.schema.names])
+
+
+def _is_plain(kind: Kind) -> bool:
+    """Whether Arrow's Python values have the form in which a kind takes values: numbers, text and encoded bytes."""
+    if isinstance(kind, List):
+        return isinstance(kind.of, Image)
+    if isinstance(kind, Tensor):
+        return not kind.shape and kind.element.logical.kind not in "Mm"
+    return isinstance(kind, Image | Audio | Bytes | Text | Label)
+
+
+def _values(kind: Kind, column: pa.Array) -> list[Any]:
+    values = kind.to_values(from_arrow(kind, column))
+    return [value if valid else None for value, valid in zip(values, column.is_valid().to_pylist(), strict=True)]
 
 
 def chunk_rows(
@@ -163,6 +180,8 @@ class Sample:
     images: Mapping[str, Kind]
     """The image columns of the source."""
     image_costs: tuple[ImageCost, ...]
+    notes: tuple[str, ...] = ()
+    """Columns to which a transform gave another kind, a sentence each."""
 
 
 def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions) -> Sample:
@@ -189,10 +208,47 @@ def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions
         raise InvalidInputError("the transform returned None for every sampled row")
     columns = _columns(transformed)
     _check_names(options, columns)
-    selected = options.columns if options.columns is not None else columns
-    schema = make_schema({name: _column(name, columns[name], known, options) for name in selected})
+    selected = options.columns if options.columns is not None else tuple(columns)
+    given, notes = _transformed_columns(known, source_columns, columns, transformer.changed)
+    schema = make_schema({name: _column(name, columns[name], given, options) for name in selected})
     costs = (_image_cost(name, source_columns[name]) for name in images) if not options.link else ()
-    return Sample(schema, images, tuple(cost for cost in costs if cost is not None))
+    selected_notes = tuple(note for name, note in notes.items() if name in selected)
+    return Sample(schema, images, tuple(cost for cost in costs if cost is not None), selected_notes)
+
+
+def _transformed_columns(
+    known: Mapping[str, Column], source: Mapping[str, Any], columns: Mapping[str, Any], changed: Collection[str]
+) -> tuple[dict[str, Column], dict[str, str]]:
+    """The columns whose kinds the source decides, and notes on those to which a transform gave another kind."""
+    of_source = {
+        name: Column(infer_schema({name: values})[name].kind, nullable=values.null_count > 0)
+        for name, values in source.items()
+        if isinstance(values, pa.Array) and name not in known
+    } | dict(known)
+    given: dict[str, Column] = {}
+    notes: dict[str, str] = {}
+    for name, column in of_source.items():
+        if name not in changed or _keeps_kind(column.kind, columns.get(name, ())):
+            given[name] = column
+        else:
+            kind = infer_schema({name: columns[name]})[name].kind
+            notes[name] = f"column {name!r} is {column.kind} in the source and {kind} after the transform"
+    return given, notes
+
+
+def _keeps_kind(kind: Kind, values: Sequence[Any]) -> bool:
+    """Whether values that a transform returned are of the kind that the column has in the source.
+
+    A tensor keeps its kind only if its values have exactly that dtype and shape: others may fit only by chance.
+    """
+    present = [value for value in values if value is not None]
+    try:
+        if present and isinstance(kind, Tensor):
+            return bool(infer_schema({"column": present})["column"].kind.arrow_type == kind.arrow_type)
+        kind.to_array(present)
+    except InvalidInputError:
+        return False
+    return True
 
 
 def _sample_file(reader: SourceReader, scan: SourceScan, file: ObjectInfo) -> list[SourceItem]:

@@ -19,6 +19,7 @@ from penstock.ingest.sources._tabular import (
     RecordBlock,
     all_end_in,
     data_files,
+    empty_batch,
     first_readable,
     open_tabular,
     plan_columns,
@@ -37,10 +38,8 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
 def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
     with closing(reader.open(file)) as source:
         batches = _open_stream(source, file.size)
-        empty = pa.RecordBatch.from_arrays(
-            [pa.array([], field.type) for field in batches.schema], schema=batches.schema
-        )
-        return plan_columns(next((batch.slice(0, _SAMPLED_ROWS) for batch in batches if len(batch)), empty))
+        sampled = (batch.slice(0, _SAMPLED_ROWS) for batch in batches if len(batch))
+        return plan_columns(next(sampled, empty_batch(batches.schema)))
 
 
 def _scan(reader: SourceReader, file: ObjectInfo) -> Iterator[RecordBlock | Reject]:

@@ -23,6 +23,7 @@ from penstock.ingest.sources._tabular import (
     RecordBlock,
     all_end_in,
     data_files,
+    empty_batch,
     first_readable,
     open_tabular,
     plan_columns,
@@ -49,13 +50,9 @@ def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
         table = _parquet(source, buffer_size=_COLUMN_BUFFER_BYTES[0])
         batch = next(table.iter_batches(_SAMPLED_ROWS, use_threads=False), None)
         if batch is None:
-            return plan_columns(_empty(table.schema_arrow))
+            return plan_columns(empty_batch(table.schema_arrow))
         nulls = _nulls(table.metadata) if table.metadata.row_group(0).num_rows else frozenset()
         return plan_columns(batch.replace_schema_metadata(table.schema_arrow.metadata), nulls)
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in schema.empty_table()], schema=schema)
 
 
 def _nulls(metadata: pq.FileMetaData) -> frozenset[str]:

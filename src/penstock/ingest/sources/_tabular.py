@@ -5,7 +5,7 @@ other types that can be cast without loss; a file with additional columns is rej
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -53,6 +53,7 @@ class Tabular(SourceScan):
     columns: Mapping[str, ColumnLike]
     plans: tuple[ColumnPlan, ...]
     scan: Scan
+    notes: Sequence[str] = ()
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         """See `SourceScan`."""
@@ -91,17 +92,27 @@ class Tabular(SourceScan):
 
 def open_tabular(files: Sequence[ObjectInfo], plans: Sequence[ColumnPlan], scan: Scan) -> Tabular:
     """A scan of files with the given columns."""
-    return Tabular(files, {plan.name: plan.column for plan in plans if plan.column is not None}, tuple(plans), scan)
+    columns = {plan.name: plan.column for plan in plans if plan.column is not None}
+    return Tabular(files, columns, tuple(plans), scan, [plan.note for plan in plans if plan.note is not None])
 
 
 def plan_columns(sample: pa.RecordBatch, nulls: frozenset[str] = frozenset()) -> list[ColumnPlan]:
     """Decide the columns from the first rows of a file and its metadata; `nulls` names columns with nulls."""
     sample = _without(sample, _invalid_rows(sample))
     features, names = features_of(sample.schema), sample.schema.names
-    return [
-        plan_column(name, sample.column(index), feature=features.get(names[index]), has_nulls=names[index] in nulls)
-        for name, index in column_indices(names).items()
-    ]
+    plans = []
+    for name, index in column_indices(names).items():
+        plan = plan_column(
+            name, sample.column(index), feature=features.get(names[index]), has_nulls=names[index] in nulls
+        )
+        renamed = f"column {names[index]!r} of the source is called {name!r}" if name != names[index] else None
+        plans.append(replace(plan, note="; ".join(filter(None, [renamed, plan.note])) or None))
+    return plans
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows; unlike `pa.array([], type)`, `pa.nulls` supports every type."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def column_indices(names: Sequence[str]) -> dict[str, int]:
