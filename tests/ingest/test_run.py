@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,6 +304,81 @@ def test_parts_of_another_plan_are_not_used(folder: Path) -> None:
     assert ingest(ds, folder).resumed_rows == 0
     assert texts(ds) == ["mine", *all_lines(folder)[:-1]]
     assert ds["number"][1:3].tolist() == [3, 3]
+
+
+def interrupted_after(count: int) -> Any:
+    """A runner that finishes some parts, and is interrupted."""
+
+    def runner(job: Job, parts: Any, *, stop: Any) -> Any:
+        for part in parts[:count]:
+            run_part(job, part, stop)
+        raise KeyboardInterrupt
+
+    return runner
+
+
+@pytest.mark.parametrize("name", ["*.part", "plan.json"])
+def test_damaged_records_of_an_interrupted_run_are_found_and_its_parts_ingested_again(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flips a byte of a record, or cuts it, at many places; each time the next run gives the same rows."""
+    monkeypatch.setattr(_parts, "_MIN_PART_BYTES", 1)
+    place = folder.parent / "table"
+    with pytest.raises(KeyboardInterrupt):
+        ingest(penstock.create(place), folder, runner=interrupted_after(2))
+    rng = random.Random(0)
+    [path, *_] = sorted(place.rglob(name))
+    data = path.read_bytes()
+    damage = [data[:size] for size in (0, 5, len(data) // 2, len(data) - 1)]
+    damage += [data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :] for at in
+               rng.sample(range(len(data)), 12)]  # fmt: skip
+    for number, damaged in enumerate(damage):
+        copy = folder.parent / f"copy-{number}"
+        shutil.copytree(place, copy)
+        (copy / path.relative_to(place)).write_bytes(damaged)
+        ds = penstock.load(copy)
+        prepared = prepare(ds._session, open_store(folder), SOURCES, None, IngestOptions())
+        outcome = run(ds._session, prepared, bad_samples=BadSamples(limit=0), message="", num_workers=2)
+        assert texts(ds) == all_lines(folder)
+        assert not penstock.verify(copy).damaged
+        assert outcome.damaged_parts == (name == "*.part")
+        assert any("plan of an interrupted run is damaged" in note for note in prepared.notes) == (name == "plan.json")
+        shutil.rmtree(copy)
+
+
+def test_a_plan_ages_when_the_columns_of_the_source_change(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+
+    def write_rows(**more: object) -> None:
+        for number in range(3):
+            (source / f"{number}.jsonl").write_text(json.dumps({"text": f"{number}", **more}) + "\n")
+
+    def prepare_again(ds: penstock.Dataset) -> Any:
+        return prepare(ds._session, open_store(source), sources.SOURCES, None, IngestOptions())
+
+    def run_again(ds: penstock.Dataset, prepared: Any, runner: Any = None) -> IngestOutcome:
+        return run(
+            ds._session, prepared, bad_samples=BadSamples(action="raise"), message="", num_workers=1, runner=runner
+        )
+
+    write_rows()
+    ds = table()
+    with pytest.raises(KeyboardInterrupt):
+        run_again(ds, prepare_again(ds), interrupted_after(1))
+    assert prepare_again(ds).notes == ()
+    for columns, kind in (({"more": 1}, "int64"), ({"more": "one"}, "text")):
+        write_rows(**columns)
+        ds = penstock.load(ds._session.store)
+        prepared = prepare_again(ds)
+        assert prepared.notes == ("the columns changed since an interrupted run, so its parts are ingested again",)
+        assert str(prepared.plan.schema["more"].kind) == kind
+        with pytest.raises(KeyboardInterrupt):
+            run_again(ds, prepared, interrupted_after(1))
+    prepared = prepare_again(ds)
+    assert prepared.notes == ()
+    assert run_again(ds, prepared).resumed_rows == 3
+    assert list(ds["more"][:]) == ["one"] * 3
 
 
 def test_rows_are_in_file_order_after_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
         "source_bytes": result.source_bytes,
         "written_bytes": result.written_bytes,
         "continued_rows": result.resumed_rows,
+        "damaged_parts": result.damaged_parts,
         "changed": list(result.changed),
         "notes": list(result.notes),
         "rejects": [{"name": reject.name, "reason": reject.reason} for reject in result.rejects],
@@ -245,6 +246,9 @@ def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: boo
             f"{result.version} of {result.uri}: {pluralize(result.rows, 'row')}{resumed}, {written} in {seconds:.1f} s"
             f" ({rate}/s)"
         )
+    if result.damaged_parts:
+        parts = pluralize(result.damaged_parts, "part")
+        rendered.append(f"{parts} of an interrupted run had damaged records and were ingested again.")
     if result.changed:
         rendered.append(
             f"{pluralize(len(result.changed), 'file')} changed in the source since the last ingest, and were not"

@@ -51,6 +51,8 @@ class IngestResult:
     written_bytes: int
     resumed_rows: int
     """Rows that an interrupted run had stored."""
+    damaged_parts: int
+    """Parts of an interrupted run that were damaged, and were ingested again."""
     changed: tuple[str, ...]
     """Files that changed since they were ingested; they were not ingested again."""
     rejects: tuple[Reject, ...]
@@ -189,7 +191,6 @@ def _run(ds: Dataset, source_store: Store, prepared: PreparedIngest, options: _R
 
 
 def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None) -> IngestResult:
-    sample = prepared.sample
     return IngestResult(
         uri=ds.uri,
         source=prepared.plan.source,
@@ -201,9 +202,10 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         source_bytes=sum(file.size for file in prepared.new),
         written_bytes=0 if outcome is None else outcome.bytes_written,
         resumed_rows=0 if outcome is None else outcome.resumed_rows,
+        damaged_parts=0 if outcome is None else outcome.damaged_parts,
         changed=prepared.changed,
         rejects=() if outcome is None else outcome.rejects,
         notes=prepared.notes,
-        image_costs=() if sample is None else sample.image_costs,
+        image_costs=prepared.sample.image_costs,
         options=prepared.plan.options,
     )

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import TABLE_KEY, Field, Schema, new_id
-from penstock.format.kinds import Kind, Label, Tensor
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError
+from penstock.format import TABLE_KEY, Field, Schema, new_id, value_kind
+from penstock.format.kinds import Image, Kind, Label, Tensor
 from penstock.ingest._options import IngestOptions
 from penstock.ingest._path_columns import with_path_columns
 from penstock.ingest._reader import SourceReader
@@ -25,17 +25,14 @@ class PreparedIngest:
     reader: SourceReader
     scan: SourceScan
     plan: Plan
-    sample: Sample | None
-    """None if an earlier run derived the columns."""
+    sample: Sample
     new: tuple[ObjectInfo, ...]
     """Files that are not in the table."""
     changed: tuple[str, ...]
     """Keys of files that changed since they were ingested; they are not ingested again."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the rows differ in from the source, a sentence each."""
-        return (*self.scan.notes, *(self.sample.notes if self.sample is not None else ()))
+    notes: tuple[str, ...]
+    """What the rows differ in from the source, and why the parts of an earlier run are not used, a sentence each."""
 
 
 def prepare(
@@ -61,13 +58,12 @@ def prepare(
     new = tuple(file for file in scan.files if file.key not in known)
     changed = tuple(file.key for file in scan.files if file.key in known and known[file.key] != file_id(file))
     staged = StagedParts.of(session.store, session.branch, source_store.uri, source.name, options)
-    plan, sample = staged.read_plan(), None
-    if plan is None or not _matches(plan.schema, session.snapshot.schema):
-        plan, sample = _make_plan(session, reader, source, scan, options)
+    sample = sample_source(reader, scan, options)
+    plan, note = _resume_plan(staged, _make_plan(session, reader, source, sample, options), session.snapshot.schema)
     if options.shuffle_seed is not None:
         order = np.random.default_rng(options.shuffle_seed).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
-    return PreparedIngest(reader, scan, plan, sample, new, changed)
+    return PreparedIngest(reader, scan, plan, sample, new, changed, (*scan.notes, *sample.notes, *note))
 
 
 def _list_objects(store: Store) -> list[ObjectInfo]:
@@ -96,10 +92,43 @@ def _detect_source(objects: Sequence[ObjectInfo], sources: Mapping[str, Source],
     )
 
 
-def _make_plan(
-    session: Session, reader: SourceReader, source: Source, scan: SourceScan, options: IngestOptions
-) -> tuple[Plan, Sample]:
-    sample = sample_source(reader, scan, options)
+def _resume_plan(staged: StagedParts, plan: Plan, table: Schema) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of an interrupted run if the source and the table still fit it, else the new plan, with a note."""
+    try:
+        earlier = staged.read_plan()
+    except CorruptError:
+        return plan, ("the plan of an interrupted run is damaged, so its parts are ingested again",)
+    if earlier is None:
+        return plan, ()
+    if _is_current(earlier, plan) and _matches(earlier.schema, table):
+        return earlier, ()
+    return plan, ("the columns changed since an interrupted run, so its parts are ingested again",)
+
+
+def _is_current(earlier: Plan, plan: Plan) -> bool:
+    """Whether the columns that the source has now can be stored by an earlier plan."""
+    if earlier.images != plan.images or set(earlier.containers.values()) != set(plan.containers.values()):
+        return False
+    missing = [known for known in earlier.schema if known.name not in plan.schema]
+    return all(known.nullable or known.fill is not None for known in missing) and all(
+        found.name in earlier.schema
+        and _stores(value_kind(earlier.schema[found.name].kind), value_kind(found.kind))
+        and earlier.schema[found.name].nullable >= found.nullable
+        for found in plan.schema
+    )
+
+
+def _stores(planned: Kind, found: Kind) -> bool:
+    """Whether a planned column stores values of another kind, such as images of any format and ragged tensors."""
+    if isinstance(planned, Image) and type(planned) is type(found):
+        return planned.shape in (None, found.shape)
+    if isinstance(planned, Tensor) and type(planned) is type(found) and len(planned.shape) == len(found.shape):
+        fits = all(length in (None, other) for length, other in zip(planned.shape, found.shape, strict=True))
+        return fits and planned.dtype == found.dtype
+    return planned == found
+
+
+def _make_plan(session: Session, reader: SourceReader, source: Source, sample: Sample, options: IngestOptions) -> Plan:
     schema = sample.schema
     if len(session.snapshot.schema):
         schema = _merge_schema(session.snapshot.schema, schema)
@@ -108,7 +137,7 @@ def _make_plan(
         container = split_uri(reader.uri("object"))[0]
         name = next((n for n, uri in session.snapshot.containers.items() if uri == container), new_id()[:16])
         containers = {name: container}
-    return Plan(reader.store.uri, source.name, options, schema, tuple(sample.images), containers), sample
+    return Plan(reader.store.uri, source.name, options, schema, tuple(sample.images), containers)
 
 
 def _merge_schema(table: Schema, source: Schema) -> Schema:

@@ -65,6 +65,8 @@ class IngestOutcome:
     rows: int
     resumed_rows: int
     """Rows that an earlier run had stored."""
+    damaged_parts: int
+    """Parts of an earlier run that were damaged, and were ingested again."""
     bytes_written: int
     rejects: tuple[Reject, ...] = field(repr=False)
 
@@ -88,9 +90,8 @@ def run(
     staged = StagedParts.of(session.store, session.branch, plan.source, plan.kind, plan.options)
     staged.write_plan(plan)
     session.intent.renew()
-    resumed = [
-        part for part in staged.read_parts(plan, store_time(session.store)) if bad_samples.tolerant or not part.rejects
-    ]
+    found, damaged = staged.read_parts(plan, store_time(session.store))
+    resumed = [part for part in found if bad_samples.tolerant or not part.rejects]
     current = {file_id(file) for file in prepared.new} if resumed else set()
     resumed = [part for part in resumed if current.issuperset(part.files)]
     parts = split_parts(prepared.new, num_workers, {file for part in resumed for file in part.files})
@@ -117,7 +118,7 @@ def run(
     rows = _commit(session, prepared, finished, rejects, message)
     staged.clear()
     written = sum(fragment.bytes for part in finished for fragment in part.fragments)
-    return IngestOutcome(rows, sum(part.rows for part in resumed), written, tuple(rejects))
+    return IngestOutcome(rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects))
 
 
 def _commit(
