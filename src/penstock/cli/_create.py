@@ -62,6 +62,9 @@ def create(
         bool, typer.Option("--shuffle", help="Write files in random order, and shuffle their rows.")
     ] = False,
     link: Annotated[bool, typer.Option("--link", help="Store links to the source instead of copies.")] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow symbolic links to folders and out of the source folder.")
+    ] = False,
     bad_samples: BadSamplesAction = "skip",
     bad_sample_limit: BadSampleLimit = None,
     dry_run: DryRun = False,
@@ -96,6 +99,7 @@ def create(
         transform=transform,
         shuffle=shuffle,
         link=link,
+        follow_links=follow_links,
         bad_samples=parse_bad_samples(bad_samples, bad_sample_limit),
         dry_run=dry_run,
         message=message,

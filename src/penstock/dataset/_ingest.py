@@ -92,11 +92,10 @@ def ingest(
     """Ingest a folder or a bucket of files into a table, as one commit; creates the table if it does not exist.
 
     `kind` (images, webdataset, parquet, …) is detected by default. Files that are already in the table are skipped, so
-    calling it again resumes an interrupted ingest. Row options (`columns`, `codecs`, `decode`, `image_size`,
-    `nullable`, `transform`, `shuffle`, `link`) are those of `IngestKeywords`. A file or a row that cannot be read is
-    skipped and listed in the result, up to the limit of `bad_samples` (1,000 by default; a float is a share of the
-    rows seen). With `dry_run` nothing is written. `on_plan` is called before rows are written, `progress` after each
-    part. `source_storage_options` default to `storage_options`. Raises `NotFoundError` for an empty source,
+    calling it again resumes an interrupted ingest. Other options are those of `IngestKeywords`. A file or a row that
+    cannot be read is skipped and listed in the result, up to the limit of `bad_samples` (1,000 by default; a float is a
+    share of the rows seen). With `dry_run` nothing is written. `on_plan` is called before rows are written, `progress`
+    after each part. `source_storage_options` default to `storage_options`. Raises `NotFoundError` for an empty source,
     `InvalidInputError` for options or columns that do not fit, and `SampleError` for bad samples over the limit.
     """
     check_keywords(options, "ingest", known=IngestKeywords.__annotations__)
@@ -204,7 +203,7 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         resumed_rows=0 if outcome is None else outcome.resumed_rows,
         damaged_parts=0 if outcome is None else outcome.damaged_parts,
         changed=prepared.changed,
-        rejects=() if outcome is None else outcome.rejects,
+        rejects=prepared.rejects if outcome is None else outcome.rejects,
         notes=prepared.notes,
         image_costs=prepared.sample.image_costs,
         options=prepared.plan.options,

@@ -34,6 +34,8 @@ class IngestKeywords(TypedDict, total=False):
     """Write files in random order and shuffle the rows in groups of about a thousand; `Shuffle` sets the seed."""
     link: bool
     """Store links to the values in the source instead of copies."""
+    follow_links: bool
+    """Follow symbolic links to folders, and to files outside of the source folder."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class IngestOptions:
     """Seed of the order of the files and of the rows within a chunk; None keeps the order of the source."""
     link: bool = False
     """Whether the table stores links to the values in the source instead of copies."""
+    follow_links: bool = False
+    """Whether symbolic links to folders, and to files outside of the source folder, are followed."""
 
     def __post_init__(self) -> None:
         if self.link and (self.decode or self.image_size is not None):
@@ -83,6 +87,7 @@ class IngestOptions:
             transform=transform_name(given.get("transform")),
             shuffle_seed=_shuffle_seed(given.get("shuffle", False)),
             link=given.get("link", False),
+            follow_links=given.get("follow_links", False),
         )
 
     @property

@@ -102,7 +102,7 @@ def run_part(
     """
     changed: dict[str, Reject] = {}
     while True:
-        rejects = _Rejects(job.bad_samples)
+        rejects = Rejects(job.bad_samples)
         for found in changed.values():
             rejects.add(*found)
         try:
@@ -123,7 +123,7 @@ def _write_rows(
     job: Job,
     part: Part,
     files: Sequence[ObjectInfo],
-    rejects: "_Rejects",
+    rejects: "Rejects",
     stop: Event,
     read_slot: AbstractContextManager[Any],
 ) -> list[Fragment]:
@@ -146,8 +146,8 @@ def _write_rows(
         return write_part(job.store, plan.schema, chunks, containers=plan.containers, on_reject=rejects.add)
 
 
-class _Rejects:
-    """The rejects of a part; adding one raises `SampleError` if it is not allowed."""
+class Rejects:
+    """Rejected rows and files; adding one raises `SampleError` if it is not allowed."""
 
     def __init__(self, bad_samples: BadSamples) -> None:
         self.found: list[Reject] = []

@@ -11,10 +11,10 @@ from penstock.format.kinds import Image, Kind, Label, Tensor
 from penstock.ingest._options import IngestOptions
 from penstock.ingest._path_columns import with_path_columns
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Source, SourceListing, SourceScan, is_hidden
+from penstock.ingest._source import Reject, Source, SourceListing, SourceScan, is_hidden
 from penstock.ingest._staging import Plan, StagedParts, file_id, ingested_files
 from penstock.ingest._transform import Sample, sample_source
-from penstock.storage import ObjectInfo, Store
+from penstock.storage import ObjectInfo, SkippedObject, Store, list_source
 from penstock.table import Session, split_uri
 
 
@@ -31,6 +31,8 @@ class PreparedIngest:
     changed: tuple[str, ...]
     """Keys of files that changed since they were ingested; they are not ingested again."""
 
+    rejects: tuple[Reject, ...]
+    """Objects that cannot be read under their names, and links that are not followed."""
     notes: tuple[str, ...]
     """What the rows differ in from the source, and why the parts of an earlier run are not used, a sentence each."""
 
@@ -44,9 +46,12 @@ def prepare(
     do not fit the table.
     """
     reader = SourceReader(source_store, link=options.link)
-    objects = _list_objects(source_store)
+    objects, rejects = _list_objects(source_store, follow_links=options.follow_links)
     if not objects:
-        raise NotFoundError(f"there are no files in {source_store.uri}; check the address and the files under it")
+        reason = f" that can be read ({rejects[0].name} {rejects[0].reason})" if rejects else ""
+        raise NotFoundError(
+            f"there are no files in {source_store.uri}{reason}; check the address and the files under it"
+        )
     source = _detect_source(objects, sources, kind, source_store.uri)
     if options.link and not source.links:
         linkable = ", ".join(sorted(known.name for known in sources.values() if known.links))
@@ -63,17 +68,25 @@ def prepare(
     if options.shuffle_seed is not None:
         order = np.random.default_rng(options.shuffle_seed).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
-    return PreparedIngest(reader, scan, plan, sample, new, changed, (*scan.notes, *sample.notes, *note))
+    return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(rejects), (*scan.notes, *sample.notes, *note))
 
 
-def _list_objects(store: Store) -> list[ObjectInfo]:
-    """Objects that may be data: not empty, not hidden, and not part of a Penstock table."""
-    objects = [item for item in store.list() if item.size and not is_hidden(item.key)]
+def _list_objects(store: Store, *, follow_links: bool) -> tuple[list[ObjectInfo], list[Reject]]:
+    """Objects that may be data: not empty, not hidden, and not part of a Penstock table; and those not readable."""
+    objects: list[ObjectInfo] = []
+    rejects: list[Reject] = []
+    for item in list_source(store, follow_links=follow_links):
+        if is_hidden(item.key):
+            continue
+        if isinstance(item, SkippedObject):
+            rejects.append(Reject(*item))
+        elif item.size:
+            objects.append(item)
     markers = [item.key for item in objects if item.key.endswith(TABLE_KEY)]
     tables = tuple(key.removesuffix(TABLE_KEY) for key in markers if f"/{key}".endswith(f"/{TABLE_KEY}"))
     if "" in tables:
         raise InvalidInputError(f"{store.uri} is a Penstock table already; copy it, or load it")
-    return [item for item in objects if not item.key.startswith(tables)] if tables else objects
+    return [item for item in objects if not tables or not item.key.startswith(tables)], rejects
 
 
 def _detect_source(objects: Sequence[ObjectInfo], sources: Mapping[str, Source], kind: str | None, uri: str) -> Source:

@@ -18,7 +18,7 @@ from threading import Event
 
 from penstock.engine import BadSamples
 from penstock.history import store_time
-from penstock.ingest._parts import Job, Runner, ThreadRunner, check_rejects, split_parts
+from penstock.ingest._parts import Job, Rejects, Runner, ThreadRunner, check_rejects, split_parts
 from penstock.ingest._prepare import PreparedIngest
 from penstock.ingest._reader import ByteCounter, SourceReader
 from penstock.ingest._source import Reject
@@ -87,6 +87,9 @@ def run(
     ingested the same source.
     """
     plan, stop = prepared.plan, Event()
+    rejects = Rejects(bad_samples)
+    for reject in prepared.rejects:
+        rejects.add(*reject)
     staged = StagedParts.of(session.store, session.branch, plan.source, plan.kind, plan.options)
     staged.write_plan(plan)
     session.intent.renew()
@@ -101,24 +104,24 @@ def run(
     state = IngestProgress(len(prepared.new), sum(file.size for file in prepared.new), job.reader.byte_counter)
     state.skipped_bytes = sum(part.source_bytes for part in resumed)
     finished: list[FinishedPart] = []
-    rejects: list[Reject] = []
+    state.rejects = len(rejects.found)
     progress(state)
     try:
         for part in chain(resumed, (runner or ThreadRunner(readers))(job, parts, stop=stop)):
             session.intent.renew()
             finished.append(part)
-            rejects += part.rejects
+            rejects.found += part.rejects
             state._add(part)
             progress(state)
-            check_rejects(rejects, bad_samples, rows=state.rows + state.rejects)
+            check_rejects(rejects.found, bad_samples, rows=state.rows + state.rejects)
     finally:
         stop.set()
-    check_rejects(rejects, bad_samples, rows=state.rows + state.rejects, finished=True)
+    check_rejects(rejects.found, bad_samples, rows=state.rows + state.rejects, finished=True)
     staged.check(plan, resumed)
-    rows = _commit(session, prepared, finished, rejects, message)
+    rows = _commit(session, prepared, finished, rejects.found, message)
     staged.clear()
     written = sum(fragment.bytes for part in finished for fragment in part.fragments)
-    return IngestOutcome(rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects))
+    return IngestOutcome(rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects.found))
 
 
 def _commit(

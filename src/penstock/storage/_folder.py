@@ -192,8 +192,19 @@ class FolderStore(Store):
                 yield from self._walk(key, prefix)
             elif key.startswith(prefix):
                 with suppress(FileNotFoundError):
-                    if entry.is_file():
+                    if not leads_nowhere(entry) and entry.is_file():
                         yield _info(key, entry.stat())
+
+
+def leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to itself."""
+    try:
+        entry.is_file()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return True
+    return False
 
 
 def _read_at(fd: int, view: memoryview, offset: int) -> int:

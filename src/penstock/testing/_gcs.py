@@ -78,6 +78,11 @@ class FakeGcs:
         account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": ""}
         return {"service_account_key": json.dumps(account | {"private_key_id": ""})}
 
+    def add(self, key: str, data: bytes) -> None:
+        """Store an object under any key, including keys that a client would refuse."""
+        with self._lock:
+            self._objects[key] = _Object(data, next(self._counter))
+
     def start(self) -> Self:
         """Serve until `stop`."""
         self._thread.start()
