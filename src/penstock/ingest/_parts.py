@@ -17,7 +17,7 @@ from penstock.errors import SampleError, SourceChangedError
 from penstock.format import Fragment, as_column
 from penstock.format.kinds import Image
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, SourceItem, SourceScan
+from penstock.ingest._source import Reject, RejectedFileError, SourceItem, SourceScan
 from penstock.ingest._staging import FileId, FinishedPart, Plan, StagedParts, file_id
 from penstock.ingest._transform import RowTransformer, chunk_rows
 from penstock.storage import ObjectInfo, Store
@@ -97,22 +97,26 @@ def run_part(
 ) -> FinishedPart:
     """Read the rows of a part, store them and stage the result; may run in any thread or process.
 
-    Rows are read while `read_slot` is held. A file that changes while it is read is rejected as a whole. Raises
-    `SampleError` for bad rows that `job.bad_samples` does not allow.
+    Rows are read while `read_slot` is held. A file that changes while it is read, or that expands too much, is
+    rejected as a whole, and the other files are read again. Raises `SampleError` for bad rows that `job.bad_samples`
+    does not allow.
     """
-    changed: dict[str, Reject] = {}
+    rejected: dict[str, Reject] = {}
     while True:
         rejects = Rejects(job.bad_samples)
-        for found in changed.values():
+        for found in rejected.values():
             rejects.add(*found)
         try:
-            remaining = [file for file in part.files if file.key not in changed]
+            remaining = [file for file in part.files if file.key not in rejected]
             fragments = _write_rows(job, part, remaining, rejects, stop, read_slot)
         except SourceChangedError:
             new = job.reader.find_changed(remaining)
             if not new:
                 raise
-            changed |= {file.key: Reject(file.key, _CHANGED) for file in new}
+            rejected |= {file.key: Reject(file.key, _CHANGED) for file in new}
+            continue
+        except RejectedFileError as error:
+            rejected[error.key] = Reject(error.key, error.reason)
             continue
         finished = FinishedPart(tuple(map(file_id, part.files)), tuple(fragments), tuple(rejects.found), part.bytes)
         job.staged.add(job.plan, finished)

@@ -15,7 +15,7 @@ from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema,
 from penstock.format.kinds import Audio, Bytes, Image, Kind, Label, Link, Linked, List, Mask, Tensor, Text
 from penstock.ingest._options import IngestOptions, find_transform
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
+from penstock.ingest._source import Reject, RejectedFileError, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
 from penstock.storage import ObjectInfo, thread_map
 from penstock.table import RowChunk, from_arrow
 
@@ -254,7 +254,7 @@ def _keeps_kind(kind: Kind, values: Sequence[Any]) -> bool:
 def _sample_file(reader: SourceReader, scan: SourceScan, file: ObjectInfo) -> list[SourceItem]:
     try:
         return list(_first(scan.rows(reader, [file]), _SAMPLED_ROWS))
-    except SourceChangedError as error:
+    except (SourceChangedError, RejectedFileError) as error:
         return [Reject(file.key, str(error))]
 
 

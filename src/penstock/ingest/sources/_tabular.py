@@ -14,9 +14,17 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError, SourceChangedError
 from penstock.format import ColumnLike
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, RowBatch, SourceItem, SourceListing, SourceScan, extension
+from penstock.ingest._source import (
+    Reject,
+    RejectedFileError,
+    RowBatch,
+    SourceItem,
+    SourceListing,
+    SourceScan,
+    extension,
+)
 from penstock.ingest.sources._arrow_columns import ColumnPlan, features_of, plan_column
-from penstock.ingest.sources._limits import DamagedFileError, check_unpacked
+from penstock.ingest.sources._limits import DamagedFileError
 from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
@@ -61,7 +69,7 @@ class Tabular(SourceScan):
             yield from self._rows(reader, file)
 
     def _rows(self, reader: SourceReader, file: ObjectInfo) -> Iterator[SourceItem]:
-        row = unpacked_bytes = 0
+        row = 0
         started = False
         try:
             for item in self.scan(reader, file):
@@ -76,9 +84,7 @@ class Tabular(SourceScan):
                         for found in _converted(self.plans, file.key, block):
                             started = True
                             yield found
-                            unpacked_bytes += found.batch.nbytes if isinstance(found, RowBatch) else 0
                         row = block.first_row + len(block.batch)
-                        check_unpacked(file.size, unpacked_bytes)
         except SourceChangedError as error:
             if started:  # rows of the old version were yielded: the whole part must be retried
                 raise
@@ -147,7 +153,7 @@ def first_readable(
     for file in files[:_MAX_TRIED]:
         try:
             return read(reader, file)
-        except (SourceChangedError, *UNREADABLE) as error:
+        except (SourceChangedError, RejectedFileError, *UNREADABLE) as error:
             first_error = first_error or f"{reader.uri(file.key)}: {error}"
     raise InvalidInputError(
         f"none of the first {min(len(files), _MAX_TRIED)} files can be read; the first, {first_error}"

@@ -30,7 +30,16 @@ from penstock.errors import InvalidInputError, SampleError, SourceChangedError
 from penstock.format import Column, ColumnLike, infer_schema
 from penstock.format.kinds import BadValueError, Embedding, Json, Kind, List, Tensor
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceScan, evenly_spaced, extension
+from penstock.ingest._source import (
+    Reject,
+    RejectedFileError,
+    Row,
+    Source,
+    SourceItem,
+    SourceScan,
+    evenly_spaced,
+    extension,
+)
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
 from penstock.ingest.sources._limits import DamagedFileError
 from penstock.ingest.sources._streams import DecompressedStream
@@ -250,7 +259,7 @@ def _open_jsonl(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan
                     reason = f"{file.key}:{number} {value}"
                 else:
                     first.append(value)
-        except (SourceChangedError, *UNREADABLE) as error:
+        except (SourceChangedError, RejectedFileError, *UNREADABLE) as error:
             reason = f"{file.key} cannot be read: {error}"
     if not first:
         raise InvalidInputError(f"the first lines of the files in {reader.store.uri} are not JSON objects: {reason}")
