@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli._columns import GRAMMAR, parse_columns, read_columns
+from penstock.cli._columns import parse_columns, read_columns
 from penstock.cli._command import CommandContext, CommandResult, Uri
 from penstock.cli._info import describe
 from penstock.cli._ingest import (
@@ -29,6 +29,7 @@ from penstock.cli._ingest import (
 )
 from penstock.dataset import resolve_uri
 from penstock.errors import AlreadyExistsError, InvalidInputError
+from penstock.format import TYPE_GRAMMAR
 from penstock.storage import open_store
 
 
@@ -131,4 +132,4 @@ def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-create.__doc__ = f"{create.__doc__}\n\n{KINDS}\n\n{GRAMMAR}"
+create.__doc__ = f"{create.__doc__}\n\n{KINDS}\n\n{TYPE_GRAMMAR}"

@@ -46,12 +46,14 @@ from penstock.format._schema import (
     SchemaLike,
     as_column,
     check_column_name,
+    column_from_json,
     make_field,
     make_schema,
     value_kind,
 )
 from penstock.format._sealed import from_members, seal, unseal
 from penstock.format._snapshot import Features, IngestManifest, Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
+from penstock.format._type_text import TYPE_GRAMMAR
 
 __all__ = [
     "BLOB_BLOCK_BYTES",
@@ -60,6 +62,7 @@ __all__ = [
     "MAX_INLINE_BYTES",
     "SINGLE_WRITER",
     "TABLE_KEY",
+    "TYPE_GRAMMAR",
     "Blob",
     "BlobEncoder",
     "BlobUse",
@@ -87,6 +90,7 @@ __all__ = [
     "arrow_schema",
     "as_column",
     "check_column_name",
+    "column_from_json",
     "commit_key",
     "corrupt_error",
     "crc32c",

@@ -1,5 +1,6 @@
 """The base class of kinds, and helpers for Arrow arrays."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -78,6 +79,14 @@ class Kind(ABC):
     def __str__(self) -> str:
         inner = ", ".join(f"{key}={value}" for key, value in self.to_json().items() if value not in (None, []))
         return f"{self.name}({inner})" if inner else self.name
+
+
+def as_shape(given: Any) -> tuple[int | None, ...]:
+    """Parse a shape; raises `InvalidInputError`."""
+    try:
+        return tuple(None if length is None else operator.index(length) for length in given)
+    except TypeError:
+        raise InvalidInputError(f"a shape is a tuple of lengths, not {given!r}") from None
 
 
 def validity_bitmap(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, sniff
 from penstock.errors import InvalidInputError, SampleError
-from penstock.format.kinds._kind import BadValueError, Kind, Values, binary_array
+from penstock.format.kinds._kind import BadValueError, Kind, Values, as_shape, binary_array
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -32,7 +32,7 @@ class Image(Kind):
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", ImageCodec.parse(self.codec).spec)
         if self.shape is not None:
-            object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+            object.__setattr__(self, "shape", as_shape(self.shape))
 
     @property
     def arrow_type(self) -> pa.DataType:
