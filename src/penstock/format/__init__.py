@@ -53,7 +53,6 @@ from penstock.format._schema import (
 )
 from penstock.format._sealed import from_members, seal, unseal
 from penstock.format._snapshot import Features, IngestManifest, Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
-from penstock.format._type_text import TYPE_GRAMMAR
 
 __all__ = [
     "BLOB_BLOCK_BYTES",
@@ -62,7 +61,6 @@ __all__ = [
     "MAX_INLINE_BYTES",
     "SINGLE_WRITER",
     "TABLE_KEY",
-    "TYPE_GRAMMAR",
     "Blob",
     "BlobEncoder",
     "BlobUse",

@@ -12,8 +12,18 @@ import pyarrow as pa
 from penstock.codecs import Compression, ImageCodec
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format._layout import new_int_id
-from penstock.format._type_text import parse_type
-from penstock.format.kinds import Bytes, Image, Json, Kind, Linked, Tensor, Text, kind_from_json, kind_to_json
+from penstock.format.kinds import (
+    Bytes,
+    Image,
+    Json,
+    Kind,
+    Linked,
+    Tensor,
+    Text,
+    kind_from_json,
+    kind_to_json,
+    parse_type,
+)
 
 DEFAULT_FILE_BYTES = 16 << 20
 DEFAULT_PAGE_BYTES = 256 << 10

@@ -38,15 +38,30 @@ class PreparedIngest:
 
 
 def prepare(
-    session: Session, source_store: Store, sources: Mapping[str, Source], kind: str | None, options: IngestOptions
+    session: Session,
+    source_store: Store,
+    sources: Mapping[str, Source],
+    kind: str | None,
+    options: IngestOptions,
+    *,
+    only: str | None = None,
 ) -> PreparedIngest:
-    """Plan the ingest of a source.
+    """Plan the ingest of a source: all objects of a store, or only one.
 
     Raises `NotFoundError` if the source is empty, and `InvalidInputError` if its kind is not detected or its columns
     do not fit the table.
     """
-    reader = SourceReader(source_store, link=options.link)
-    objects, rejects = _list_objects(source_store, follow_links=options.follow_links)
+    reader = SourceReader(
+        source_store,
+        link=options.link,
+        columns=None if options.columns is None or options.transform is not None else frozenset(options.columns),
+        declared={name: column.kind for name, column in options.declared.items()} if options.transform is None else {},
+    )
+    if only is None:
+        objects, rejects = _list_objects(source_store, follow_links=options.follow_links)
+    else:
+        objects, rejects = [source_store.head(only)], []
+    uri = source_uri(source_store, only)
     if not objects:
         reason = f" that can be read ({rejects[0].name} {rejects[0].reason})" if rejects else ""
         raise NotFoundError(
@@ -59,16 +74,23 @@ def prepare(
             f"{source.name} cannot be linked, because its files do not store values as plain bytes; {linkable} can"
         )
     scan = with_path_columns(reader, objects, source.open(reader, objects))
-    known = ingested_files(session.store, session.snapshot.sources.get(source_store.uri, ()))
+    known = ingested_files(session.store, session.snapshot.sources.get(uri, ()))
     new = tuple(file for file in scan.files if file.key not in known)
     changed = tuple(file.key for file in scan.files if file.key in known and known[file.key] != file_id(file))
-    staged = StagedParts.of(session.store, session.branch, source_store.uri, source.name, options)
+    staged = StagedParts.of(session.store, session.branch, uri, source.name, options)
     sample = sample_source(reader, scan, options)
-    plan, note = _resume_plan(staged, _make_plan(session, reader, source, sample, options), session.snapshot.schema)
+    plan, note = _resume_plan(
+        staged, _make_plan(session, reader, uri, source, sample, options), session.snapshot.schema
+    )
     if options.shuffle_seed is not None:
         order = np.random.default_rng(options.shuffle_seed).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
     return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(rejects), (*scan.notes, *sample.notes, *note))
+
+
+def source_uri(store: Store, only: str | None) -> str:
+    """The URI under which a table records a source: that of a store, or of one object in it."""
+    return store.uri if only is None else f"{store.uri.rstrip('/')}/{only}"
 
 
 def _list_objects(store: Store, *, follow_links: bool) -> tuple[list[ObjectInfo], list[Reject]]:
@@ -141,7 +163,9 @@ def _stores(planned: Kind, found: Kind) -> bool:
     return planned == found
 
 
-def _make_plan(session: Session, reader: SourceReader, source: Source, sample: Sample, options: IngestOptions) -> Plan:
+def _make_plan(
+    session: Session, reader: SourceReader, uri: str, source: Source, sample: Sample, options: IngestOptions
+) -> Plan:
     schema = sample.schema
     if len(session.snapshot.schema):
         schema = _merge_schema(session.snapshot.schema, schema)
@@ -150,7 +174,7 @@ def _make_plan(session: Session, reader: SourceReader, source: Source, sample: S
         container = split_uri(reader.uri("object"))[0]
         name = next((n for n, uri in session.snapshot.containers.items() if uri == container), new_id()[:16])
         containers = {name: container}
-    return Plan(reader.store.uri, source.name, options, schema, tuple(sample.images), containers)
+    return Plan(uri, source.name, options, schema, tuple(sample.images), containers)
 
 
 def _merge_schema(table: Schema, source: Schema) -> Schema:

@@ -12,7 +12,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from threading import Event
 
@@ -149,4 +149,4 @@ def _commit(
 def _concurrent(reader: SourceReader, readers: int) -> SourceReader:
     """A reader whose share of the concurrent requests suits the store."""
     max_concurrency = 4 if reader.store.is_local == 1 else max(8, _MAX_REQUESTS // readers)
-    return SourceReader(reader.store, reader.link, max_concurrency)
+    return replace(reader, max_concurrency=max_concurrency, byte_counter=ByteCounter())

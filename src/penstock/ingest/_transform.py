@@ -285,7 +285,7 @@ def _columns(rows: Sequence[Row | RowBatch]) -> dict[str, Any]:
 
 
 def _check_names(options: IngestOptions, columns: Mapping[str, Any]) -> None:
-    named = {*(options.columns or ()), *options.codecs, *options.nullable}
+    named = {*(options.columns or ()), *options.schema, *options.codecs, *options.nullable}
     if missing := sorted(named - set(columns)):
         raise InvalidInputError(f"there is no column {missing[0]!r}; the source has {', '.join(columns)}")
 
@@ -310,10 +310,11 @@ def _infer_kind(name: str, values: Any) -> Kind | None:
 def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: IngestOptions) -> Column:
     missing = values.null_count if isinstance(values, pa.Array) else sum(value is None for value in values)
     codec = options.codecs.get(name)
+    declared = options.declared.get(name)
     given = known.get(name)
-    column = as_column(name, given) if given is not None else None
+    column = declared or (as_column(name, given) if given is not None else None)
     decoded = isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values)
-    if column is not None and isinstance(column.kind, Image) and decoded:
+    if declared is None and column is not None and isinstance(column.kind, Image) and decoded:
         column = None  # infer the kind of the tensor
     if column is None:
         [inferred] = infer_schema({name: values})
@@ -327,7 +328,7 @@ def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: In
     if isinstance(kind, Image):
         kind = _image_kind(kind, codec, options)
         codec = None if codec is None or codec.partition(":")[0] in IMAGE_CODECS else codec
-    nullable = column.nullable or missing > 0 or name in options.nullable
+    nullable = column.nullable or (missing > 0 and declared is None) or name in options.nullable
     return replace(column, kind=kind, nullable=nullable, codec=codec if codec is not None else column.codec)
 
 

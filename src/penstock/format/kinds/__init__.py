@@ -6,9 +6,11 @@ from penstock.format.kinds._media import Audio, Image, Mask, Video
 from penstock.format.kinds._nested import List, Struct
 from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor
 from penstock.format.kinds._text import Bytes, Json, Text
+from penstock.format.kinds._type_text import TYPE_GRAMMAR, parse_type
 
 __all__ = [
     "KINDS",
+    "TYPE_GRAMMAR",
     "Audio",
     "BadValueError",
     "Boxes",
@@ -31,4 +33,5 @@ __all__ = [
     "Video",
     "kind_from_json",
     "kind_to_json",
+    "parse_type",
 ]

@@ -32,7 +32,7 @@ _SAMPLED_ROWS = 64
 
 def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     found = data_files(reader, files, _ENDINGS)
-    return open_tabular(found, first_readable(reader, found, _plan), _scan)
+    return open_tabular(reader, found, first_readable(reader, found, _plan), _scan)
 
 
 def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:

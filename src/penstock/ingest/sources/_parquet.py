@@ -43,7 +43,7 @@ _COLUMN_BUFFER_BYTES = (64 << 10, 4 << 20)
 
 def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     found = data_files(reader, files, _ENDINGS)
-    return open_tabular(found, first_readable(reader, found, _plan), _scan)
+    return open_tabular(reader, found, first_readable(reader, found, _plan), _scan)
 
 
 def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:

@@ -77,7 +77,7 @@ class Tabular(SourceScan):
                     if isinstance(valid, Reject):
                         yield valid
                         continue
-                    if not started and (reason := _mismatch(self.plans, valid.batch)) is not None:
+                    if not started and (reason := _mismatch(self.plans, valid.batch, reader)) is not None:
                         yield Reject(file.key, reason)
                         return
                     for block in _split_by_size(valid):
@@ -96,8 +96,9 @@ class Tabular(SourceScan):
                 yield Reject(file.key, f"cannot be read: {error}")
 
 
-def open_tabular(files: Sequence[ObjectInfo], plans: Sequence[ColumnPlan], scan: Scan) -> Tabular:
-    """A scan of files with the given columns."""
+def open_tabular(reader: SourceReader, files: Sequence[ObjectInfo], plans: Sequence[ColumnPlan], scan: Scan) -> Tabular:
+    """A scan of files with the selected ones of the given columns."""
+    plans = [plan for plan in plans if reader.selects(plan.name)] or plans
     columns = {plan.name: plan.column for plan in plans if plan.column is not None}
     return Tabular(files, columns, tuple(plans), scan, [plan.note for plan in plans if plan.note is not None])
 
@@ -160,13 +161,13 @@ def first_readable(
     )
 
 
-def _mismatch(plans: Sequence[ColumnPlan], batch: pa.RecordBatch) -> str | None:
+def _mismatch(plans: Sequence[ColumnPlan], batch: pa.RecordBatch, reader: SourceReader) -> str | None:
     """Why the rows of a file do not match the columns of the table, or None."""
     known = {plan.name: plan for plan in plans}
-    indices = column_indices(batch.schema.names)
+    indices = {name: at for name, at in column_indices(batch.schema.names).items() if reader.selects(name)}
     if extra := [name for name in indices if name not in known]:
         names = ", ".join(map(repr, extra[:_MAX_LISTED])) + (", …" if len(extra) > _MAX_LISTED else "")
-        return f"it has columns that the first file lacks: {names}; ingest it into a separate table"
+        return f"it has columns that the first file lacks: {names}; select columns, or ingest it into another table"
     for name, index in indices.items():
         try:
             known[name].convert(batch.column(index).slice(0, 0))

@@ -117,12 +117,14 @@ class _Shards(SourceScan):
         for part in members:
             if error is not None:
                 continue
+            name = self.names.get(part.ending) or column_name(
+                _underscored(part.ending), {*values, *self.names.values()}
+            )
+            if not reader.selects(name):
+                continue
             try:
                 _check(part, seen)
                 seen[part.ending] = part.member.size
-                name = self.names.get(part.ending) or column_name(
-                    _underscored(part.ending), {*values, *self.names.values()}
-                )
                 values[name] = _value(reader, file, stream, part)
             except DamagedFileError:
                 raise

@@ -4,23 +4,12 @@ import re
 from dataclasses import replace
 
 from penstock.errors import InvalidInputError
-from penstock.format.kinds import (
-    Audio,
-    Boxes,
-    Bytes,
-    Embedding,
-    Image,
-    Json,
-    Kind,
-    Label,
-    Linked,
-    List,
-    Mask,
-    Points,
-    Tensor,
-    Text,
-    Video,
-)
+from penstock.format.kinds._kind import Kind
+from penstock.format.kinds._link import Linked
+from penstock.format.kinds._media import Audio, Image, Mask, Video
+from penstock.format.kinds._nested import List
+from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor
+from penstock.format.kinds._text import Bytes, Json, Text
 
 TYPE_GRAMMAR = """\b
 TYPE is one of
