@@ -13,6 +13,7 @@ import safetensors.numpy
 
 import penstock
 from penstock.cli import main
+from penstock.codecs import ImageCodec
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.storage import open_store
 from tests.servers import new_location
@@ -131,6 +132,29 @@ def test_columns_that_are_left_out_reject_nothing(write: Callable[[Path], None],
     result = penstock.ingest(tmp_path / "source", tmp_path / "table", columns=["x"])
     assert (result.rows, result.rejects, result.schema.names) == (3, (), ["x"])
     assert sorted(np.ravel(penstock.load(tmp_path / "table")["x"][:]).tolist()) == [1, 2, 3]
+
+
+def test_images_of_one_shape_are_noticed_and_stack_if_declared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source").mkdir()
+    for number in range(4):
+        pixels = np.full((8, 6, 3), number, np.uint8)
+        (tmp_path / "source" / f"{number}.png").write_bytes(ImageCodec("png").encode(pixels))
+    [cost] = penstock.ingest(tmp_path / "source", tmp_path / "open").image_costs
+    assert cost.shape == (8, 6, 3)
+    assert penstock.load(tmp_path / "open").schema["image"].kind == penstock.Image("png")
+    assert main(["create", str(tmp_path / "t"), f"from-{tmp_path}/source", "--dry-run"]) == 0
+    assert "--column 'image:image[8,6,3]'" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "source" / "9.png").write_bytes(ImageCodec("png").encode(np.zeros((5, 5, 3), np.uint8)))
+    [cost] = penstock.ingest(tmp_path / "source", tmp_path / "open", dry_run=True).image_costs
+    assert cost.shape is None
+    [synced] = penstock.sync(tmp_path / "open")
+    assert (synced.rows, synced.rejects) == (1, ())
+    result = penstock.ingest(tmp_path / "source", tmp_path / "declared", schema={"image": "image[8,6,3]"})
+    [reject] = result.rejects
+    assert (reject.name, "(8, 6, 3), got 5 x 5 pixels" in reject.reason) == ("9.png", True)
+    assert penstock.load(tmp_path / "declared")["image"][:].shape == (4, 8, 6, 3)
 
 
 def test_archives_whose_arrays_share_no_rows_are_samples(tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
                 "encoded_bytes": round(cost.encoded_bytes),
                 "decoded_bytes": round(cost.decoded_bytes),
                 "decode_ms": round(cost.decode_s * 1e3, 3),
+                "shape": None if cost.shape is None else list(cost.shape),
             }
             for cost in result.image_costs
         ],
@@ -228,7 +229,22 @@ def render_plan(planned: penstock.IngestResult) -> list[RenderableType]:
         "",
         *(f"{note}." for note in planned.notes),
         *(_render_image_cost(cost, decode=planned.options.decode) for cost in planned.image_costs),
+        *(_render_shape(cost) for cost in planned.image_costs if _has_open_shape(planned, cost)),
     ]
+
+
+def _has_open_shape(planned: penstock.IngestResult, cost: ImageCost) -> bool:
+    """Whether the sampled images of a column have one shape, to which the column is not bound."""
+    kind = planned.schema[cost.column].kind if cost.column in planned.schema else None
+    return cost.shape is not None and isinstance(kind, penstock.Image) and kind.shape is None
+
+
+def _render_shape(cost: ImageCost) -> str:
+    height, width, channels = cost.shape or (0, 0, 0)
+    return (
+        f"{cost.column}: all sampled images are {height} x {width} x {channels}. Declare it, if all are, and batches"
+        f" are one tensor: --column '{cost.column}:image[{height},{width},{channels}]'"
+    )
 
 
 def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: bool) -> list[RenderableType]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict
 
-from penstock.codecs import IMAGE_CODECS, Compression
+from penstock.codecs import IMAGE_CODECS, Compression, ImageCodec
 from penstock.errors import InvalidInputError
 from penstock.format import Column, SchemaLike, column_from_json, make_schema
 from penstock.plan import Shuffle
@@ -86,7 +86,7 @@ class IngestOptions:
         return cls(
             columns=None if columns is None else tuple(columns),
             schema=_schema_document(given.get("schema")),
-            codecs=dict(given.get("codecs") or {}),
+            codecs={column: _codec(codec) for column, codec in (given.get("codecs") or {}).items()},
             decode=given.get("decode", False),
             image_size=given.get("image_size"),
             nullable=tuple(given.get("nullable", ())),
@@ -119,6 +119,14 @@ class IngestOptions:
         }
         keys = {member.name: _JSON_KEYS.get(member.name, member.name) for member in fields(cls)}
         return cls(**{name: given[key] for name, key in keys.items() if key in given})
+
+
+def _codec(text: str) -> str:
+    """A codec under its own name: jpeg for jpg."""
+    try:
+        return ImageCodec.parse(text).spec
+    except InvalidInputError:
+        return text
 
 
 def _schema_document(schema: SchemaLike | None) -> dict[str, dict[str, Any]]:

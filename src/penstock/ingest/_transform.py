@@ -170,6 +170,8 @@ class ImageCost:
     decoded_bytes: float
     decode_s: float
     """Seconds of one core to decode one image."""
+    shape: tuple[int, int, int] | None
+    """Height, width and channels, if all sampled images agree; the column is not bound to it unless it is declared."""
 
 
 @dataclass(frozen=True)
@@ -343,12 +345,13 @@ def _image_kind(kind: Image, codec: str | None, options: IngestOptions) -> Image
 def _image_cost(column: str, values: Any) -> ImageCost | None:
     """Measure a few images; None if none can be decoded."""
     images = values.to_pylist() if isinstance(values, pa.Array) else list(values)
-    images = [bytes(value) for value in images if isinstance(value, bytes | bytearray | memoryview)][:_SAMPLED_IMAGES]
+    images = [bytes(value) for value in images if isinstance(value, bytes | bytearray | memoryview)]
+    shapes = set(filter(None, map(_image_shape, images)))
+    images = images[:_SAMPLED_IMAGES]
     decoded_bytes = []
     start = time.perf_counter()
     for value in images:
         try:
-            image_size(value)
             decoded_bytes.append(decode_image(value).nbytes)
         except SampleError:
             continue
@@ -356,4 +359,12 @@ def _image_cost(column: str, values: Any) -> ImageCost | None:
     if not decoded_bytes:
         return None
     encoded_mean = float(np.mean([len(value) for value in images]))
-    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes))
+    shape = shapes.pop() if len(shapes) == 1 else None
+    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes), shape)
+
+
+def _image_shape(data: bytes) -> tuple[int, int, int] | None:
+    try:
+        return image_size(data)
+    except SampleError:
+        return None
