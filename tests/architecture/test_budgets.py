@@ -36,8 +36,8 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "dataset/_streaming.py Streaming.pytorch lines": (90, "the front door: the docstring describes each option"),
     "dataset/_ingest.py ingest parameters": (12, "the front door: one parameter per option of a run"),
     "dataset/_ingest.py sync parameters": (10, "the front door: one parameter per option of a run"),
-    "cli/_create.py create parameters": (20, "typer derives one command-line option from each parameter"),
-    "cli/_create.py create lines": (74, "typer derives one command-line option from each parameter"),
+    "cli/_create.py create parameters": (21, "typer derives one command-line option from each parameter"),
+    "cli/_create.py create lines": (78, "typer derives one command-line option from each parameter"),
     "cli/_ingest.py sync parameters": (10, "typer derives one command-line option from each parameter"),
     "cli/_head.py head parameters": (9, "typer derives one command-line option from each parameter"),
 }

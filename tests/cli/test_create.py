@@ -6,53 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli._columns import parse_type
-from penstock.errors import InvalidInputError
-from penstock.format import Column
 from tests.cli.conftest import RunCommand
-
-
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [
-        ("text", Column(penstock.Text())),
-        ("text?", Column(penstock.Text(), nullable=True)),
-        ("json:zstd", Column(penstock.Json(), codec="zstd")),
-        ("float32", Column(penstock.Tensor("float32"))),
-        ("float32[3,4]:zstd:3?", Column(penstock.Tensor("float32", (3, 4)), nullable=True, codec="zstd:3")),
-        ("uint8[?, 4]", Column(penstock.Tensor("uint8", (None, 4)))),
-        ("uint8[?]?", Column(penstock.Tensor("uint8", (None,)), nullable=True)),
-        ("datetime64[us]", Column(penstock.Tensor("datetime64[us]"))),
-        ("datetime64[us][3]", Column(penstock.Tensor("datetime64[us]", (3,)))),
-        ("image", Column(penstock.Image())),
-        ("image:jpeg:90", Column(penstock.Image("jpeg:90"))),
-        ("image[8,8,3]:webp", Column(penstock.Image("webp", (8, 8, 3)))),
-        ("mask", Column(penstock.Mask())),
-        ("audio:flac", Column(penstock.Audio("flac"))),
-        ("video?", Column(penstock.Video(), nullable=True)),
-        ("label", Column(penstock.Label())),
-        ("label=cat,dog?", Column(penstock.Label(("cat", "dog")), nullable=True)),
-        ("embedding[512]", Column(penstock.Embedding(512))),
-        ("boxes=xywh", Column(penstock.Boxes(layout="xywh"))),
-        ("points[2]", Column(penstock.Points(shape=(None, 2)))),
-        ("list(text)?", Column(penstock.List(penstock.Text()), nullable=True)),
-        ("list(list(int8))", Column(penstock.List(penstock.List(penstock.Tensor("int8"))))),
-        ("linked(image:jpeg)", Column(penstock.Linked(penstock.Image("jpeg")))),
-    ],
-)
-def test_types_are_parsed(text: str, column: Column) -> None:
-    assert parse_type(text) == column
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "nothing", "text=a", "text[3]", "float32[]", "float32[3,,4]", "float32[-1]", "image:jpeg:900", "image:zstd",
-     "label=a,a", "embedding", "embedding[?]", "boxes=abcd", "list(text?)", "linked(float32)", "text:gzip", "Text",
-     "mask:jpeg", "float32[3"],
-)  # fmt: skip
-def test_invalid_types_are_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError):
-        parse_type(text)
 
 
 def test_columns_from_options(run: RunCommand, tmp_path: Path) -> None:

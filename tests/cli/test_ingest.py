@@ -245,7 +245,7 @@ def test_a_table_inside_its_source_is_ignored(tmp_path: Path, cli: Cli) -> None:
         (["from-{place}", "--transform", "nope"], "module:function"),
         (["from-{place}", "--link", "--decode"], "a linked image is stored unchanged"),
         (["from-{place}", "--bad-samples", "maybe"], "--bad-samples is skip or raise"),
-        (["from-{place}", "--column", "a:text"], "the columns of a source are inferred"),
+        (["from-{place}", "--column", "nothing:text"], "there is no column 'nothing'"),
     ],
 )
 def test_wrong_usage_is_one_sentence(words: list[str], message: str, tmp_path: Path, cli: Cli) -> None:

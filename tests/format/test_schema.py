@@ -1,6 +1,7 @@
 """Schemas: column declarations, inference from data, and their JSON form."""
 
 import json
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ from penstock import (
     Text,
     Video,
 )
+from penstock.cli import main
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import Schema, infer_schema, make_field, make_schema
+from penstock.format import Schema, as_column, infer_schema, make_field, make_schema
 from tests.format.test_kinds import ForeignTensor, any_kind
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -261,3 +263,75 @@ def test_inference_fails_if_no_kind_fits(values: Any) -> None:
 def test_str_of_a_schema_has_one_line_per_column() -> None:
     schema = make_schema({"a": Column(Boxes(), nullable=True, codec="lz4"), "b": Label(("x", "y"))})
     assert str(schema) == "a: boxes(float32[?, 4])? [lz4]\nb: label(2 classes)"
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("text", Column(penstock.Text())),
+        ("text?", Column(penstock.Text(), nullable=True)),
+        ("json:zstd", Column(penstock.Json(), codec="zstd")),
+        ("float32", Column(penstock.Tensor("float32"))),
+        ("float32[3,4]:zstd:3?", Column(penstock.Tensor("float32", (3, 4)), nullable=True, codec="zstd:3")),
+        ("uint8[?, 4]", Column(penstock.Tensor("uint8", (None, 4)))),
+        ("uint8[?]?", Column(penstock.Tensor("uint8", (None,)), nullable=True)),
+        ("datetime64[us]", Column(penstock.Tensor("datetime64[us]"))),
+        ("datetime64[us][3]", Column(penstock.Tensor("datetime64[us]", (3,)))),
+        ("image", Column(penstock.Image())),
+        ("image:jpeg:90", Column(penstock.Image("jpeg:90"))),
+        ("image[8,8,3]:webp", Column(penstock.Image("webp", (8, 8, 3)))),
+        ("mask", Column(penstock.Mask())),
+        ("audio:flac", Column(penstock.Audio("flac"))),
+        ("video?", Column(penstock.Video(), nullable=True)),
+        ("label", Column(penstock.Label())),
+        ("label=cat,dog?", Column(penstock.Label(("cat", "dog")), nullable=True)),
+        ("embedding[512]", Column(penstock.Embedding(512))),
+        ("boxes=xywh", Column(penstock.Boxes(layout="xywh"))),
+        ("points[2]", Column(penstock.Points(shape=(None, 2)))),
+        ("list(text)?", Column(penstock.List(penstock.Text()), nullable=True)),
+        ("list(list(int8))", Column(penstock.List(penstock.List(penstock.Tensor("int8"))))),
+        ("<f4", Column(penstock.Tensor("float32"))),
+        ("image:jpg", Column(penstock.Image("jpeg"))),
+        ("linked(image:jpeg)", Column(penstock.Linked(penstock.Image("jpeg")))),
+    ],
+)
+def test_types_are_parsed(text: str, column: Column) -> None:
+    assert Column(text) == as_column("c", text) == column
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nothing", "text=a", "text[3]", "float32[]", "float32[3,,4]", "float32[-1]", "image:jpeg:900", "image:zstd",
+     "label=a,a", "embedding", "embedding[?]", "boxes=abcd", "list(text?)", "linked(float32)", "text:gzip", "Text",
+     "mask:jpeg", "float32[3"],
+)  # fmt: skip
+def test_invalid_types_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"column 'c': "):
+        as_column("c", text)
+
+
+def test_types_are_the_same_text_in_python_and_on_the_command_line(tmp_path: Path) -> None:
+    texts = {"x": "float32[14]", "img": "image:jpeg:90?", "kind": "label=a,b", "score": "float64:zstd"}
+    options = [word for name, text in texts.items() for word in ("--column", f"{name}:{text}")]
+    assert main(["create", str(tmp_path / "a"), *options]) == 0
+    penstock.create(tmp_path / "b", texts)
+    penstock.create(tmp_path / "c", {name: Column(text) for name, text in texts.items()})
+    schemas = {str(penstock.load(tmp_path / name).schema) for name in "abc"}
+    assert schemas == {"x: float32[14]\nimg: image(jpeg:90)?\nkind: label(2 classes)\nscore: float64 [zstd]"}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: penstock.Label(10), r"names of a label are a list of strings, not 10"),  # type: ignore[arg-type]
+        (lambda: penstock.List("text"), r"list or struct holds kinds, such as penstock.Text\(\), not 'text'"),  # type: ignore[arg-type]
+        (lambda: penstock.Image(90), r"90 is not a codec"),  # type: ignore[arg-type]
+        (lambda: penstock.Tensor("float32", 14), r"shape is a tuple of lengths, not 14"),  # type: ignore[arg-type]
+        (lambda: penstock.Image(shape=224), r"shape is a tuple of lengths, not 224"),  # type: ignore[arg-type]
+        (lambda: Column(penstock.Image), r"Image is a class; write penstock.Image\(…\)"),
+        (lambda: Column(3), r"3 is neither a kind"),
+    ],
+)
+def test_wrong_arguments_of_kinds_are_a_sentence(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make()

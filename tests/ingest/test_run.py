@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,12 +36,14 @@ from penstock.ingest import (
     prepare,
     run,
     run_part,
+    sources,
 )
 from penstock.ingest._parts import split_parts
 from penstock.ingest._reader import SourceReader
 from penstock.plan import Shuffle
-from penstock.storage import ObjectInfo, open_store
+from penstock.storage import FolderStore, ObjectInfo, open_store
 from penstock.testing import Fault, FaultyStore
+from penstock.types import ByteRange
 from tests.ingest.lines import SOURCES, write
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +189,39 @@ def test_bad_rows_and_files_are_rejected_and_a_repaired_file_is_ingested_later(f
     assert texts(ds)[-1] == "repaired"
 
 
+class GrowingFile(FolderStore):
+    """A folder in which another process appends to `0.jsonl` after some reads of it."""
+
+    reads = -1
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        found = super().get(key, byte_range=byte_range, etag=etag)
+        self.reads -= key == "0.jsonl"
+        if key == "0.jsonl" and not self.reads:
+            with (self._root / key).open("a") as file:
+                file.write('{"text": "new"}\n')
+        return found
+
+
+def test_a_file_that_changes_while_it_is_read_is_rejected_and_ingested_later(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    lines = [{"text": f"{number}" * 100_000} for number in range(10)] * 12
+    (source / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (source / "1.jsonl").write_text('{"text": "one"}\n')
+    ds = table()
+    store = GrowingFile(source)
+    prepared = prepare(ds._session, store, sources.SOURCES, None, IngestOptions())
+    store.reads = 2
+    outcome = run(ds._session, prepared, bad_samples=BadSamples(limit=1), message="", num_workers=1)
+    assert [reject.name for reject in outcome.rejects] == ["0.jsonl"]
+    assert "changed while it was read" in outcome.rejects[0].reason
+    assert texts(ds) == ["one"]
+    prepared = prepare(ds._session, open_store(source), sources.SOURCES, None, IngestOptions())
+    assert [file.key for file in prepared.new] == ["0.jsonl"]
+    assert run(ds._session, prepared, bad_samples=BadSamples(), message="", num_workers=1).rows == 121
+
+
 def test_a_value_that_does_not_fit_rejects_only_its_row(folder: Path) -> None:
     for number in range(20):
         write(folder, f"9{number:02}.lines", "x", "y")
@@ -285,6 +321,81 @@ def test_parts_of_another_plan_are_not_used(folder: Path) -> None:
     assert ingest(ds, folder).resumed_rows == 0
     assert texts(ds) == ["mine", *all_lines(folder)[:-1]]
     assert ds["number"][1:3].tolist() == [3, 3]
+
+
+def interrupted_after(count: int) -> Any:
+    """A runner that finishes some parts, and is interrupted."""
+
+    def runner(job: Job, parts: Any, *, stop: Any) -> Any:
+        for part in parts[:count]:
+            run_part(job, part, stop)
+        raise KeyboardInterrupt
+
+    return runner
+
+
+@pytest.mark.parametrize("name", ["*.part", "plan.json"])
+def test_damaged_records_of_an_interrupted_run_are_found_and_its_parts_ingested_again(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flips a byte of a record, or cuts it, at many places; each time the next run gives the same rows."""
+    monkeypatch.setattr(_parts, "_MIN_PART_BYTES", 1)
+    place = folder.parent / "table"
+    with pytest.raises(KeyboardInterrupt):
+        ingest(penstock.create(place), folder, runner=interrupted_after(2))
+    rng = random.Random(0)
+    [path, *_] = sorted(place.rglob(name))
+    data = path.read_bytes()
+    damage = [data[:size] for size in (0, 5, len(data) // 2, len(data) - 1)]
+    damage += [data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :] for at in
+               rng.sample(range(len(data)), 12)]  # fmt: skip
+    for number, damaged in enumerate(damage):
+        copy = folder.parent / f"copy-{number}"
+        shutil.copytree(place, copy)
+        (copy / path.relative_to(place)).write_bytes(damaged)
+        ds = penstock.load(copy)
+        prepared = prepare(ds._session, open_store(folder), SOURCES, None, IngestOptions())
+        outcome = run(ds._session, prepared, bad_samples=BadSamples(limit=0), message="", num_workers=2)
+        assert texts(ds) == all_lines(folder)
+        assert not penstock.verify(copy).damaged
+        assert outcome.damaged_parts == (name == "*.part")
+        assert any("plan of an interrupted run is damaged" in note for note in prepared.notes) == (name == "plan.json")
+        shutil.rmtree(copy)
+
+
+def test_a_plan_ages_when_the_columns_of_the_source_change(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+
+    def write_rows(**more: object) -> None:
+        for number in range(3):
+            (source / f"{number}.jsonl").write_text(json.dumps({"text": f"{number}", **more}) + "\n")
+
+    def prepare_again(ds: penstock.Dataset) -> Any:
+        return prepare(ds._session, open_store(source), sources.SOURCES, None, IngestOptions())
+
+    def run_again(ds: penstock.Dataset, prepared: Any, runner: Any = None) -> IngestOutcome:
+        return run(
+            ds._session, prepared, bad_samples=BadSamples(action="raise"), message="", num_workers=1, runner=runner
+        )
+
+    write_rows()
+    ds = table()
+    with pytest.raises(KeyboardInterrupt):
+        run_again(ds, prepare_again(ds), interrupted_after(1))
+    assert prepare_again(ds).notes == ()
+    for columns, kind in (({"more": 1}, "int64"), ({"more": "one"}, "text")):
+        write_rows(**columns)
+        ds = penstock.load(ds._session.store)
+        prepared = prepare_again(ds)
+        assert prepared.notes == ("the columns changed since an interrupted run, so its parts are ingested again",)
+        assert str(prepared.plan.schema["more"].kind) == kind
+        with pytest.raises(KeyboardInterrupt):
+            run_again(ds, prepared, interrupted_after(1))
+    prepared = prepare_again(ds)
+    assert prepared.notes == ()
+    assert run_again(ds, prepared).resumed_rows == 3
+    assert list(ds["more"][:]) == ["one"] * 3
 
 
 def test_rows_are_in_file_order_after_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from penstock.format import Column
 from penstock.format.kinds import Embedding, Json, List, Tensor, Text
 from penstock.ingest import SOURCES, IngestOptions, Reject, Row, RowBatch, Source, SourceItem, SourceScan, prepare, run
 from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import RejectedFileError
 from penstock.ingest.sources import _limits, _text
 from penstock.ingest.sources._text import CSV, JSONL
 from penstock.storage import ObjectInfo, Store, open_store
@@ -246,10 +247,18 @@ def test_decompression_bomb_is_stopped(source: Source, monkeypatch: pytest.Monke
     head, line = ("a,b\n1,2\n", "1,2\n") if source is CSV else ('{"a": 1}\n', '{"a": 1}\n')
     bomb = gzip.compress((head + line * 200_000).encode())
     assert 200 * len(bomb) < 4 * 200_000
-    _, found = read(source, {f"a.{source.name}.gz": bomb, f"b.{source.name}": head})
-    assert any("bomb" in reason for reason in rejects(found).values())
-    assert rows(found)[-1]["a"] == 1
-    assert len(rows(found)) < 190_000
+    files: dict[str, str | bytes] = {f"a.{source.name}.gz": bomb, f"b.{source.name}": head}
+    with pytest.raises(RejectedFileError, match=rf"a\.{source.name}\.gz .*looks like a decompression bomb"):
+        read(source, files)
+    store = open_store("memory://")
+    for name, data in files.items():
+        store.put(name, data if isinstance(data, bytes) else data.encode())
+    ds = penstock.create("memory://")
+    prepared = prepare(ds._session, store, SOURCES, None, IngestOptions())
+    outcome = run(ds._session, prepared, bad_samples=BadSamples(), message="", num_workers=1)
+    assert [(reject.name, outcome.rows, len(ds)) for reject in outcome.rejects] == [(f"a.{source.name}.gz", 1, 1)]
+    again = prepare(ds._session, store, SOURCES, None, IngestOptions())
+    assert [file.key for file in again.new] == [f"a.{source.name}.gz"], "a rejected file is not recorded as ingested"
 
 
 def test_damaged_gzip_is_rejected() -> None:

@@ -6,9 +6,10 @@ import time
 import pytest
 
 from penstock import storage
-from penstock.errors import AlreadyExistsError, StorageError, StorageTimeoutError
+from penstock.errors import AlreadyExistsError, SourceChangedError, StorageError, StorageTimeoutError
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore, FakeGcs, Fault, FaultyStore, StoreTests
+from penstock.types import ByteRange
 
 
 class TestFaultyStoreWithoutFaults(StoreTests):
@@ -71,6 +72,18 @@ def test_rate_limited_updates_are_retried() -> None:
         store.put("k", b"second")
         assert time.monotonic() - started >= 0.3
         assert bytes(store.get("k")) == b"second"
+
+
+def test_a_store_that_ignores_if_match_returns_no_changed_object() -> None:
+    with FakeGcs(honours_conditions=False) as server:
+        store = open_store(server.uri, options=server.options)
+        store.put("k", b"old data")
+        [listed] = store.list()
+        assert bytes(store.get("k", byte_range=ByteRange(0, 4), etag=listed.etag)) == b"old "
+        store.put("k", b"new_____")
+        for byte_range in (None, ByteRange(4, 8)):
+            with pytest.raises(SourceChangedError, match="k no longer has etag"):
+                store.get("k", byte_range=byte_range, etag=listed.etag)
 
 
 def test_all_is_sorted_and_complete() -> None:

@@ -5,12 +5,15 @@ import os
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StorageError
+from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, SourceChangedError, StorageError
 from penstock.storage import FolderStore, open_store
+from penstock.types import ByteRange
 
 
 def _claim(root: str, worker: int, keys: int) -> list[int]:
@@ -111,3 +114,46 @@ def test_file_system_without_hard_links_is_an_error(tmp_path: Path, monkeypatch:
     with pytest.raises(StorageError, match="no hard links"):
         FolderStore(tmp_path).create("k", b"")
     assert os.listdir(tmp_path) == []
+
+
+class RewrittenDuringRead(FolderStore):
+    """A folder in which another process rewrites a file in place after a reader has opened it."""
+
+    rewrite: Callable[[Path], object] | None = None
+
+    def _open(self, key: str) -> tuple[int, os.stat_result]:
+        opened = super()._open(key)
+        if self.rewrite is not None:
+            rewrite, self.rewrite = self.rewrite, None
+            rewrite(self._root / key)
+        return opened
+
+
+@pytest.mark.parametrize("byte_range", [None, ByteRange(2, 6)])
+@pytest.mark.parametrize("rewrite", [lambda path: path.write_bytes(b"new data"), lambda path: os.truncate(path, 3)])
+def test_a_file_rewritten_during_a_read_has_changed(
+    tmp_path: Path, rewrite: Callable[[Path], object], byte_range: ByteRange | None
+) -> None:
+    store = RewrittenDuringRead(tmp_path)
+    store.put("k", b"old data")
+    listed = store.head("k")
+    store.rewrite = rewrite
+    with pytest.raises(SourceChangedError, match="k no longer has etag"):
+        store.get("k", byte_range=byte_range, etag=listed.etag)
+
+
+def test_a_file_is_not_read_within_the_clock_tick_of_its_last_write(tmp_path: Path) -> None:
+    """Many kernels stamp writes with a clock that ticks every 10 ms: a second write in a tick leaves no trace."""
+    store, path = FolderStore(tmp_path), tmp_path / "k"
+
+    def write(data: bytes, tick_s: float) -> None:
+        path.write_bytes(data)
+        os.utime(path, (tick_s, tick_s))
+
+    write(b"old data", tick_s := time.time())
+    etag = store.head("k").etag
+    first = bytes(store.get("k", byte_range=ByteRange(0, 4), etag=etag))
+    if time.time() - tick_s < 0.01:
+        write(b"new_____", tick_s)
+    second = bytes(store.get("k", byte_range=ByteRange(4, 8), etag=etag))
+    assert first + second in (b"old data", b"new_____")

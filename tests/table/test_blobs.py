@@ -2,7 +2,7 @@
 
 import io
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import penstock
 from penstock import Bytes, Column, Dataset, Image, Tensor, Video
 from penstock.errors import CorruptError, InvalidInputError, StorageError
 from penstock.format import BLOB_BLOCK_BYTES, MAX_INLINE_BYTES
-from penstock.storage import open_store
+from penstock.storage import Store, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
+from penstock.types import Buffer
 from tests.servers import StoreLocation, new_location
 
 MIB = 1 << 20
@@ -308,3 +309,29 @@ def test_huge_tensors_and_text_round_trip() -> None:
     ds.append({"v": [values], "r": [values], "t": ["ü" * (10 * MIB)]})
     assert ds["v"][0].tobytes() == ds["r"][0].tobytes() == DATA
     assert ds["t"][0] == "ü" * (10 * MIB)
+
+
+class ChangingSource(CountingStore):
+    """A store during whose uploads another process writes to the file that is uploaded."""
+
+    def __init__(self, store: Store, path: Path) -> None:
+        super().__init__(store)
+        self._path = path
+
+    def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
+        def changing() -> Iterator[Buffer]:
+            for chunk in chunks:
+                yield chunk
+                with self._path.open("r+b") as file:
+                    file.write(b"new")
+
+        super().put_stream(key, changing())
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(DATA)
+    ds = penstock.create(ChangingSource(open_store("memory://"), path), {"x": Bytes()})
+    with pytest.raises(InvalidInputError, match=r"column 'x', row 0: .*a\.bin changed while it was read"):
+        ds.append([{"x": path}])
+    assert blobs(ds) == []

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli._columns import GRAMMAR, parse_columns, read_columns
+from penstock.cli._columns import parse_columns, read_columns
 from penstock.cli._command import CommandContext, CommandResult, Uri
 from penstock.cli._info import describe
 from penstock.cli._ingest import (
@@ -27,9 +27,9 @@ from penstock.cli._ingest import (
     parse_source,
     render_result,
 )
-from penstock.dataset import resolve_uri
+from penstock.dataset import open_source
 from penstock.errors import AlreadyExistsError, InvalidInputError
-from penstock.storage import open_store
+from penstock.format.kinds import TYPE_GRAMMAR
 
 
 def create(
@@ -62,24 +62,25 @@ def create(
         bool, typer.Option("--shuffle", help="Write files in random order, and shuffle their rows.")
     ] = False,
     link: Annotated[bool, typer.Option("--link", help="Store links to the source instead of copies.")] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow symbolic links to folders and out of the source folder.")
+    ] = False,
     bad_samples: BadSamplesAction = "skip",
     bad_sample_limit: BadSampleLimit = None,
     dry_run: DryRun = False,
     num_workers: NumWorkers = None,
     source_option: SourceOption = [],  # noqa: B006
 ) -> CommandResult:
-    """Create a table, and ingest a folder or a bucket into it; after an interruption, the same command resumes.
+    """Create a table, and ingest a folder, a bucket or a file into it; after an interruption, the same command resumes.
 
-    Without a source the table is empty; without columns they are inferred from the first rows.
+    Without a source the table is empty. Columns that are not given are inferred from the first rows.
     """
+    if column and schema is not None:
+        raise InvalidInputError("give the columns with --column or with --schema, and not with both")
+    fields = read_columns(schema) if schema is not None else parse_columns(column)
     if source is None:
-        if column and schema is not None:
-            raise InvalidInputError("give the columns with --column or with --schema, and not with both")
-        fields = read_columns(schema) if schema is not None else parse_columns(column)
         dataset = penstock.create(uri, fields, storage_options=context.storage_options, message=message)
         return describe(dataset, "Created ")
-    if column or schema is not None:
-        raise InvalidInputError("the columns of a source are inferred; select them with --columns and --codec")
     source_uri, source_options = parse_source(source), context.parse_source_options(source_option)
     import_transform(transform)
     _check_destination(uri, source_uri, context, source_options)
@@ -89,6 +90,7 @@ def create(
         uri,
         kind=kind,
         columns=None if columns is None else _split_names(columns),
+        schema=fields,
         codecs=parse_codecs(codec),
         decode=decode,
         image_size=parse_image_size(image_size),
@@ -96,6 +98,7 @@ def create(
         transform=transform,
         shuffle=shuffle,
         link=link,
+        follow_links=follow_links,
         bad_samples=parse_bad_samples(bad_samples, bad_sample_limit),
         dry_run=dry_run,
         message=message,
@@ -116,7 +119,7 @@ def _check_destination(
         return
     dataset = penstock.load(uri, storage_options=context.storage_options)
     options = context.storage_options if source_options is None else source_options
-    if len(dataset) and open_store(resolve_uri(source), options=options).uri not in dataset.summary().sources:
+    if len(dataset) and open_source(source, options).uri not in dataset.summary().sources:
         raise AlreadyExistsError(
             f"{uri} is a table already, and {source} is not its source; choose another URI,"
             " or ingest the source into it with penstock.ingest"
@@ -127,4 +130,4 @@ def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-create.__doc__ = f"{create.__doc__}\n\n{KINDS}\n\n{GRAMMAR}"
+create.__doc__ = f"{create.__doc__}\n\n{KINDS}\n\n{TYPE_GRAMMAR}"

@@ -198,7 +198,9 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
         "source_bytes": result.source_bytes,
         "written_bytes": result.written_bytes,
         "continued_rows": result.resumed_rows,
+        "damaged_parts": result.damaged_parts,
         "changed": list(result.changed),
+        "notes": list(result.notes),
         "rejects": [{"name": reject.name, "reason": reject.reason} for reject in result.rejects],
         "columns": [
             {"name": f.name, "kind": str(f.kind), "nullable": f.nullable, "codec": f.codec} for f in result.schema
@@ -209,6 +211,7 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
                 "encoded_bytes": round(cost.encoded_bytes),
                 "decoded_bytes": round(cost.decoded_bytes),
                 "decode_ms": round(cost.decode_s * 1e3, 3),
+                "shape": None if cost.shape is None else list(cost.shape),
             }
             for cost in result.image_costs
         ],
@@ -224,8 +227,24 @@ def render_plan(planned: penstock.IngestResult) -> list[RenderableType]:
         "",
         schema_table(planned.schema),
         "",
+        *(f"{note}." for note in planned.notes),
         *(_render_image_cost(cost, decode=planned.options.decode) for cost in planned.image_costs),
+        *(_render_shape(cost) for cost in planned.image_costs if _has_open_shape(planned, cost)),
     ]
+
+
+def _has_open_shape(planned: penstock.IngestResult, cost: ImageCost) -> bool:
+    """Whether the sampled images of a column have one shape, to which the column is not bound."""
+    kind = planned.schema[cost.column].kind if cost.column in planned.schema else None
+    return cost.shape is not None and isinstance(kind, penstock.Image) and kind.shape is None
+
+
+def _render_shape(cost: ImageCost) -> str:
+    height, width, channels = cost.shape or (0, 0, 0)
+    return (
+        f"{cost.column}: all sampled images are {height} x {width} x {channels}. Declare it, if all are, and batches"
+        f" are one tensor: --column '{cost.column}:image[{height},{width},{channels}]'"
+    )
 
 
 def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: bool) -> list[RenderableType]:
@@ -243,6 +262,9 @@ def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: boo
             f"{result.version} of {result.uri}: {pluralize(result.rows, 'row')}{resumed}, {written} in {seconds:.1f} s"
             f" ({rate}/s)"
         )
+    if result.damaged_parts:
+        parts = pluralize(result.damaged_parts, "part")
+        rendered.append(f"{parts} of an interrupted run had damaged records and were ingested again.")
     if result.changed:
         rendered.append(
             f"{pluralize(len(result.changed), 'file')} changed in the source since the last ingest, and were not"

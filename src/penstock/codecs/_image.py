@@ -19,6 +19,7 @@ _FORMATS: Final[dict[str, ImageFormat]] = {"jpeg": JpegFormat(), **PILLOW_FORMAT
 IMAGE_CODECS: Final = tuple(_FORMATS)
 """The names of the image formats."""
 _LEVELS: Final = {name: image_format.levels for name, image_format in _FORMATS.items()}
+_ALIASES: Final = {"jpg": "jpeg", "tif": "tiff"}
 _UINT8, _UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
 _MODES: Final = {channels: mode for mode, channels in CHANNELS.items()}
 
@@ -41,8 +42,9 @@ class ImageCodec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `png` or, with a level, `jpeg:90`; raises `InvalidInputError`."""
-        return cls(*split_spec(text))
+        """Parse `png` or, with a level, `jpeg:90`; `jpg` and `tif` are accepted; raises `InvalidInputError`."""
+        name, level = split_spec(text)
+        return cls(_ALIASES.get(name, name), level)
 
     @property
     def spec(self) -> str:

@@ -10,7 +10,7 @@ _SPEC = re.compile(r"([a-z0-9]+)(?::([0-9]{1,3}))?")
 
 def split_spec(text: str) -> tuple[str, int | None]:
     """Split `name` or `name:level`; raises `InvalidInputError` for other text."""
-    if not (match := _SPEC.fullmatch(text)):
+    if not isinstance(text, str) or not (match := _SPEC.fullmatch(text)):
         raise InvalidInputError(f"{text!r} is not a codec; write a name, or a name and a level, such as 'zstd:3'")
     return match[1], None if match[2] is None else int(match[2])
 

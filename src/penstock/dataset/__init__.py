@@ -2,7 +2,7 @@
 
 from penstock.dataset._dataset import Dataset, Summary
 from penstock.dataset._diff import TableDiff
-from penstock.dataset._ingest import IngestResult, ingest, sync
+from penstock.dataset._ingest import IngestResult, SourceLocation, ingest, open_source, sync
 from penstock.dataset._maintenance import compact, vacuum
 from penstock.dataset._open import create, delete, exists, load, resolve_uri, verify
 from penstock.dataset._preview import BlobPreview, preview_rows
@@ -16,6 +16,7 @@ __all__ = [
     "Dataset",
     "IngestResult",
     "RefMapping",
+    "SourceLocation",
     "Summary",
     "TableDiff",
     "Tags",
@@ -26,6 +27,7 @@ __all__ = [
     "exists",
     "ingest",
     "load",
+    "open_source",
     "preview_rows",
     "resolve_uri",
     "sync",

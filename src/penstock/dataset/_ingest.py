@@ -25,9 +25,10 @@ from penstock.ingest import (
     prepare,
     read_manifest,
     run,
+    source_uri,
     transform_name,
 )
-from penstock.storage import Store
+from penstock.storage import FolderStore, Store
 
 BadSamplesLike = Literal["skip", "raise"] | BadSamples
 
@@ -51,13 +52,53 @@ class IngestResult:
     written_bytes: int
     resumed_rows: int
     """Rows that an interrupted run had stored."""
+    damaged_parts: int
+    """Parts of an interrupted run that were damaged, and were ingested again."""
     changed: tuple[str, ...]
     """Files that changed since they were ingested; they were not ingested again."""
     rejects: tuple[Reject, ...]
     """Rows and files that were skipped, each with its name and the reason."""
+    notes: tuple[str, ...]
+    """What the rows differ in from the source, a sentence each: converted types, columns from names of folders, …"""
     image_costs: tuple[ImageCost, ...]
     """Average cost of images, encoded and decoded."""
     options: IngestOptions
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """Where a source is: all objects of a store, or only one."""
+
+    store: Store
+    only: str | None = None
+    """The key of the object, if the source is a single file."""
+
+    @property
+    def uri(self) -> str:
+        """The URI under which a table records the source."""
+        return source_uri(self.store, self.only)
+
+    def prepare(self, ds: Dataset, kind: str | None, options: IngestOptions) -> PreparedIngest:
+        """Plan the ingest of the source."""
+        return prepare(ds._session, self.store, SOURCES, kind, options, only=self.only)
+
+
+def open_source(source: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> SourceLocation:
+    """The folder, bucket or single file at a location."""
+    store = open_location(source, storage_options)
+    parent, _, name = store.uri.rstrip("/").rpartition("/")
+    if isinstance(store, FolderStore):
+        is_file = os.path.isfile(store.uri)
+    else:
+        is_file = parent.count("/") >= 2 and next(iter(store.list()), None) is None  # not the bucket itself
+    if not is_file:
+        return SourceLocation(store)
+    folder = open_location(parent or "/", storage_options)
+    try:
+        folder.head(name)
+    except NotFoundError:
+        return SourceLocation(store)
+    return SourceLocation(folder, name)
 
 
 @dataclass(frozen=True)
@@ -85,14 +126,13 @@ def ingest(
     progress: Callable[[IngestProgress], None] | None = None,
     **options: Unpack[IngestKeywords],
 ) -> IngestResult:
-    """Ingest a folder or a bucket of files into a table, as one commit; creates the table if it does not exist.
+    """Ingest a folder, a bucket or a single file into a table, as one commit; creates the table if there is none.
 
     `kind` (images, webdataset, parquet, …) is detected by default. Files that are already in the table are skipped, so
-    calling it again resumes an interrupted ingest. Row options (`columns`, `codecs`, `decode`, `image_size`,
-    `nullable`, `transform`, `shuffle`, `link`) are those of `IngestKeywords`. A file or a row that cannot be read is
-    skipped and listed in the result, up to the limit of `bad_samples` (1,000 by default; a float is a share of the
-    rows seen). With `dry_run` nothing is written. `on_plan` is called before rows are written, `progress` after each
-    part. `source_storage_options` default to `storage_options`. Raises `NotFoundError` for an empty source,
+    calling it again resumes an interrupted ingest. Other options are those of `IngestKeywords`. A file or a row that
+    cannot be read is skipped and listed in the result, up to the limit of `bad_samples` (1,000 by default; a float is a
+    share of the rows seen). With `dry_run` nothing is written. `on_plan` is called before rows are written, `progress`
+    after each part. `source_storage_options` default to `storage_options`. Raises `NotFoundError` for an empty source,
     `InvalidInputError` for options or columns that do not fit, and `SampleError` for bad samples over the limit.
     """
     check_keywords(options, "ingest", known=IngestKeywords.__annotations__)
@@ -100,12 +140,10 @@ def ingest(
     run_options = _run_options(bad_samples, message, num_workers, progress)
     if row_options.transform is not None:
         find_transform(row_options.transform)
-    source_store = open_location(
-        source, source_storage_options if source_storage_options is not None else storage_options
-    )
+    location = open_source(source, source_storage_options if source_storage_options is not None else storage_options)
     is_table = exists(dest, storage_options=storage_options)
     ds = load(dest, storage_options=storage_options) if is_table else create("memory://")
-    prepared = prepare(ds._session, source_store, SOURCES, kind, row_options)
+    prepared = location.prepare(ds, kind, row_options)
     planned = replace(_result(ds, prepared, None), uri=dest.uri if isinstance(dest, Store) else os.fspath(dest))
     if on_plan is not None:
         on_plan(planned)
@@ -113,7 +151,7 @@ def ingest(
         return planned
     if not is_table:
         ds = create(dest, storage_options=storage_options, message="for an ingest")
-    return _run(ds, source_store, prepared, run_options)
+    return _run(ds, location, prepared, run_options)
 
 
 def sync(
@@ -140,7 +178,7 @@ def sync(
     if not known:
         raise NotFoundError(f"{ds.uri} has no source; ingest one with penstock.ingest(source, table)")
     source_storage_options = source_storage_options if source_storage_options is not None else storage_options
-    uris = list(known) if source is None else [open_location(source, source_storage_options).uri]
+    uris = list(known) if source is None else [open_source(source, source_storage_options).uri]
     if missing := [uri for uri in uris if uri not in known]:
         raise NotFoundError(f"{missing[0]} is not a source of {ds.uri}; its sources are {', '.join(known)}")
     results = []
@@ -151,10 +189,10 @@ def sync(
                 f"{ds.uri} was ingested with the transform {plan.options.transform}, and code named by a table does not"
                 f" run by default; to run it, pass transform={plan.options.transform!r}"
             )
-        source_store = open_location(uri, source_storage_options)
-        prepared = prepare(ds._session, source_store, SOURCES, plan.kind, plan.options)
+        location = open_source(uri, source_storage_options)
+        prepared = location.prepare(ds, plan.kind, plan.options)
         skip = dry_run or not prepared.new
-        results.append(_result(ds, prepared, None) if skip else _run(ds, source_store, prepared, run_options))
+        results.append(_result(ds, prepared, None) if skip else _run(ds, location, prepared, run_options))
     return results
 
 
@@ -172,7 +210,7 @@ def _run_options(
     return _RunOptions(bad, message, num_workers or available_cores(), progress or (lambda _: None))
 
 
-def _run(ds: Dataset, source_store: Store, prepared: PreparedIngest, options: _RunOptions) -> IngestResult:
+def _run(ds: Dataset, location: SourceLocation, prepared: PreparedIngest, options: _RunOptions) -> IngestResult:
     """Run an ingest; after a concurrent commit, prepare it again for the remaining files."""
     for attempt in range(_MAX_ATTEMPTS):
         try:
@@ -182,12 +220,11 @@ def _run(ds: Dataset, source_store: Store, prepared: PreparedIngest, options: _R
                 raise
         ds.rollback()
         ds.checkout()
-        prepared = prepare(ds._session, source_store, SOURCES, prepared.plan.kind, prepared.plan.options)
+        prepared = location.prepare(ds, prepared.plan.kind, prepared.plan.options)
     raise AssertionError
 
 
 def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None) -> IngestResult:
-    sample = prepared.sample
     return IngestResult(
         uri=ds.uri,
         source=prepared.plan.source,
@@ -199,8 +236,10 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         source_bytes=sum(file.size for file in prepared.new),
         written_bytes=0 if outcome is None else outcome.bytes_written,
         resumed_rows=0 if outcome is None else outcome.resumed_rows,
+        damaged_parts=0 if outcome is None else outcome.damaged_parts,
         changed=prepared.changed,
-        rejects=() if outcome is None else outcome.rejects,
-        image_costs=() if sample is None else sample.image_costs,
+        rejects=prepared.rejects if outcome is None else outcome.rejects,
+        notes=prepared.notes,
+        image_costs=prepared.sample.image_costs,
         options=prepared.plan.options,
     )

@@ -14,7 +14,18 @@ from penstock.codecs import Compression, ImageCodec
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format._layout import new_int_id
 from penstock.format._sealed import from_json
-from penstock.format.kinds import Bytes, Image, Json, Kind, Linked, Tensor, Text, kind_from_json, kind_to_json
+from penstock.format.kinds import (
+    Bytes,
+    Image,
+    Json,
+    Kind,
+    Linked,
+    Tensor,
+    Text,
+    kind_from_json,
+    kind_to_json,
+    parse_type,
+)
 from penstock.types import cached_property
 
 DEFAULT_FILE_BYTES = 16 << 20
@@ -37,9 +48,12 @@ _PYTHON_KINDS: dict[type, Kind] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Column:
-    """A column declaration: the kind of its values and storage options."""
+    """A column declaration: the kind of its values and storage options.
+
+    `kind` is a kind (`penstock.Image()`), a type as text (`"float32[14]?"`), a Python type, or a numpy or Arrow type.
+    """
 
     kind: Kind
     nullable: bool = False
@@ -51,7 +65,23 @@ class Column:
     page_bytes: int = DEFAULT_PAGE_BYTES
     """Target size of a page, the unit of reads and checksums; a page holds at least one row."""
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        kind: "Kind | type | str | np.dtype[Any] | pa.DataType",
+        nullable: bool = False,
+        codec: str | None = None,
+        file_bytes: int = DEFAULT_FILE_BYTES,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+    ) -> None:
+        found, is_nullable, own_codec = (kind, False, None) if isinstance(kind, Kind) else _parse_kind(kind)
+        object.__setattr__(self, "kind", found)
+        object.__setattr__(self, "nullable", nullable or is_nullable)
+        object.__setattr__(self, "codec", own_codec if codec is None else codec)
+        object.__setattr__(self, "file_bytes", file_bytes)
+        object.__setattr__(self, "page_bytes", page_bytes)
+        self._validate()
+
+    def _validate(self) -> None:
         if not 1 <= self.page_bytes <= self.file_bytes:
             raise InvalidInputError(
                 f"page_bytes ({self.page_bytes}) must be positive and not exceed file_bytes ({self.file_bytes})"
@@ -253,19 +283,29 @@ def as_column(name: str, column: ColumnLike) -> Column:
     """Parse a column declaration; raises `InvalidInputError`."""
     if isinstance(column, Column):
         return column
-    if isinstance(column, Kind):
-        return Column(column)
-    if isinstance(column, pa.DataType):
-        return Column(kind_from_arrow(pa.field(name, column)))
-    if isinstance(column, type) and column in _PYTHON_KINDS:
-        return Column(_PYTHON_KINDS[column])
-    if isinstance(column, str) and column in ("text", "bytes", "json"):
-        return Column({"text": Text(), "bytes": Bytes(), "json": Json()}[column])
     try:
-        return Column(Tensor(np.dtype(column).name if isinstance(column, type) else column))  # type: ignore[arg-type]
-    except (TypeError, InvalidInputError) as error:
+        return Column(column)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"column {name!r}: {error}") from None
+
+
+def _parse_kind(given: type | str | np.dtype[Any] | pa.DataType) -> tuple[Kind, bool, str | None]:
+    """The kind, whether it is nullable, and the codec of a type; raises `InvalidInputError`."""
+    if isinstance(given, str):
+        return parse_type(given)
+    if isinstance(given, pa.DataType):
+        if (kind := _kind_from_arrow(given)) is None:
+            raise InvalidInputError(f"Arrow type {given} is not supported; cast it first")
+        return kind, False, None
+    if isinstance(given, type) and given in _PYTHON_KINDS:
+        return _PYTHON_KINDS[given], False, None
+    if isinstance(given, type) and issubclass(given, Kind):
+        raise InvalidInputError(f"{given.__name__} is a class; write penstock.{given.__name__}(…)")
+    try:
+        return Tensor(np.dtype(given).name if isinstance(given, type) else given), False, None  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"column {name!r}: {column!r} is neither a kind (penstock.Image(), …) nor an element type ({error})"
+            f"{given!r} is neither a kind (penstock.Image(), …), nor a type as text, nor an element type ({error})"
         ) from None
 
 
@@ -275,6 +315,14 @@ def _check_depth(arrow_type: pa.DataType, above: int = 0) -> None:
         raise InvalidInputError(f"lists and structs can be nested {_MAX_DEPTH} deep at most; store JSON instead")
     for index in range(arrow_type.num_fields):
         _check_depth(arrow_type.field(index).type, above + 1)
+
+
+def column_from_json(document: Mapping[str, Any]) -> Column:
+    """A column from the members of `Field.to_json`; its id and name are ignored."""
+    codec = document.get("codec", "none")
+    sizes = {key: document[key] for key in ("file_bytes", "page_bytes") if key in document}
+    kind = kind_from_json(document["type"])
+    return Column(kind, bool(document.get("nullable")), None if codec == "none" else codec, **sizes)
 
 
 def check_column_name(name: object) -> None:

@@ -2,7 +2,7 @@
 
 from penstock.ingest._options import IngestKeywords, IngestOptions, Transform, find_transform, transform_name
 from penstock.ingest._parts import Job, Part, Runner, ThreadRunner, run_part
-from penstock.ingest._prepare import PreparedIngest, prepare
+from penstock.ingest._prepare import PreparedIngest, prepare, source_uri
 from penstock.ingest._run import IngestOutcome, IngestProgress, run
 from penstock.ingest._source import Reject, Row, RowBatch, Source, SourceItem, SourceListing, SourceScan
 from penstock.ingest._staging import FinishedPart, read_manifest
@@ -35,5 +35,6 @@ __all__ = [
     "read_manifest",
     "run",
     "run_part",
+    "source_uri",
     "transform_name",
 ]

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict
 
-from penstock.codecs import IMAGE_CODECS, Compression
+from penstock.codecs import IMAGE_CODECS, Compression, ImageCodec
 from penstock.errors import InvalidInputError
+from penstock.format import Column, SchemaLike, column_from_json, make_schema
 from penstock.plan import Shuffle
 
 Transform = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -20,6 +21,8 @@ class IngestKeywords(TypedDict, total=False):
 
     columns: Sequence[str] | None
     """The columns to store, in this order; by default all."""
+    schema: SchemaLike | None
+    """The kinds of some columns, such as `{"x": "float32[14]"}`; the others are inferred from the first rows."""
     codecs: Mapping[str, str] | None
     """Column to codec: an image format with a quality (`jpeg:90`), or a compression of any column (`zstd`)."""
     decode: bool
@@ -34,6 +37,8 @@ class IngestKeywords(TypedDict, total=False):
     """Write files in random order and shuffle the rows in groups of about a thousand; `Shuffle` sets the seed."""
     link: bool
     """Store links to the values in the source instead of copies."""
+    follow_links: bool
+    """Follow symbolic links to folders, and to files outside of the source folder."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class IngestOptions:
 
     columns: tuple[str, ...] | None = None
     """The columns to store, in this order; by default all."""
+    schema: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The columns whose kinds the user gave, as `Field.to_json` writes them, without id and name."""
     codecs: Mapping[str, str] = field(default_factory=dict)
     """Column to codec: an image format with a quality (`jpeg:90`), or a compression of any column (`zstd`)."""
     decode: bool = False
@@ -56,6 +63,8 @@ class IngestOptions:
     """Seed of the order of the files and of the rows within a chunk; None keeps the order of the source."""
     link: bool = False
     """Whether the table stores links to the values in the source instead of copies."""
+    follow_links: bool = False
+    """Whether symbolic links to folders, and to files outside of the source folder, are followed."""
 
     def __post_init__(self) -> None:
         if self.link and (self.decode or self.image_size is not None):
@@ -76,14 +85,21 @@ class IngestOptions:
         columns = given.get("columns")
         return cls(
             columns=None if columns is None else tuple(columns),
-            codecs=dict(given.get("codecs") or {}),
+            schema=_schema_document(given.get("schema")),
+            codecs={column: _codec(codec) for column, codec in (given.get("codecs") or {}).items()},
             decode=given.get("decode", False),
             image_size=given.get("image_size"),
             nullable=tuple(given.get("nullable", ())),
             transform=transform_name(given.get("transform")),
             shuffle_seed=_shuffle_seed(given.get("shuffle", False)),
             link=given.get("link", False),
+            follow_links=given.get("follow_links", False),
         )
+
+    @property
+    def declared(self) -> dict[str, Column]:
+        """The columns whose kinds the user gave."""
+        return {name: column_from_json(document) for name, document in self.schema.items()}
 
     @property
     def transforms_rows(self) -> bool:
@@ -103,6 +119,22 @@ class IngestOptions:
         }
         keys = {member.name: _JSON_KEYS.get(member.name, member.name) for member in fields(cls)}
         return cls(**{name: given[key] for name, key in keys.items() if key in given})
+
+
+def _codec(text: str) -> str:
+    """A codec under its own name: jpeg for jpg."""
+    try:
+        return ImageCodec.parse(text).spec
+    except InvalidInputError:
+        return text
+
+
+def _schema_document(schema: SchemaLike | None) -> dict[str, dict[str, Any]]:
+    documents = {} if schema is None else {field.name: field.to_json() for field in make_schema(schema)}
+    return {
+        name: {key: value for key, value in document.items() if key not in ("id", "name", "fill")}
+        for name, document in documents.items()
+    }
 
 
 def transform_name(transform: str | Transform | None) -> str | None:

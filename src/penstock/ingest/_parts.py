@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.engine import BadSamples
-from penstock.errors import SampleError
-from penstock.format import as_column
+from penstock.errors import SampleError, SourceChangedError
+from penstock.format import Fragment, as_column
 from penstock.format.kinds import Image
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, SourceItem, SourceScan
+from penstock.ingest._source import Reject, RejectedFileError, SourceItem, SourceScan
 from penstock.ingest._staging import FileId, FinishedPart, Plan, StagedParts, file_id
 from penstock.ingest._transform import RowTransformer, chunk_rows
 from penstock.storage import ObjectInfo, Store
@@ -28,6 +28,7 @@ _MIN_PART_BYTES = 16 << 20
 _MAX_PART_FILES = 16_384
 _PARTS_PER_WORKER = 4
 _MAX_LISTED = 3
+_CHANGED = "changed while it was read, so none of its rows were stored; run the ingest again once it is written"
 _DEFAULT_LIMIT = 1000
 _SHARE_GRACE = 100
 """Bad rows allowed before a share is enforced: the share of the first few rows says little."""
@@ -96,19 +97,41 @@ def run_part(
 ) -> FinishedPart:
     """Read the rows of a part, store them and stage the result; may run in any thread or process.
 
-    Rows are read while `read_slot` is held. Raises `SampleError` for bad rows that `job.bad_samples` does not allow.
+    Rows are read while `read_slot` is held. A file that changes while it is read, or that expands too much, is
+    rejected as a whole, and the other files are read again. Raises `SampleError` for bad rows that `job.bad_samples`
+    does not allow.
     """
-    rejects: list[Reject] = []
-    lock = Lock()
+    rejected: dict[str, Reject] = {}
+    while True:
+        rejects = Rejects(job.bad_samples)
+        for found in rejected.values():
+            rejects.add(*found)
+        try:
+            remaining = [file for file in part.files if file.key not in rejected]
+            fragments = _write_rows(job, part, remaining, rejects, stop, read_slot)
+        except SourceChangedError:
+            new = job.reader.find_changed(remaining)
+            if not new:
+                raise
+            rejected |= {file.key: Reject(file.key, _CHANGED) for file in new}
+            continue
+        except RejectedFileError as error:
+            rejected[error.key] = Reject(error.key, error.reason)
+            continue
+        finished = FinishedPart(tuple(map(file_id, part.files)), tuple(fragments), tuple(rejects.found), part.bytes)
+        job.staged.add(job.plan, finished)
+        return finished
 
-    def reject(name: str, reason: str) -> None:
-        if not job.bad_samples.tolerant:
-            raise SampleError(
-                f"{name}: {reason}; nothing was committed. Repair it, or skip such rows with bad_samples='skip'"
-            )
-        with lock:
-            rejects.append(Reject(name, reason))
-            check_rejects(rejects, job.bad_samples)
+
+def _write_rows(
+    job: Job,
+    part: Part,
+    files: Sequence[ObjectInfo],
+    rejects: "Rejects",
+    stop: Event,
+    read_slot: AbstractContextManager[Any],
+) -> list[Fragment]:
+    """Store the rows of some files of a part."""
 
     def until_stopped(items: Iterable[SourceItem]) -> Generator[SourceItem, None, None]:
         with read_slot:
@@ -122,12 +145,26 @@ def run_part(
     transformer = RowTransformer(plan.options, {name: known.get(name, Image()) for name in plan.images}, known)
     seed = plan.options.shuffle_seed
     shuffle = None if seed is None else np.random.default_rng([seed, int.from_bytes(_digest(part)[:8], "big")])
-    with closing(until_stopped(job.scan.rows(job.reader, part.files))) as items:  # releases the slot on a failure
-        chunks = chunk_rows(transformer.rows(items), reject, shuffle)
-        fragments = write_part(job.store, plan.schema, chunks, containers=plan.containers, on_reject=reject)
-    finished = FinishedPart(tuple(map(file_id, part.files)), tuple(fragments), tuple(rejects), part.bytes)
-    job.staged.add(plan, finished)
-    return finished
+    with closing(until_stopped(job.scan.rows(job.reader, files))) as items:  # releases the slot on a failure
+        chunks = chunk_rows(transformer.rows(items), rejects.add, shuffle)
+        return write_part(job.store, plan.schema, chunks, containers=plan.containers, on_reject=rejects.add)
+
+
+class Rejects:
+    """Rejected rows and files; adding one raises `SampleError` if it is not allowed."""
+
+    def __init__(self, bad_samples: BadSamples) -> None:
+        self.found: list[Reject] = []
+        self._bad_samples, self._lock = bad_samples, Lock()
+
+    def add(self, name: str, reason: str) -> None:
+        if not self._bad_samples.tolerant:
+            raise SampleError(
+                f"{name}: {reason}; nothing was committed. Repair it, or skip such rows with bad_samples='skip'"
+            )
+        with self._lock:
+            self.found.append(Reject(name, reason))
+            check_rejects(self.found, self._bad_samples)
 
 
 def check_rejects(

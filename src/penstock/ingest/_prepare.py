@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import TABLE_KEY, Field, Schema, new_id
-from penstock.format.kinds import Kind, Label, Tensor
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError
+from penstock.format import TABLE_KEY, Field, Schema, new_id, value_kind
+from penstock.format.kinds import Image, Kind, Label, Tensor
 from penstock.ingest._options import IngestOptions
+from penstock.ingest._path_columns import with_path_columns
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Source, SourceListing, SourceScan, is_hidden
+from penstock.ingest._source import Reject, Source, SourceListing, SourceScan, is_hidden
 from penstock.ingest._staging import Plan, StagedParts, file_id, ingested_files
 from penstock.ingest._transform import Sample, sample_source
-from penstock.storage import ObjectInfo, Store
+from penstock.storage import ObjectInfo, SkippedObject, Store, list_source
 from penstock.table import Session, split_uri
 
 
@@ -24,54 +25,90 @@ class PreparedIngest:
     reader: SourceReader
     scan: SourceScan
     plan: Plan
-    sample: Sample | None
-    """None if an earlier run derived the columns."""
+    sample: Sample
     new: tuple[ObjectInfo, ...]
     """Files that are not in the table."""
     changed: tuple[str, ...]
     """Keys of files that changed since they were ingested; they are not ingested again."""
 
+    rejects: tuple[Reject, ...]
+    """Objects that cannot be read under their names, and links that are not followed."""
+    notes: tuple[str, ...]
+    """What the rows differ in from the source, and why the parts of an earlier run are not used, a sentence each."""
+
 
 def prepare(
-    session: Session, source_store: Store, sources: Mapping[str, Source], kind: str | None, options: IngestOptions
+    session: Session,
+    source_store: Store,
+    sources: Mapping[str, Source],
+    kind: str | None,
+    options: IngestOptions,
+    *,
+    only: str | None = None,
 ) -> PreparedIngest:
-    """Plan the ingest of a source.
+    """Plan the ingest of a source: all objects of a store, or only one.
 
     Raises `NotFoundError` if the source is empty, and `InvalidInputError` if its kind is not detected or its columns
     do not fit the table.
     """
-    reader = SourceReader(source_store, link=options.link)
-    objects = _list_objects(source_store)
+    reader = SourceReader(
+        source_store,
+        link=options.link,
+        columns=None if options.columns is None or options.transform is not None else frozenset(options.columns),
+        declared={name: column.kind for name, column in options.declared.items()} if options.transform is None else {},
+    )
+    if only is None:
+        objects, rejects = _list_objects(source_store, follow_links=options.follow_links)
+    else:
+        objects, rejects = [source_store.head(only)], []
+    uri = source_uri(source_store, only)
     if not objects:
-        raise NotFoundError(f"there are no files in {source_store.uri}; check the address and the files under it")
+        reason = f" that can be read ({rejects[0].name} {rejects[0].reason})" if rejects else ""
+        raise NotFoundError(
+            f"there are no files in {source_store.uri}{reason}; check the address and the files under it"
+        )
     source = _detect_source(objects, sources, kind, source_store.uri)
     if options.link and not source.links:
         linkable = ", ".join(sorted(known.name for known in sources.values() if known.links))
         raise InvalidInputError(
             f"{source.name} cannot be linked, because its files do not store values as plain bytes; {linkable} can"
         )
-    scan = source.open(reader, objects)
-    known = ingested_files(session.store, session.snapshot.sources.get(source_store.uri, ()))
+    scan = with_path_columns(reader, objects, source.open(reader, objects))
+    known = ingested_files(session.store, session.snapshot.sources.get(uri, ()))
     new = tuple(file for file in scan.files if file.key not in known)
     changed = tuple(file.key for file in scan.files if file.key in known and known[file.key] != file_id(file))
-    staged = StagedParts.of(session.store, session.branch, source_store.uri, source.name, options)
-    plan, sample = staged.read_plan(), None
-    if plan is None or not _matches(plan.schema, session.snapshot.schema):
-        plan, sample = _make_plan(session, reader, source, scan, options)
+    staged = StagedParts.of(session.store, session.branch, uri, source.name, options)
+    sample = sample_source(reader, scan, options)
+    plan, note = _resume_plan(
+        staged, _make_plan(session, reader, uri, source, sample, options), session.snapshot.schema
+    )
     if options.shuffle_seed is not None:
         order = np.random.default_rng(options.shuffle_seed).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
-    return PreparedIngest(reader, scan, plan, sample, new, changed)
+    return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(rejects), (*scan.notes, *sample.notes, *note))
 
 
-def _list_objects(store: Store) -> list[ObjectInfo]:
-    """Objects that may be data: not empty, not hidden, and not part of a Penstock table."""
-    objects = [item for item in store.list() if item.size and not is_hidden(item.key)]
+def source_uri(store: Store, only: str | None) -> str:
+    """The URI under which a table records a source: that of a store, or of one object in it."""
+    return store.uri if only is None else f"{store.uri.rstrip('/')}/{only}"
+
+
+def _list_objects(store: Store, *, follow_links: bool) -> tuple[list[ObjectInfo], list[Reject]]:
+    """Objects that may be data: not empty, not hidden, and not part of a Penstock table; and those not readable."""
+    objects: list[ObjectInfo] = []
+    rejects: list[Reject] = []
+    for item in list_source(store, follow_links=follow_links):
+        if is_hidden(item.key):
+            continue
+        if isinstance(item, SkippedObject):
+            rejects.append(Reject(*item))
+        elif item.size:
+            objects.append(item)
     markers = [item.key for item in objects if item.key.endswith(TABLE_KEY)]
     tables = tuple(key.removesuffix(TABLE_KEY) for key in markers if f"/{key}".endswith(f"/{TABLE_KEY}"))
     if "" in tables:
         raise InvalidInputError(f"{store.uri} is a Penstock table already; copy it, or load it")
-    return [item for item in objects if not item.key.startswith(tables)] if tables else objects
+    return [item for item in objects if not tables or not item.key.startswith(tables)], rejects
 
 
 def _detect_source(objects: Sequence[ObjectInfo], sources: Mapping[str, Source], kind: str | None, uri: str) -> Source:
@@ -90,10 +127,45 @@ def _detect_source(objects: Sequence[ObjectInfo], sources: Mapping[str, Source],
     )
 
 
+def _resume_plan(staged: StagedParts, plan: Plan, table: Schema) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of an interrupted run if the source and the table still fit it, else the new plan, with a note."""
+    try:
+        earlier = staged.read_plan()
+    except CorruptError:
+        return plan, ("the plan of an interrupted run is damaged, so its parts are ingested again",)
+    if earlier is None:
+        return plan, ()
+    if _is_current(earlier, plan) and _matches(earlier.schema, table):
+        return earlier, ()
+    return plan, ("the columns changed since an interrupted run, so its parts are ingested again",)
+
+
+def _is_current(earlier: Plan, plan: Plan) -> bool:
+    """Whether the columns that the source has now can be stored by an earlier plan."""
+    if earlier.images != plan.images or set(earlier.containers.values()) != set(plan.containers.values()):
+        return False
+    missing = [known for known in earlier.schema if known.name not in plan.schema]
+    return all(known.nullable or known.fill is not None for known in missing) and all(
+        found.name in earlier.schema
+        and _stores(value_kind(earlier.schema[found.name].kind), value_kind(found.kind))
+        and earlier.schema[found.name].nullable >= found.nullable
+        for found in plan.schema
+    )
+
+
+def _stores(planned: Kind, found: Kind) -> bool:
+    """Whether a planned column stores values of another kind, such as images of any format and ragged tensors."""
+    if isinstance(planned, Image) and type(planned) is type(found):
+        return planned.shape in (None, found.shape)
+    if isinstance(planned, Tensor) and type(planned) is type(found) and len(planned.shape) == len(found.shape):
+        fits = all(length in (None, other) for length, other in zip(planned.shape, found.shape, strict=True))
+        return fits and planned.dtype == found.dtype
+    return planned == found
+
+
 def _make_plan(
-    session: Session, reader: SourceReader, source: Source, scan: SourceScan, options: IngestOptions
-) -> tuple[Plan, Sample]:
-    sample = sample_source(reader, scan, options)
+    session: Session, reader: SourceReader, uri: str, source: Source, sample: Sample, options: IngestOptions
+) -> Plan:
     schema = sample.schema
     if len(session.snapshot.schema):
         schema = _merge_schema(session.snapshot.schema, schema)
@@ -102,7 +174,7 @@ def _make_plan(
         container = split_uri(reader.uri("object"))[0]
         name = next((n for n, uri in session.snapshot.containers.items() if uri == container), new_id()[:16])
         containers = {name: container}
-    return Plan(reader.store.uri, source.name, options, schema, tuple(sample.images), containers), sample
+    return Plan(uri, source.name, options, schema, tuple(sample.images), containers)
 
 
 def _merge_schema(table: Schema, source: Schema) -> Schema:

@@ -1,7 +1,7 @@
 """Read the objects of a source: concurrently, in order, in bounded memory; or link to them without reading."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import compress
@@ -9,8 +9,8 @@ from threading import Lock
 from typing import Any, BinaryIO
 
 from penstock.errors import NotFoundError, SourceChangedError
-from penstock.format.kinds import Link
-from penstock.storage import ObjectInfo, Prefetch, Store
+from penstock.format.kinds import Kind, Link
+from penstock.storage import ObjectInfo, Prefetch, Store, thread_map
 from penstock.table import RangeFile
 from penstock.types import ByteRange
 
@@ -43,9 +43,17 @@ class SourceReader:
     store: Store
     link: bool = False
     """Whether values are links to the source instead of copies."""
+    columns: frozenset[str] | None = None
+    """The columns to read; None for all. What is wrong with other columns rejects neither rows nor files."""
+    declared: Mapping[str, Kind] = field(default_factory=dict)
+    """The kinds that the user gave to columns."""
     max_concurrency: int = field(default=_MAX_CONCURRENCY, compare=False)
     """Requests in flight for one iterator."""
     byte_counter: ByteCounter = field(default_factory=ByteCounter, compare=False, repr=False)
+
+    def selects(self, column: str) -> bool:
+        """Whether a column is read."""
+        return self.columns is None or column in self.columns
 
     def uri(self, key: str) -> str:
         """The URI of an object."""
@@ -84,6 +92,18 @@ class SourceReader:
 
     def _missing(self, file: ObjectInfo) -> SourceChangedError:
         return SourceChangedError(f"{self.uri(file.key)} was removed after it was listed; run the ingest again")
+
+    def find_changed(self, files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """The objects that are missing or differ from the listing."""
+
+        def is_changed(file: ObjectInfo) -> bool:
+            try:
+                found = self.store.head(file.key)
+            except NotFoundError:
+                return True
+            return (found.size, found.etag) != (file.size, file.etag)
+
+        return list(compress(files, thread_map(is_changed, files, max_workers=self.max_concurrency)))
 
     def open(self, file: ObjectInfo) -> BinaryIO:
         """An object as a binary file that fetches ranges on demand and prefetches the next one."""

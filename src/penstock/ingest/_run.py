@@ -13,14 +13,14 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from threading import Event
 
 from penstock.engine import BadSamples
 from penstock.errors import StorageError
 from penstock.history import store_time
-from penstock.ingest._parts import Job, Runner, ThreadRunner, check_rejects, split_parts
+from penstock.ingest._parts import Job, Rejects, Runner, ThreadRunner, check_rejects, split_parts
 from penstock.ingest._prepare import PreparedIngest
 from penstock.ingest._reader import ByteCounter, SourceReader
 from penstock.ingest._source import Reject
@@ -67,6 +67,8 @@ class IngestOutcome:
     rows: int
     resumed_rows: int
     """Rows that an earlier run had stored."""
+    damaged_parts: int
+    """Parts of an earlier run that were damaged, and were ingested again."""
     bytes_written: int
     rejects: tuple[Reject, ...] = field(repr=False)
 
@@ -87,12 +89,14 @@ def run(
     ingested the same source.
     """
     plan, stop = prepared.plan, Event()
+    rejects = Rejects(bad_samples)
+    for reject in prepared.rejects:
+        rejects.add(*reject)
     staged = StagedParts.of(session.store, session.branch, plan.source, plan.kind, plan.options)
     staged.write_plan(plan)
     session.intent.renew()
-    resumed = [
-        part for part in staged.read_parts(plan, store_time(session.store)) if bad_samples.tolerant or not part.rejects
-    ]
+    found, damaged = staged.read_parts(plan, store_time(session.store))
+    resumed = [part for part in found if bad_samples.tolerant or not part.rejects]
     current = {file_id(file) for file in prepared.new} if resumed else set()
     resumed = [part for part in resumed if current.issuperset(part.files)]
     parts = split_parts(prepared.new, num_workers, {file for part in resumed for file in part.files})
@@ -102,25 +106,25 @@ def run(
     state = IngestProgress(len(prepared.new), sum(file.size for file in prepared.new), job.reader.byte_counter)
     state.skipped_bytes = sum(part.source_bytes for part in resumed)
     finished: list[FinishedPart] = []
-    rejects: list[Reject] = []
+    state.rejects = len(rejects.found)
     progress(state)
     try:
         for part in chain(resumed, (runner or ThreadRunner(readers))(job, parts, stop=stop)):
             session.intent.renew()
             finished.append(part)
-            rejects += part.rejects
+            rejects.found += part.rejects
             state._add(part)
             progress(state)
-            check_rejects(rejects, bad_samples, rows=state.rows + state.rejects)
+            check_rejects(rejects.found, bad_samples, rows=state.rows + state.rejects)
     finally:
         stop.set()
-    check_rejects(rejects, bad_samples, rows=state.rows + state.rejects, finished=True)
+    check_rejects(rejects.found, bad_samples, rows=state.rows + state.rejects, finished=True)
     staged.check(plan, resumed)
-    rows = _commit(session, prepared, finished, rejects, message)
+    rows = _commit(session, prepared, finished, rejects.found, message)
     with suppress(StorageError):  # the rows are committed; a later run reads past what is left
         staged.clear()
     written = sum(fragment.bytes for part in finished for fragment in part.fragments)
-    return IngestOutcome(rows, sum(part.rows for part in resumed), written, tuple(rejects))
+    return IngestOutcome(rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects.found))
 
 
 def _commit(
@@ -148,4 +152,4 @@ def _commit(
 def _concurrent(reader: SourceReader, readers: int) -> SourceReader:
     """A reader whose share of the concurrent requests suits the store."""
     max_concurrency = 4 if reader.store.is_local == 1 else max(8, _MAX_REQUESTS // readers)
-    return SourceReader(reader.store, reader.link, max_concurrency)
+    return replace(reader, max_concurrency=max_concurrency, byte_counter=ByteCounter())

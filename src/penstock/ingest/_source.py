@@ -7,8 +7,9 @@ source is wrong (`penstock.testing.SourceTests` checks it):
 - `open` reads only metadata (an index, a file of labels), and lists the files that hold rows.
 - `rows` yields the rows of some of those files, in order, in bounded memory. It may be called for any files in any
   order, from several threads, and in another process: its state is in the `SourceScan`, which can be pickled.
-- A row that cannot be read is yielded as a `Reject`, and the scan continues; only an unreadable file or a store that
-  does not respond raises.
+- A row that cannot be read is yielded as a `Reject`, and the scan continues. Only a store that does not respond, and a
+  file that changes or expands too much after some of its rows were yielded, raise (`SourceChangedError`,
+  `RejectedFileError`).
 - Nothing is unpickled, extracted to disk, or decompressed without a limit.
 """
 
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import PenstockError
 from penstock.format import ColumnLike
 from penstock.ingest._reader import SourceReader
 from penstock.storage import ObjectInfo
@@ -47,6 +49,17 @@ class Reject(NamedTuple):
     reason: str
 
 
+class RejectedFileError(PenstockError):
+    """A file must be rejected as a whole after some of its rows were yielded. Read the others again without it."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key} {reason}")
+        self.key, self.reason = key, reason
+
+    def __reduce__(self) -> tuple[type["RejectedFileError"], tuple[str, str]]:
+        return RejectedFileError, (self.key, self.reason)
+
+
 class RowBatch(NamedTuple):
     """Rows of one file as Arrow data."""
 
@@ -64,6 +77,8 @@ class SourceScan(ABC):
     """The files that hold rows, in the order of the table."""
     columns: Mapping[str, ColumnLike]
     """The columns with known kinds; the others are inferred from the first rows."""
+    notes: Sequence[str] = ()
+    """What the rows differ in from the files, a sentence each."""
 
     @abstractmethod
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:

@@ -3,7 +3,7 @@
 A snapshot names the manifests of the objects it ingested, so they follow its history: a reset drops them, a branch has
 its own, and deleted rows stay recorded. Finished parts are staged under a prefix derived from the source and the
 options; a run that was killed resumes from them. They expire after five days, because a vacuum may remove files without
-a commit after seven.
+a commit after seven. No parent stores their checksums, so each contains its own; a damaged one is ingested again.
 """
 
 import hashlib
@@ -27,13 +27,17 @@ from penstock.format import (
     decoding,
     encode_manifest,
     new_id,
+    seal,
+    unseal,
 )
 from penstock.ingest._options import IngestOptions
 from penstock.ingest._source import Reject
 from penstock.storage import ObjectInfo, Store, thread_map
+from penstock.types import Buffer
 
 _STAGED_LIFETIME_S = 5 * 86400.0
 _MAX_CONCURRENCY = 16
+_CHECKSUM_BYTES = 8
 _FILES = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
 
 FileId = tuple[str, int, str | None]
@@ -109,27 +113,29 @@ class StagedParts:
         return StagedParts(store, f"ingest/waiting/{hashlib.sha256(identity.encode()).hexdigest()[:32]}/")
 
     def read_plan(self) -> Plan | None:
-        """The plan of an earlier run; None if there is none."""
+        """The plan of an earlier run; None if there is none. Raises `CorruptError` if it is damaged."""
+        key = f"{self.prefix}plan.json"
         try:
-            return Plan.from_json(json.loads(bytes(self.store.get(f"{self.prefix}plan.json"))))
+            return Plan.from_json(unseal(self.store.get(key), f"{self.store.uri}/{key}"))
         except NotFoundError:
             return None
 
     def write_plan(self, plan: Plan) -> None:
-        self.store.put(f"{self.prefix}plan.json", json.dumps(plan.to_json()).encode())
+        self.store.put(f"{self.prefix}plan.json", seal(plan.to_json()))
 
     def add(self, plan: Plan, part: FinishedPart) -> None:
         """Stage a finished part, so that a later run does not repeat it."""
         _, fragments = encode_manifest("", Manifest(0, part.fragments))
         metadata = {"rejects": part.rejects, "source_bytes": part.source_bytes}
-        self.store.put(self._key(plan, part.files), _encode_files(part.files, metadata, bytes(fragments)))
+        data = _encode_files(part.files, metadata, bytes(fragments))
+        self.store.put(self._key(plan, part.files), data + _checksum(data))
 
     def _key(self, plan: Plan, files: Sequence[FileId]) -> str:
         """Derived from the files, so that a part that is run twice is staged once."""
         return f"{self.prefix}{plan.digest}/{hashlib.sha256(repr(files).encode()).hexdigest()[:32]}.part"
 
-    def read_parts(self, plan: Plan, now_s: float) -> list[FinishedPart]:
-        """The staged parts of a plan that have not expired; no file is in two of them."""
+    def read_parts(self, plan: Plan, now_s: float) -> tuple[list[FinishedPart], int]:
+        """The staged parts of a plan that have not expired, no file in two of them, and the number of damaged parts."""
         keys = [
             item.key
             for item in self.store.list(f"{self.prefix}{plan.digest}/")
@@ -137,11 +143,14 @@ class StagedParts:
         ]
         parts: list[FinishedPart] = []
         seen: set[FileId] = set()
+        damaged = 0
         for part in thread_map(self._read_part, keys, max_workers=_MAX_CONCURRENCY):
-            if part is not None and seen.isdisjoint(part.files):
+            if isinstance(part, CorruptError):
+                damaged += 1
+            elif part is not None and seen.isdisjoint(part.files):
                 parts.append(part)
                 seen.update(part.files)
-        return parts
+        return parts, damaged
 
     def check(self, plan: Plan, parts: Sequence[FinishedPart]) -> None:
         """Raise `StorageError` and unstage the parts whose data files are missing; a vacuum may have removed them."""
@@ -162,19 +171,17 @@ class StagedParts:
             return False
         return True
 
-    def _read_part(self, key: str) -> FinishedPart | None:
+    def _read_part(self, key: str) -> FinishedPart | CorruptError | None:
         try:
-            data = self.store.get(key)
+            sealed = self.store.get(key)
         except NotFoundError:  # another run has committed it
             return None
-        try:
-            files, metadata, encoded = _decode_files(data)
-            batches = pa.ipc.open_file(pa.py_buffer(encoded)).read_all().combine_chunks().to_batches()
-            fragments = decode_fragments(batches[0]) if batches else ()
-        except (pa.ArrowException, ValueError, KeyError) as error:
-            raise CorruptError(
-                f"{self.store.uri}/{key} is damaged: {error}; delete it and run the ingest again"
-            ) from error
+        data = sealed[:-_CHECKSUM_BYTES]
+        if sealed[-_CHECKSUM_BYTES:] != _checksum(data):
+            return CorruptError(f"{self.store.uri}/{key} is damaged: its checksum does not match")
+        files, metadata, encoded = _decode_files(data)
+        batches = pa.ipc.open_file(pa.py_buffer(encoded)).read_all().combine_chunks().to_batches()
+        fragments = decode_fragments(batches[0]) if batches else ()
         rejects = tuple(Reject(*reject) for reject in metadata["rejects"])
         return FinishedPart(files, fragments, rejects, metadata["source_bytes"])
 
@@ -207,6 +214,10 @@ def ingested_files(store: Store, manifests: Sequence[IngestManifest]) -> dict[st
     """Every object of some manifests by its key, in its newest state."""
     decoded = thread_map(partial(read_manifest, store), list(manifests), max_workers=_MAX_CONCURRENCY)
     return {file[0]: file for files, _ in decoded for file in files}
+
+
+def _checksum(data: Buffer) -> bytes:
+    return b"%08x" % crc32c(data)
 
 
 def _encode_files(files: Iterable[FileId], metadata: Mapping[str, Any], extra: bytes) -> bytes:

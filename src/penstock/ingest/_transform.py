@@ -1,7 +1,7 @@
 """Transform rows of a source into rows of the table, and derive the schema from a sample."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_image_into, image_size
-from penstock.errors import InvalidInputError, SampleError
+from penstock.errors import InvalidInputError, SampleError, SourceChangedError
 from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema, make_schema
-from penstock.format.kinds import Image, Kind, Link, Linked, Mask, Tensor
+from penstock.format.kinds import Audio, Bytes, Image, Kind, Label, Link, Linked, List, Mask, Tensor, Text
 from penstock.ingest._options import IngestOptions, find_transform
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
-from penstock.storage import thread_map
-from penstock.table import RowChunk
+from penstock.ingest._source import Reject, RejectedFileError, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
+from penstock.storage import ObjectInfo, thread_map
+from penstock.table import RowChunk, from_arrow
 
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 14 << 20
@@ -40,6 +40,8 @@ class RowTransformer:
             for name, kind in images.items()
             if options.decode or options.image_size is not None or name in options.codecs
         }
+        self.changed: set[str] = set()
+        """Columns for which the user's transform returned other values than it got."""
         self._unchanged = self._transform is None and not self._images and options.columns is None
 
     def rows(self, items: Iterable[SourceItem]) -> Iterator[Row | RowBatch | Reject]:
@@ -58,12 +60,11 @@ class RowTransformer:
                 yield row
 
     def _to_dicts(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-        """Rows as dictionaries for the user's function; tensors as numpy arrays."""
+        """Rows as dictionaries for the user's function: tensors as numpy arrays, media as encoded bytes."""
         columns = []
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            kind = self._known.get(name)
-            stored = isinstance(kind, Tensor) and column.type == kind.arrow_type and not column.null_count
-            columns.append(kind.to_values(column) if kind is not None and stored else column.to_pylist())
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            kind = self._known.get(field.name) or as_column(field.name, field.type).kind
+            columns.append(column.to_pylist() if _is_plain(kind) else _values(kind, column))
         for values in zip(*columns, strict=True):
             yield dict(zip(batch.schema.names, values, strict=True))
 
@@ -76,6 +77,8 @@ class RowTransformer:
                 return Reject(row.name, f"the transform failed: {type(error).__name__}: {error}")
         if values is None:
             return None
+        if self._transform is not None:
+            self.changed.update(name for name in values if values[name] is not row.values.get(name))
         try:
             for name, kind in self._images.items():
                 if values.get(name) is not None:
@@ -105,6 +108,20 @@ class RowTransformer:
         if self._options.columns is None:
             return batch
         return batch.select([name for name in self._options.columns if name in batch.schema.names])
+
+
+def _is_plain(kind: Kind) -> bool:
+    """Whether Arrow's Python values have the form in which a kind takes values: numbers, text and encoded bytes."""
+    if isinstance(kind, List):
+        return isinstance(kind.of, Image)
+    if isinstance(kind, Tensor):
+        return not kind.shape and kind.element.logical.kind not in "Mm"
+    return isinstance(kind, Image | Audio | Bytes | Text | Label)
+
+
+def _values(kind: Kind, column: pa.Array) -> list[Any]:
+    values = kind.to_values(from_arrow(kind, column))
+    return [value if valid else None for value, valid in zip(values, column.is_valid().to_pylist(), strict=True)]
 
 
 def chunk_rows(
@@ -153,6 +170,8 @@ class ImageCost:
     decoded_bytes: float
     decode_s: float
     """Seconds of one core to decode one image."""
+    shape: tuple[int, int, int] | None
+    """Height, width and channels, if all sampled images agree; the column is not bound to it unless it is declared."""
 
 
 @dataclass(frozen=True)
@@ -163,14 +182,16 @@ class Sample:
     images: Mapping[str, Kind]
     """The image columns of the source."""
     image_costs: tuple[ImageCost, ...]
+    notes: tuple[str, ...] = ()
+    """Columns to which a transform gave another kind, a sentence each."""
 
 
 def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions) -> Sample:
     """Read a few rows and derive the columns; raises `InvalidInputError` if no row can be read."""
     per_file = thread_map(
-        lambda file: list(_first(scan.rows(reader, [file]), _SAMPLED_ROWS)),
+        lambda file: _sample_file(reader, scan, file),
         evenly_spaced(scan.files, _SAMPLED_FILES),
-        max_workers=reader.store.is_local,
+        max_workers=1 if reader.store.is_local else _SAMPLED_FILES,
     )
     items = list(chain.from_iterable(per_file))
     rejects = [item for item in items if isinstance(item, Reject)]
@@ -189,10 +210,54 @@ def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions
         raise InvalidInputError("the transform returned None for every sampled row")
     columns = _columns(transformed)
     _check_names(options, columns)
-    selected = options.columns if options.columns is not None else columns
-    schema = make_schema({name: _column(name, columns[name], known, options) for name in selected})
+    selected = options.columns if options.columns is not None else tuple(columns)
+    given, notes = _transformed_columns(known, source_columns, columns, transformer.changed)
+    schema = make_schema({name: _column(name, columns[name], given, options) for name in selected})
     costs = (_image_cost(name, source_columns[name]) for name in images) if not options.link else ()
-    return Sample(schema, images, tuple(cost for cost in costs if cost is not None))
+    selected_notes = tuple(note for name, note in notes.items() if name in selected)
+    return Sample(schema, images, tuple(cost for cost in costs if cost is not None), selected_notes)
+
+
+def _transformed_columns(
+    known: Mapping[str, Column], source: Mapping[str, Any], columns: Mapping[str, Any], changed: Collection[str]
+) -> tuple[dict[str, Column], dict[str, str]]:
+    """The columns whose kinds the source decides, and notes on those to which a transform gave another kind."""
+    of_source = {
+        name: Column(infer_schema({name: values})[name].kind, nullable=values.null_count > 0)
+        for name, values in source.items()
+        if isinstance(values, pa.Array) and name not in known
+    } | dict(known)
+    given: dict[str, Column] = {}
+    notes: dict[str, str] = {}
+    for name, column in of_source.items():
+        if name not in changed or _keeps_kind(column.kind, columns.get(name, ())):
+            given[name] = column
+        else:
+            kind = infer_schema({name: columns[name]})[name].kind
+            notes[name] = f"column {name!r} is {column.kind} in the source and {kind} after the transform"
+    return given, notes
+
+
+def _keeps_kind(kind: Kind, values: Sequence[Any]) -> bool:
+    """Whether values that a transform returned are of the kind that the column has in the source.
+
+    A tensor keeps its kind only if its values have exactly that dtype and shape: others may fit only by chance.
+    """
+    present = [value for value in values if value is not None]
+    try:
+        if present and isinstance(kind, Tensor):
+            return bool(infer_schema({"column": present})["column"].kind.arrow_type == kind.arrow_type)
+        kind.to_array(present)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _sample_file(reader: SourceReader, scan: SourceScan, file: ObjectInfo) -> list[SourceItem]:
+    try:
+        return list(_first(scan.rows(reader, [file]), _SAMPLED_ROWS))
+    except (SourceChangedError, RejectedFileError) as error:
+        return [Reject(file.key, str(error))]
 
 
 def _first(items: Iterator[SourceItem], count: int) -> Iterator[SourceItem]:
@@ -222,7 +287,7 @@ def _columns(rows: Sequence[Row | RowBatch]) -> dict[str, Any]:
 
 
 def _check_names(options: IngestOptions, columns: Mapping[str, Any]) -> None:
-    named = {*(options.columns or ()), *options.codecs, *options.nullable}
+    named = {*(options.columns or ()), *options.schema, *options.codecs, *options.nullable}
     if missing := sorted(named - set(columns)):
         raise InvalidInputError(f"there is no column {missing[0]!r}; the source has {', '.join(columns)}")
 
@@ -247,10 +312,11 @@ def _infer_kind(name: str, values: Any) -> Kind | None:
 def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: IngestOptions) -> Column:
     missing = values.null_count if isinstance(values, pa.Array) else sum(value is None for value in values)
     codec = options.codecs.get(name)
+    declared = options.declared.get(name)
     given = known.get(name)
-    column = as_column(name, given) if given is not None else None
+    column = declared or (as_column(name, given) if given is not None else None)
     decoded = isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values)
-    if column is not None and isinstance(column.kind, Image) and decoded:
+    if declared is None and column is not None and isinstance(column.kind, Image) and decoded:
         column = None  # infer the kind of the tensor
     if column is None:
         [inferred] = infer_schema({name: values})
@@ -264,7 +330,7 @@ def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: In
     if isinstance(kind, Image):
         kind = _image_kind(kind, codec, options)
         codec = None if codec is None or codec.partition(":")[0] in IMAGE_CODECS else codec
-    nullable = column.nullable or missing > 0 or name in options.nullable
+    nullable = column.nullable or (missing > 0 and declared is None) or name in options.nullable
     return replace(column, kind=kind, nullable=nullable, codec=codec if codec is not None else column.codec)
 
 
@@ -279,12 +345,13 @@ def _image_kind(kind: Image, codec: str | None, options: IngestOptions) -> Image
 def _image_cost(column: str, values: Any) -> ImageCost | None:
     """Measure a few images; None if none can be decoded."""
     images = values.to_pylist() if isinstance(values, pa.Array) else list(values)
-    images = [bytes(value) for value in images if isinstance(value, bytes | bytearray | memoryview)][:_SAMPLED_IMAGES]
+    images = [bytes(value) for value in images if isinstance(value, bytes | bytearray | memoryview)]
+    shapes = set(filter(None, map(_image_shape, images)))
+    images = images[:_SAMPLED_IMAGES]
     decoded_bytes = []
     start = time.perf_counter()
     for value in images:
         try:
-            image_size(value)
             decoded_bytes.append(decode_image(value).nbytes)
         except SampleError:
             continue
@@ -292,4 +359,12 @@ def _image_cost(column: str, values: Any) -> ImageCost | None:
     if not decoded_bytes:
         return None
     encoded_mean = float(np.mean([len(value) for value in images]))
-    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes))
+    shape = shapes.pop() if len(shapes) == 1 else None
+    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes), shape)
+
+
+def _image_shape(data: bytes) -> tuple[int, int, int] | None:
+    try:
+        return image_size(data)
+    except SampleError:
+        return None

@@ -9,6 +9,7 @@ from penstock.storage._prefetch import Prefetch, read_ahead
 from penstock.storage._probe import Capabilities, probe
 from penstock.storage._ranges import coalesce, get_ranges
 from penstock.storage._retry import RetryPolicy, cancel_retries_on
+from penstock.storage._source_listing import SkippedObject, list_source
 from penstock.storage._store import ObjectInfo, Store
 from penstock.storage._threads import thread_map
 
@@ -20,10 +21,12 @@ __all__ = [
     "ObjectStore",
     "Prefetch",
     "RetryPolicy",
+    "SkippedObject",
     "Store",
     "cancel_retries_on",
     "coalesce",
     "get_ranges",
+    "list_source",
     "local_path",
     "open_store",
     "probe",

@@ -5,6 +5,7 @@ import mmap
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -20,6 +21,7 @@ from penstock.types import Buffer, ByteRange
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _MIN_MMAP_BYTES = 128 << 10
 _MAX_READ_BYTES = 1 << 30  # the kernel reads at most 2 GiB per call
+_MAX_TICK_S = 0.02
 _Publish = Callable[[Path, Path, str], None]
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -40,12 +42,17 @@ class FolderStore(Store):
         """Read the file, or a range of it, into a new buffer."""
         uri = object_uri(self.uri, key)
         with self._reading(key) as (fd, status):
-            if etag is not None and etag != _etag(status):
-                raise _errors.source_changed(uri, etag)
+            if etag is not None:
+                _check_unchanged(status, etag, uri)
+                _wait_for_next_tick(status)
             requested = byte_range or ByteRange(0, status.st_size)
             _errors.check_bounds(uri, requested, status.st_size)
             view = new_buffer(requested.length)
-            _read_range(fd, requested, view, uri)
+            try:
+                _read_range(fd, requested, view, uri)
+            finally:  # a file that was cut short meanwhile has changed, and is not corrupt
+                if etag is not None:
+                    _check_unchanged(os.fstat(fd), etag, uri)
             return view.toreadonly()
 
     def get_parts(self, key: str, parts: Sequence[ByteRange]) -> Iterator[memoryview]:
@@ -185,8 +192,19 @@ class FolderStore(Store):
                 yield from self._walk(key, prefix)
             elif key.startswith(prefix):
                 with suppress(FileNotFoundError):
-                    if entry.is_file():
+                    if not leads_nowhere(entry) and entry.is_file():
                         yield _info(key, entry.stat())
+
+
+def leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to itself."""
+    try:
+        entry.is_file()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return True
+    return False
 
 
 def _read_at(fd: int, view: memoryview, offset: int) -> int:
@@ -290,6 +308,18 @@ class _translated:  # noqa: N801
         elif isinstance(error, TimeoutError):
             translate = _errors.timed_out
         raise translate(self._verb, self._uri, str(error.strerror)) from error
+
+
+def _check_unchanged(status: os.stat_result, etag: str, uri: str) -> None:
+    if etag != _etag(status):
+        raise _errors.source_changed(uri, etag)
+
+
+def _wait_for_next_tick(status: os.stat_result) -> None:
+    """Wait until a write to the file would change its modification time, which advances in clock ticks."""
+    age_s = time.time() - status.st_mtime
+    if 0 <= age_s < _MAX_TICK_S:
+        time.sleep(_MAX_TICK_S - age_s)
 
 
 def _etag(status: os.stat_result) -> str:

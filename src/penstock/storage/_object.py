@@ -79,7 +79,9 @@ class ObjectStore(Store):
         def attempt(client: Client) -> memoryview:
             with translated("read", uri, etag):
                 result = obstore.get(client, path, options=options)
-                size, view = result.meta["size"], memoryview(result.bytes())
+                size, found, view = result.meta["size"], result.meta["e_tag"], memoryview(result.bytes())
+            if etag is not None and found is not None and _unquoted(found) != _unquoted(etag):  # If-Match was ignored
+                raise _errors.source_changed(uri, etag)
             expected = byte_range or ByteRange(0, size)
             if len(view) != expected.length:
                 _errors.check_bounds(uri, expected, size)
@@ -284,6 +286,10 @@ class ObjectStore(Store):
             etag = f'"{etag}"'
         key = meta["path"].removeprefix(self._folder)
         return ObjectInfo(key=key, size=meta["size"], etag=etag, modified_s=meta["last_modified"].timestamp())
+
+
+def _unquoted(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
 
 
 def _reopen(scheme: str, bucket: str, prefix: str, options: dict[str, str], policy: RetryPolicy) -> ObjectStore:

@@ -88,6 +88,11 @@ def _translate(error: Exception, verb: str, uri: str, etag: str | None) -> Penst
         return StorageError(
             f"cannot {verb} {uri}: the bucket or container does not exist; create it or fix the address"
         )
+    if isinstance(error, exceptions.InvalidPathError) and verb == "list":
+        return StorageError(
+            f"cannot list {uri}: an object in it has a name with an empty part, '.', '..' or a control character"
+            f" ({reason!r}); rename or remove it"
+        )
     if isinstance(error, FileNotFoundError) and verb in ("read", "describe", "delete"):
         return _errors.not_found(uri)
     if isinstance(error, exceptions.AlreadyExistsError) and "ConditionalRequestConflict" not in text:

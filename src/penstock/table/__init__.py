@@ -5,6 +5,7 @@ from penstock.table._columns import add_column, drop_column, rename_column
 from penstock.table._compact import compact
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
+from penstock.table._encode import from_arrow
 from penstock.table._gather import Allocator, RawColumn, copy_dense, gather, gather_dense, take
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
@@ -54,6 +55,7 @@ __all__ = [
     "direct_row_range",
     "drop_column",
     "find_positions",
+    "from_arrow",
     "gather",
     "gather_dense",
     "merge",

@@ -1,7 +1,8 @@
 """Encode a user's values as the Arrow arrays of a table's fields; values too large for a page become blobs."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -272,14 +273,22 @@ def _at_row(index: int) -> Iterator[None]:
         raise BadValueError(index, bad.reason) from None
 
 
-def _open_source(index: int, source: Any) -> AbstractContextManager[BinaryIO]:
-    """The file at a path; an open file is returned as it is and not closed."""
+@contextmanager
+def _open_source(index: int, source: Any) -> Iterator[BinaryIO]:
+    """The file at a path, which must not change while it is read; an open file as it is, and not closed."""
     if not isinstance(source, PathLike):
-        return nullcontext(source)
+        yield source
+        return
     try:
-        return open(source, "rb")
+        file = open(source, "rb")  # noqa: SIM115
     except OSError as error:
         raise BadValueError(index, f"cannot be read: {error}") from None
+    with file:
+        before = os.fstat(file.fileno())
+        yield file
+        after = os.fstat(file.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise BadValueError(index, f"{os.fspath(source)} changed while it was read; append it once it is written")
 
 
 def _chunks(index: int, file: BinaryIO) -> Iterator[bytes]:

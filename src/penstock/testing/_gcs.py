@@ -48,8 +48,8 @@ def _error(status: int, code: str) -> _ResponseError:
 class FakeGcs:
     """A server with one bucket, used with `with`, or with `start` and `stop`.
 
-    `honours_conditions=False` makes it ignore `x-goog-if-generation-match`, as a non-conforming store would.
-    `update_interval_s` is the minimum time between two updates of one key; the real service's is 1 s.
+    `honours_conditions=False` makes it ignore `If-Match` and `x-goog-if-generation-match`, as a non-conforming store
+    would. `update_interval_s` is the minimum time between two updates of one key; the real service's is 1 s.
     """
 
     def __init__(
@@ -77,6 +77,11 @@ class FakeGcs:
         address = f"http://127.0.0.1:{self._server.server_port}"
         account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": ""}
         return {"service_account_key": json.dumps(account | {"private_key_id": ""})}
+
+    def add(self, key: str, data: bytes) -> None:
+        """Store an object under any key, including keys that a client would refuse."""
+        with self._lock:
+            self._objects[key] = _Object(data, next(self._counter))
 
     def start(self) -> Self:
         """Serve until `stop`."""
@@ -122,7 +127,8 @@ class FakeGcs:
 
     def _read(self, key: str, headers: dict[str, str]) -> _ResponseError:
         found = self._find(key)
-        if headers.get("if-match", found.headers["ETag"]) != found.headers["ETag"]:
+        etag = found.headers["ETag"]
+        if self._honours_conditions and headers.get("if-match", etag) != etag:
             raise _error(412, "PreconditionFailed")
         if "range" not in headers:
             return _ResponseError(200, found.data, found.headers)

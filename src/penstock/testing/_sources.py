@@ -1,9 +1,11 @@
 """Conformance tests for ingest sources: subclass `SourceTests`, and define `source`, `expected` and `make`."""
 
+import os
 import pickle
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,18 +13,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SourceChangedError
 from penstock.format import as_column
 from penstock.format.kinds import Link, Linked
 from penstock.ingest import SOURCES, Reject, Row, RowBatch, Source, SourceItem, SourceListing, SourceScan
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import is_hidden
-from penstock.storage import ObjectInfo, open_store, thread_map
+from penstock.storage import ObjectInfo, Store, open_store, thread_map
 from penstock.testing._faults import CountingStore
 from penstock.types import ByteRange
 
 _DAMAGED_COPIES = 8
 _HEAD_BYTES = 512
+_CHANGES = 4
+"""Reads of a file after which it changes, in turn."""
 
 
 class SourceTests(ABC):
@@ -145,6 +149,20 @@ class SourceTests(ABC):
             self._is_rejected(tmp_path)
             path.write_bytes(original)
 
+    def test_file_that_changes_is_read_whole_or_rejected(self, tmp_path: Path) -> None:
+        """A file that changes between two reads yields all its rows, or none and a reject, or `SourceChangedError`."""
+        self.make(tmp_path)
+        reader, scan = self._open(tmp_path)
+        for file in scan.files:
+            whole = _comparable(scan.rows(reader, [file]))
+            for reads in range(_CHANGES):
+                store = _ChangedStore(reader.store, tmp_path / file.key, reads)
+                try:
+                    found = list(scan.rows(replace(reader, store=store), [store.head(file.key)]))
+                except SourceChangedError:
+                    continue
+                assert _comparable(found) == whole or all(isinstance(item, Reject) for item in found), file.key
+
     def test_damaged_file_is_rejected_or_read(self, tmp_path: Path) -> None:
         """Damaged bytes yield rows, rejects or a `PenstockError`."""
         self.make(tmp_path)
@@ -172,6 +190,21 @@ class SourceTests(ABC):
             return True
         assert all(isinstance(item, Row | RowBatch | Reject) for item in found)
         return any(isinstance(item, Reject) and item.reason for item in found)
+
+
+class _ChangedStore(CountingStore):
+    """A folder in which one file is modified after some reads of it."""
+
+    def __init__(self, store: Store, path: Path, reads: int) -> None:
+        super().__init__(store)
+        self._path, self._reads = path, reads
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        if self._path.as_posix().endswith(key):
+            if not self._reads:
+                os.utime(self._path)
+            self._reads -= 1
+        return super().get(key, byte_range=byte_range, etag=etag)
 
 
 def _list(store: Any) -> list[ObjectInfo]:

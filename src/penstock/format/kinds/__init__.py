@@ -14,9 +14,11 @@ from penstock.format.kinds._media import Audio, Image, Mask, Video
 from penstock.format.kinds._nested import List, Struct
 from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor
 from penstock.format.kinds._text import Bytes, Json, Text
+from penstock.format.kinds._type_text import TYPE_GRAMMAR, parse_type
 
 __all__ = [
     "KINDS",
+    "TYPE_GRAMMAR",
     "Audio",
     "BadValueError",
     "Boxes",
@@ -40,4 +42,5 @@ __all__ = [
     "corrupt_struct_reason",
     "kind_from_json",
     "kind_to_json",
+    "parse_type",
 ]

@@ -1,5 +1,6 @@
 """The base class of kinds, and helpers for Arrow arrays."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -100,6 +101,14 @@ def corrupt_struct_reason(array: pa.Array, *, required: Sequence[str], lengths: 
             return f"{name!r} is negative"
         total += values
     return "a range ends after 2^63 bytes" if (total >= 2.0**63).any() else None
+
+
+def as_shape(given: Any) -> tuple[int | None, ...]:
+    """Parse a shape; raises `InvalidInputError`."""
+    try:
+        return tuple(None if length is None else operator.index(length) for length in given)
+    except TypeError:
+        raise InvalidInputError(f"a shape is a tuple of lengths, not {given!r}") from None
 
 
 def validity_bitmap(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import PIL.Image
 import pyarrow as pa
 
-from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, sniff
+from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
-from penstock.format.kinds._kind import BadValueError, Kind, Values, binary_array
+from penstock.format.kinds._kind import BadValueError, Kind, Values, as_shape, binary_array
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -32,7 +32,7 @@ class Image(Kind):
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", ImageCodec.parse(self.codec).spec)
         if self.shape is not None:
-            object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+            object.__setattr__(self, "shape", as_shape(self.shape))
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -70,6 +70,8 @@ class Image(Kind):
         if isinstance(value, _Bytes):
             if sniff(value) not in IMAGE_CODECS:
                 raise BadValueError(index, "these bytes are not of an image format that Penstock supports")
+            if self.shape is not None:
+                self._check_size(index, value)
             return value
         if isinstance(value, PIL.Image.Image):
             value = np.asarray(value)
@@ -83,6 +85,15 @@ class Image(Kind):
             return codec.encode(value)
         except InvalidInputError as error:
             raise BadValueError(index, str(error)) from None
+
+    def _check_size(self, index: int, data: _Bytes) -> None:
+        """Compare height and width; readers convert channels."""
+        try:
+            height, width, _ = image_size(data)
+        except SampleError as error:
+            raise BadValueError(index, str(error)) from None
+        if self.shape is not None and (height, width) != self.shape[:2]:
+            raise BadValueError(index, f"expected an image of shape {self.shape}, got {height} x {width} pixels")
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,8 @@ def _items(array: pa.Array) -> pa.Array:
 
 
 def _check_inner(kind: Kind) -> None:
+    if not isinstance(kind, Kind):
+        raise InvalidInputError(f"a list or struct holds kinds, such as penstock.Text(), not {kind!r}")
     if kind.name == "linked":
         raise InvalidInputError("a linked kind must be a whole column; it cannot be inside a list or a struct")
 

@@ -1,6 +1,6 @@
 """Tensors: scalars, fixed-shape and ragged tensors, and kinds that specialise them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.format._dtypes import Dtype
-from penstock.format.kinds._kind import BadValueError, Kind, Values, drop_nulls, null_mask, validity_bitmap
+from penstock.format.kinds._kind import BadValueError, Kind, Values, as_shape, drop_nulls, null_mask, validity_bitmap
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Tensor(Kind):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", Dtype.parse(self.dtype).name)
-        object.__setattr__(self, "shape", tuple(None if n is None else int(n) for n in self.shape))
+        object.__setattr__(self, "shape", as_shape(self.shape))
         if any(n is not None and n < 0 for n in self.shape):
             raise InvalidInputError(
                 f"a tensor shape must not be negative, got {self.shape}; write None for a ragged dimension"
@@ -317,9 +317,11 @@ class Label(Kind):
     name: ClassVar[str] = "label"
 
     def __post_init__(self) -> None:
-        if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
+        if isinstance(self.names, str) or not isinstance(self.names, Iterable):
             raise InvalidInputError(f"the names of a label are a list of strings, not {self.names!r}")
         object.__setattr__(self, "names", tuple(self.names))
+        if not all(isinstance(name, str) for name in self.names):
+            raise InvalidInputError(f"the names of a label are a list of strings, not {self.names!r}")
         if len(set(self.names)) != len(self.names):
             raise InvalidInputError("the names of a label must be unique")
 

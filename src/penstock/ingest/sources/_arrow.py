@@ -19,6 +19,7 @@ from penstock.ingest.sources._tabular import (
     RecordBlock,
     all_end_in,
     data_files,
+    empty_batch,
     first_readable,
     open_tabular,
     plan_columns,
@@ -31,16 +32,14 @@ _SAMPLED_ROWS = 64
 
 def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     found = data_files(reader, files, _ENDINGS)
-    return open_tabular(found, first_readable(reader, found, _plan), _scan)
+    return open_tabular(reader, found, first_readable(reader, found, _plan), _scan)
 
 
 def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
     with closing(reader.open(file)) as source:
         batches = _open_stream(source, file.size)
-        empty = pa.RecordBatch.from_arrays(
-            [pa.array([], field.type) for field in batches.schema], schema=batches.schema
-        )
-        return plan_columns(next((batch.slice(0, _SAMPLED_ROWS) for batch in batches if len(batch)), empty))
+        sampled = (batch.slice(0, _SAMPLED_ROWS) for batch in batches if len(batch))
+        return plan_columns(next(sampled, empty_batch(batches.schema)))
 
 
 def _scan(reader: SourceReader, file: ObjectInfo) -> Iterator[RecordBlock | Reject]:

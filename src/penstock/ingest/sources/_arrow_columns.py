@@ -50,6 +50,8 @@ class ColumnPlan:
     """The type of the converted column."""
     column: Column | None
     """None if the kind is inferred from the converted values."""
+    note: str | None = None
+    """What the conversion changes; None if it changes nothing."""
 
 
 def plan_column(name: str, values: pa.Array, *, feature: Any, has_nulls: bool) -> ColumnPlan:
@@ -61,7 +63,9 @@ def plan_column(name: str, values: pa.Array, *, feature: Any, has_nulls: bool) -
     column = None
     if kind is not None or (has_nulls and not good.null_count):
         column = Column(kind or inferred.kind, nullable=has_nulls or inferred.nullable)
-    return ColumnPlan(name, convert, converted.type, column)
+    stored = None if isinstance(kind, Tensor | List) else _changed_form(values.type, kind)
+    note = None if stored is None else f"column {name!r} is {values.type} in the source and is stored as {stored}"
+    return ColumnPlan(name, convert, converted.type, column, note)
 
 
 def features_of(schema: pa.Schema) -> Mapping[str, Any]:
@@ -145,6 +149,23 @@ def _storable(given: pa.DataType) -> pa.DataType | None:
     except InvalidInputError:
         return None
     return given
+
+
+def _changed_form(given: pa.DataType, kind: Kind | None) -> str | None:
+    """How values are stored whose form changes; None for a type that is stored as it is."""
+    types = pa.types
+    if isinstance(kind, Json) and not isinstance(given, pa.BaseExtensionType):
+        return "JSON"
+    if types.is_decimal(given):
+        return "float64, with about 15 digits"
+    if types.is_time(given) or types.is_null(given):
+        return "text"
+    if types.is_timestamp(given) and given.tz is not None:
+        return f"datetime64[{given.unit}] in UTC, without the time zone"
+    if types.is_nested(given) and kind is None:
+        inner = (given.field(index).type for index in range(given.num_fields))
+        return next(filter(None, (_changed_form(type, None) for type in inner)), None)
+    return None
 
 
 def _label(feature: Mapping[str, Any]) -> Label:
@@ -251,11 +272,15 @@ def _as_json(array: pa.Array) -> Converted:
     for index, value in enumerate(array.to_pylist()):
         text = None
         try:
-            text = None if value is None else json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
+            text = None if value is None else _dump_json(value)
         except (TypeError, ValueError, RecursionError) as error:
             errors[index] = f"cannot be written as JSON: {error}"
         texts.append(text)
     return pa.array(texts, pa.string()), errors
+
+
+def _dump_json(value: Any) -> str:
+    return json.dumps(_to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _to_json(value: Any) -> Any:

@@ -4,7 +4,6 @@ Only the header of an image and, if the format has one, its end marker are valid
 Metadata files are read when the source is opened, and stay in memory during the ingest.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from penstock.codecs import MAX_PIXELS, image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Image, Label, Linked, Text
+from penstock.ingest._path_columns import split_depth
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceListing, SourceScan, suffix
 from penstock.ingest.sources._images_tables import ImageMetadata, read_metadata
@@ -32,7 +32,6 @@ _CODECS = {
     ".gif": "gif",
 }
 _MAX_IMAGE_BYTES = 1 << 30  # more than any image within the pixel limit needs
-_SPLIT = re.compile(r"(train(ing)?|val(id(ation)?)?|dev|test(ing)?|eval)[-_]?[0-9]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,9 @@ class _Folders:
     @classmethod
     def of(cls, keys: Iterable[str]) -> "_Folders":
         paths = [folder.split("/") if folder else [] for folder in {key.rpartition("/")[0] for key in keys}]
-        common = range(min(map(len, paths)))
-        split_depth = next((depth for depth in common if all(_SPLIT.fullmatch(path[depth]) for path in paths)), None)
-        class_depth = 0 if split_depth is None else split_depth + 1
-        splits = split_depth is not None and len({path[split_depth] for path in paths}) > 1
+        depth = split_depth(map("/".join, paths))
+        class_depth = 0 if depth is None else depth + 1
+        splits = depth is not None and len({path[depth] for path in paths}) > 1
         classes = {path[-1] for path in paths if len(path) > class_depth}
         all_classed = all(len(path) > class_depth for path in paths)
         return cls(class_depth, splits, tuple(sorted(classes)) if len(classes) > 1 else (), all_classed)

@@ -2,7 +2,8 @@
 
 Lengths in a file are claims. A reader checks a claim before it allocates: against the file size where bytes are stored
 as they are, against `MAX_BLOCK_BYTES` where a unit is decoded in memory as a whole, and against `max_unpacked_bytes`
-where a stream is decompressed piece by piece.
+where a stream of bytes is decompressed piece by piece. Columnar files have no such limit: a column of equal values
+takes almost no bytes, and batches bound the memory.
 """
 
 from collections.abc import Sequence

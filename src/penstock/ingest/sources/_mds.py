@@ -70,20 +70,23 @@ class _Shards(SourceScan):
         try:
             with closing(_open_shard(reader, shard)) as stream:
                 for data in _samples(stream, shard):
-                    found = self._sample(f"{key}, sample {index}", encodings, shard.layout, data)
+                    found = self._sample(reader, f"{key}, sample {index}", encodings, shard.layout, data)
                     index, rows = index + 1, rows + isinstance(found, Row)
                     yield found
         except DamagedFileError as damage:
             # The next run reads a rejected file again; not under this name, because its first rows are stored.
             yield Reject(f"{key}, from sample {index} on" if rows else key, str(damage))
 
-    def _sample(self, name: str, encodings: Sequence[Encoding], layout: _Layout, data: bytes) -> Row | Reject:
+    def _sample(
+        self, reader: SourceReader, name: str, encodings: Sequence[Encoding], layout: _Layout, data: bytes
+    ) -> Row | Reject:
         values: dict[str, Any] = {}
         column = ""
         try:
             parts = _split_columns(layout.sizes, data)
             for column, encoding, part in zip(self.names, encodings, parts, strict=True):
-                values[column] = encoding.read(part)
+                if reader.selects(column):
+                    values[column] = encoding.read(part)
         except SampleError as error:
             return Reject(name, f"column {column!r}: {error}" if column else str(error))
         return Row(name, values)

@@ -100,7 +100,7 @@ class _Archives(SourceScan):
             try:
                 if isinstance(data, Exception):
                     raise data
-                arrays = _as_one_row(open_archive(io.BytesIO(data), file.size))
+                arrays = _as_one_row(_selected(reader, open_archive(io.BytesIO(data), file.size)))
                 check_fit({name: array for name, (array, _) in arrays.items()}, self.columns)
                 values = {
                     name: array.from_bytes(read_member(name, member, array.nbytes))
@@ -149,7 +149,11 @@ def _read_header(reader: SourceReader, file: ObjectInfo) -> Array:
 
 
 def _open_archive(reader: SourceReader, file: ObjectInfo) -> dict[str, Member]:
-    return open_archive(ArchiveFile(reader, file), file.size)
+    return _selected(reader, open_archive(ArchiveFile(reader, file), file.size))
+
+
+def _selected(reader: SourceReader, archive: dict[str, Member]) -> dict[str, Member]:
+    return {name: member for name, member in archive.items() if reader.selects(name)} or archive
 
 
 def _as_one_row(archive: Mapping[str, Member]) -> dict[str, Member]:
@@ -163,9 +167,19 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo], samples: bool | Non
     if not chosen or (arrays and archives):
         found = "both .npy and .npz files; ingest them separately" if chosen else "no .npy or .npz file"
         raise InvalidInputError(f"{reader.store.uri} holds {found}")
-    if samples is None:
-        samples = len(chosen) > _FEW_FILES and max(file.size for file in chosen) <= _SMALL_BYTES
-    return (_open_arrays if arrays else _open_archives)(reader, chosen, samples)
+    likely = len(chosen) > _FEW_FILES and max(file.size for file in chosen) <= _SMALL_BYTES
+    if arrays:
+        return _open_arrays(reader, chosen, likely if samples is None else samples)
+    if samples is not None or likely:
+        return _open_archives(reader, chosen, likely if samples is None else samples)
+    try:
+        return _open_archives(reader, chosen, False)
+    except InvalidInputError:
+        try:
+            return _open_archives(reader, chosen, True)  # arrays that have no rows in common are fields of one sample
+        except InvalidInputError:
+            pass
+        raise
 
 
 def _open_archives(reader: SourceReader, files: Sequence[ObjectInfo], samples: bool) -> SourceScan:

@@ -23,6 +23,7 @@ from penstock.ingest.sources._tabular import (
     RecordBlock,
     all_end_in,
     data_files,
+    empty_batch,
     first_readable,
     open_tabular,
     plan_columns,
@@ -33,6 +34,7 @@ _ENDINGS = (".parquet",)
 _SAMPLED_ROWS = 64
 _MAX_ROWS = 8192
 _UNIT = "row group"
+_STRINGS = "BYTE_ARRAY"
 _BUFFERED_GROUP_BYTES = 64 << 20
 """A row group up to this size is buffered as a whole; for a larger one this is the total of the column buffers."""
 _COLUMN_BUFFER_BYTES = (64 << 10, 4 << 20)
@@ -41,7 +43,7 @@ _COLUMN_BUFFER_BYTES = (64 << 10, 4 << 20)
 
 def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     found = data_files(reader, files, _ENDINGS)
-    return open_tabular(found, first_readable(reader, found, _plan), _scan)
+    return open_tabular(reader, found, first_readable(reader, found, _plan), _scan)
 
 
 def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
@@ -49,13 +51,9 @@ def _plan(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
         table = _parquet(source, buffer_size=_COLUMN_BUFFER_BYTES[0])
         batch = next(table.iter_batches(_SAMPLED_ROWS, use_threads=False), None)
         if batch is None:
-            return plan_columns(_empty(table.schema_arrow))
+            return plan_columns(empty_batch(table.schema_arrow))
         nulls = _nulls(table.metadata) if table.metadata.row_group(0).num_rows else frozenset()
         return plan_columns(batch.replace_schema_metadata(table.schema_arrow.metadata), nulls)
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in schema.empty_table()], schema=schema)
 
 
 def _nulls(metadata: pq.FileMetaData) -> frozenset[str]:
@@ -92,9 +90,8 @@ def _groups(file: ObjectInfo, table: pq.ParquetFile) -> Iterator[RecordBlock | R
     for group in range(table.metadata.num_row_groups):
         info = table.metadata.row_group(group)
         row, end = first_row, first_row + info.num_rows
-        rows = BATCH_BYTES * info.num_rows // max(1, info.total_byte_size)
         try:
-            for batch in table.iter_batches(min(_MAX_ROWS, max(1, rows)), row_groups=[group], use_threads=False):
+            for batch in table.iter_batches(_batch_rows(table, group), row_groups=[group], use_threads=False):
                 yield RecordBlock(row, batch)
                 row += len(batch)
         except UNREADABLE as error:
@@ -102,6 +99,22 @@ def _groups(file: ObjectInfo, table: pq.ParquetFile) -> Iterator[RecordBlock | R
                 raise
             yield Reject(f"{file.key}:{row}", f"cannot be read from this row to row {end}: {error}")
         first_row = end
+
+
+def _batch_rows(table: pq.ParquetFile, group: int) -> int:
+    """How many rows of a row group are decoded at a time.
+
+    A dictionary can be a thousand times smaller than the values that refer to it, so that the sizes in the metadata say
+    little; if that is possible, the first rows of the group are decoded to measure them.
+    """
+    info = table.metadata.row_group(group)
+    row_bytes = info.total_byte_size / max(1, info.num_rows)
+    columns = (info.column(index) for index in range(info.num_columns))
+    longest = sum(c.total_uncompressed_size for c in columns if c.has_dictionary_page and c.physical_type == _STRINGS)
+    if longest * min(_MAX_ROWS, info.num_rows) > BATCH_BYTES:
+        first = next(table.iter_batches(_SAMPLED_ROWS, row_groups=[group], use_threads=False), None)
+        row_bytes = max(row_bytes, first.nbytes / max(1, len(first)) if first is not None else 0)
+    return min(_MAX_ROWS, max(1, int(BATCH_BYTES / max(1, row_bytes))))
 
 
 def _parquet(source: Any, **options: Any) -> pq.ParquetFile:

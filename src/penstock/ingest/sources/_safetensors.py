@@ -64,7 +64,7 @@ class _Safetensors(SourceScan):
 
     def _plan(self, reader: SourceReader, file: ObjectInfo) -> Iterator[ArraySlice]:
         try:
-            tensors = _tensors(reader, file)
+            tensors = _selected(reader, _tensors(reader, file))
             arrays = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Array)}
             columns = {name: arrays[name] for name in self.columns if name in arrays}
             check_fit(columns, self.columns)
@@ -78,6 +78,10 @@ class _Safetensors(SourceScan):
         return chain(
             others, row_slices(reader, file.key, {name: (file, array) for name, array in columns.items()}, self.columns)
         )
+
+
+def _selected(reader: SourceReader, tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if reader.selects(name)} or tensors
 
 
 def _skip_reason(tensor: Array | str, columns: Mapping[str, Array]) -> str:
@@ -162,7 +166,7 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
 
     def inspect(file: ObjectInfo) -> dict[str, Array] | str:
         try:
-            tensors = _tensors(reader, file)
+            tensors = _selected(reader, _tensors(reader, file))
         except (SampleError, SourceChangedError) as error:
             return str(error)
         reasons = (tensor for tensor in tensors.values() if isinstance(tensor, str))

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from penstock.ingest._reader import SourceReader
+from penstock.ingest._source import RejectedFileError
 from penstock.ingest.sources._limits import DamagedFileError, check_unpacked
 from penstock.storage import ObjectInfo
 from penstock.table import RangeFile
@@ -43,7 +44,7 @@ class DecompressedStream:
         """`codec` is Arrow's name: gzip, zstd, bz2 or brotli."""
         self._source = reader.open(file)
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._source, mode="r"), codec)
-        self._offset, self._packed_bytes = 0, file.size
+        self._offset, self._packed_bytes, self._key = 0, file.size, file.key
 
     def read(self, size: int) -> bytes:
         """See `ByteStream`; memory grows with the bytes that arrive, not with `size`."""
@@ -74,7 +75,10 @@ class DecompressedStream:
         except (OSError, pa.ArrowException) as error:
             raise DamagedFileError(f"cannot be decompressed after {self._offset} bytes: {error}") from error
         self._offset += len(data)
-        check_unpacked(self._packed_bytes, self._offset)
+        try:
+            check_unpacked(self._packed_bytes, self._offset)
+        except DamagedFileError as error:
+            raise RejectedFileError(self._key, str(error)) from None
         return bytes(data)
 
 

@@ -5,7 +5,7 @@ other types that can be cast without loss; a file with additional columns is rej
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -14,9 +14,17 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError, SourceChangedError
 from penstock.format import ColumnLike
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, RowBatch, SourceItem, SourceListing, SourceScan, extension
+from penstock.ingest._source import (
+    Reject,
+    RejectedFileError,
+    RowBatch,
+    SourceItem,
+    SourceListing,
+    SourceScan,
+    extension,
+)
 from penstock.ingest.sources._arrow_columns import ColumnPlan, features_of, plan_column
-from penstock.ingest.sources._limits import DamagedFileError, check_unpacked
+from penstock.ingest.sources._limits import DamagedFileError
 from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
@@ -53,6 +61,7 @@ class Tabular(SourceScan):
     columns: Mapping[str, ColumnLike]
     plans: tuple[ColumnPlan, ...]
     scan: Scan
+    notes: Sequence[str] = ()
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         """See `SourceScan`."""
@@ -60,7 +69,7 @@ class Tabular(SourceScan):
             yield from self._rows(reader, file)
 
     def _rows(self, reader: SourceReader, file: ObjectInfo) -> Iterator[SourceItem]:
-        row = unpacked_bytes = 0
+        row = 0
         started = False
         try:
             for item in self.scan(reader, file):
@@ -68,16 +77,14 @@ class Tabular(SourceScan):
                     if isinstance(valid, Reject):
                         yield valid
                         continue
-                    if not started and (reason := _mismatch(self.plans, valid.batch)) is not None:
+                    if not started and (reason := _mismatch(self.plans, valid.batch, reader)) is not None:
                         yield Reject(file.key, reason)
                         return
                     for block in _split_by_size(valid):
                         for found in _converted(self.plans, file.key, block):
                             started = True
                             yield found
-                            unpacked_bytes += found.batch.nbytes if isinstance(found, RowBatch) else 0
                         row = block.first_row + len(block.batch)
-                        check_unpacked(file.size, unpacked_bytes)
         except SourceChangedError as error:
             if started:  # rows of the old version were yielded: the whole part must be retried
                 raise
@@ -89,19 +96,30 @@ class Tabular(SourceScan):
                 yield Reject(file.key, f"cannot be read: {error}")
 
 
-def open_tabular(files: Sequence[ObjectInfo], plans: Sequence[ColumnPlan], scan: Scan) -> Tabular:
-    """A scan of files with the given columns."""
-    return Tabular(files, {plan.name: plan.column for plan in plans if plan.column is not None}, tuple(plans), scan)
+def open_tabular(reader: SourceReader, files: Sequence[ObjectInfo], plans: Sequence[ColumnPlan], scan: Scan) -> Tabular:
+    """A scan of files with the selected ones of the given columns."""
+    plans = [plan for plan in plans if reader.selects(plan.name)] or plans
+    columns = {plan.name: plan.column for plan in plans if plan.column is not None}
+    return Tabular(files, columns, tuple(plans), scan, [plan.note for plan in plans if plan.note is not None])
 
 
 def plan_columns(sample: pa.RecordBatch, nulls: frozenset[str] = frozenset()) -> list[ColumnPlan]:
     """Decide the columns from the first rows of a file and its metadata; `nulls` names columns with nulls."""
     sample = _without(sample, _invalid_rows(sample))
     features, names = features_of(sample.schema), sample.schema.names
-    return [
-        plan_column(name, sample.column(index), feature=features.get(names[index]), has_nulls=names[index] in nulls)
-        for name, index in column_indices(names).items()
-    ]
+    plans = []
+    for name, index in column_indices(names).items():
+        plan = plan_column(
+            name, sample.column(index), feature=features.get(names[index]), has_nulls=names[index] in nulls
+        )
+        renamed = f"column {names[index]!r} of the source is called {name!r}" if name != names[index] else None
+        plans.append(replace(plan, note="; ".join(filter(None, [renamed, plan.note])) or None))
+    return plans
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows; unlike `pa.array([], type)`, `pa.nulls` supports every type."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def column_indices(names: Sequence[str]) -> dict[str, int]:
@@ -136,20 +154,20 @@ def first_readable(
     for file in files[:_MAX_TRIED]:
         try:
             return read(reader, file)
-        except (SourceChangedError, *UNREADABLE) as error:
+        except (SourceChangedError, RejectedFileError, *UNREADABLE) as error:
             first_error = first_error or f"{reader.uri(file.key)}: {error}"
     raise InvalidInputError(
         f"none of the first {min(len(files), _MAX_TRIED)} files can be read; the first, {first_error}"
     )
 
 
-def _mismatch(plans: Sequence[ColumnPlan], batch: pa.RecordBatch) -> str | None:
+def _mismatch(plans: Sequence[ColumnPlan], batch: pa.RecordBatch, reader: SourceReader) -> str | None:
     """Why the rows of a file do not match the columns of the table, or None."""
     known = {plan.name: plan for plan in plans}
-    indices = column_indices(batch.schema.names)
+    indices = {name: at for name, at in column_indices(batch.schema.names).items() if reader.selects(name)}
     if extra := [name for name in indices if name not in known]:
         names = ", ".join(map(repr, extra[:_MAX_LISTED])) + (", …" if len(extra) > _MAX_LISTED else "")
-        return f"it has columns that the first file lacks: {names}; ingest it into a separate table"
+        return f"it has columns that the first file lacks: {names}; select columns, or ingest it into another table"
     for name, index in indices.items():
         try:
             known[name].convert(batch.column(index).slice(0, 0))

@@ -30,7 +30,16 @@ from penstock.errors import InvalidInputError, SampleError, SourceChangedError
 from penstock.format import Column, ColumnLike, infer_schema
 from penstock.format.kinds import BadValueError, Embedding, Json, Kind, List, Tensor
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceScan, evenly_spaced, extension
+from penstock.ingest._source import (
+    Reject,
+    RejectedFileError,
+    Row,
+    Source,
+    SourceItem,
+    SourceScan,
+    evenly_spaced,
+    extension,
+)
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
 from penstock.ingest.sources._limits import DamagedFileError
 from penstock.ingest.sources._streams import DecompressedStream
@@ -105,7 +114,7 @@ class _ValidText(_RawText):
 
 def _open_csv(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     found = data_files(reader, files, _CSV)
-    return open_tabular(found, first_readable(reader, found, _plan_csv), _scan_csv)
+    return open_tabular(reader, found, first_readable(reader, found, _plan_csv), _scan_csv)
 
 
 def _plan_csv(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
@@ -115,7 +124,15 @@ def _plan_csv(reader: SourceReader, file: ObjectInfo) -> list[ColumnPlan]:
         first = next(iter(batches), None)
         names = batches.schema.names
     batch = first if first is not None else pa.RecordBatch.from_arrays([pa.array([], pa.string())] * len(names), names)
-    return [_plan_csv_column(name, batch.column(index), types[index]) for name, index in column_indices(names).items()]
+    return [
+        _plan_csv_column(name, batch.column(index), _declared_type(reader.declared.get(name)) or types[index])
+        for name, index in column_indices(names).items()
+    ]
+
+
+def _declared_type(kind: Kind | None) -> pa.DataType | None:
+    """The type that cells of a column of a declared kind are parsed as; None if it was not declared."""
+    return None if kind is None else kind.arrow_type if isinstance(kind, Tensor) and not kind.shape else pa.string()
 
 
 def _widened(type: pa.DataType) -> pa.DataType:
@@ -213,6 +230,8 @@ class _JsonLines(SourceScan):
     columns: Mapping[str, ColumnLike]
     names: Mapping[str, str]
     """JSON keys to columns."""
+    ignores_others: bool = False
+    """Whether other keys are ignored."""
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         """See `SourceScan`."""
@@ -232,7 +251,7 @@ class _JsonLines(SourceScan):
     def _row(self, name: str, found: dict[str, Any] | str) -> Row | Reject:
         if isinstance(found, str):
             return Reject(name, found)
-        if not found.keys() <= self.names.keys():
+        if not self.ignores_others and not found.keys() <= self.names.keys():
             extra = [key for key, value in found.items() if key not in self.names and value is not None]
             if extra:
                 return Reject(name, f"has {extra[0]!r}, a key that none of the first lines has")
@@ -250,15 +269,16 @@ def _open_jsonl(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan
                     reason = f"{file.key}:{number} {value}"
                 else:
                     first.append(value)
-        except (SourceChangedError, *UNREADABLE) as error:
+        except (SourceChangedError, RejectedFileError, *UNREADABLE) as error:
             reason = f"{file.key} cannot be read: {error}"
     if not first:
         raise InvalidInputError(f"the first lines of the files in {reader.store.uri} are not JSON objects: {reason}")
     names: dict[str, str] = {}
     for key in dict.fromkeys(key for value in first for key in value):
         names[key] = column_name(key, names.values())
+    names = {key: name for key, name in names.items() if reader.selects(name)} or names
     columns = {name: _json_column(name, [value.get(key) for value in first]) for key, name in names.items()}
-    return _JsonLines(found, columns, names)
+    return _JsonLines(found, columns, names, reader.columns is not None)
 
 
 def _json_column(name: str, values: Sequence[Any]) -> Column:

@@ -109,6 +109,8 @@ def _load(reader: SourceReader, file: ObjectInfo) -> dict[str, npt.NDArray[Any]]
         _check_sizes(value for item in loaded for value in (item.values() if isinstance(item, dict) else [item]))
         return list(loaded)
     columns = {"data": loaded} if _is_tensor(loaded) else loaded
+    if isinstance(columns, dict):
+        columns = {name: value for name, value in columns.items() if reader.selects(name)} or columns
     if not isinstance(columns, dict) or not columns:
         raise SampleError(f"it holds a {type(loaded).__name__}; {_SUPPORTED}")
     for name, value in columns.items():

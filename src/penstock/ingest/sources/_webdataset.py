@@ -14,7 +14,7 @@ from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Label, Linked, Text, Video
 from penstock.ingest._reader import MAX_VALUE_BYTES, SourceReader
-from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceScan
+from penstock.ingest._source import Reject, RejectedFileError, Row, Source, SourceItem, SourceScan
 from penstock.ingest.sources._limits import DamagedFileError
 from penstock.ingest.sources._streams import ByteStream, DecompressedStream, read_exactly
 from penstock.ingest.sources._tar import SparseFile, TarMember, members
@@ -117,12 +117,14 @@ class _Shards(SourceScan):
         for part in members:
             if error is not None:
                 continue
+            name = self.names.get(part.ending) or column_name(
+                _underscored(part.ending), {*values, *self.names.values()}
+            )
+            if not reader.selects(name):
+                continue
             try:
                 _check(part, seen)
                 seen[part.ending] = part.member.size
-                name = self.names.get(part.ending) or column_name(
-                    _underscored(part.ending), {*values, *self.names.values()}
-                )
                 values[name] = _value(reader, file, stream, part)
             except DamagedFileError:
                 raise
@@ -224,7 +226,7 @@ def _sample_endings(reader: SourceReader, shards: Sequence[ObjectInfo]) -> tuple
                             f"the samples of {reader.uri(file.key)} have more than {_MAX_COLUMNS} different extensions;"
                             " they are not rows of one table"
                         )
-            except DamagedFileError:
+            except (DamagedFileError, RejectedFileError):
                 pass  # reported by `rows`
         if samples:
             return samples, endings
