@@ -1,7 +1,9 @@
 """Behaviour specific to folders."""
 
+import errno
 import multiprocessing
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StorageError
+import penstock
+from penstock.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    CommitStateUnknownError,
+    NotFoundError,
+    StorageError,
+)
 from penstock.storage import FolderStore, open_store
 
 
@@ -111,3 +120,82 @@ def test_file_system_without_hard_links_is_an_error(tmp_path: Path, monkeypatch:
     with pytest.raises(StorageError, match="no hard links"):
         FolderStore(tmp_path).create("k", b"")
     assert os.listdir(tmp_path) == []
+
+
+class _BrokenDisk(FolderStore):
+    """A folder on a file system that cannot sync the folders of these names."""
+
+    def __init__(self, root: Path, *broken: str) -> None:
+        super().__init__(root)
+        self.broken = set(broken)
+        self.synced: list[str] = []
+
+    def _fsync(self, fd: int) -> None:  # type: ignore[override]
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if path.is_dir():
+            if path.name in self.broken:
+                raise OSError(errno.EIO, "Input/output error")
+            self.synced.append(path.name)
+
+
+@pytest.mark.parametrize("write", ["create", "put"])
+def test_an_object_whose_folder_cannot_be_synced_is_an_error_until_it_is(tmp_path: Path, write: str) -> None:
+    store = _BrokenDisk(tmp_path, "log")
+    (tmp_path / "log").mkdir()
+    with pytest.raises(StorageError, match=f"cannot {write} .*/log/1: Input/output error"):
+        getattr(store, write)("log/1", b"1")
+    assert (tmp_path / "log" / "1").read_bytes() == b"1", "it exists, but may not survive a crash"
+    for read in (store.get, store.head):
+        with pytest.raises(StorageError, match="Input/output error"):
+            read("log/1")
+    store.broken.clear()
+    assert store.get("log/1") == b"1"
+    assert store.synced[-1] == "log"
+
+
+def test_a_folder_whose_entry_could_not_be_synced_is_synced_by_the_next_write(tmp_path: Path) -> None:
+    store = _BrokenDisk(tmp_path / "table", "log")
+    with pytest.raises(StorageError, match="Input/output error"):
+        store.create("log/branch/1", b"1")
+    assert list(FolderStore(tmp_path / "table").list()) == []
+    store.broken.clear()
+    store.synced.clear()
+    store.create("log/branch/1", b"1")
+    assert store.synced == ["log", "branch"]
+
+
+def test_folders_that_another_process_created_are_synced_once(tmp_path: Path) -> None:
+    (tmp_path / "table/log/branch").mkdir(parents=True)
+    store = _BrokenDisk(tmp_path / "table")
+    store.create("log/branch/1", b"1")
+    store.create("log/branch/2", b"2")
+    assert store.synced == ["table", "log", "branch", "branch"]
+
+
+def test_a_table_that_was_removed_can_be_written_again(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "table")
+    store.create("log/branch/1", b"1")
+    shutil.rmtree(tmp_path / "table")
+    store.create("log/branch/1", b"2")
+    assert store.get("log/branch/1") == b"2"
+
+
+def test_a_commit_in_a_folder_that_cannot_be_synced_is_unknown_until_it_can(tmp_path: Path) -> None:
+    ds = penstock.create(tmp_path / "table", {"x": "int64"})
+    [branch] = os.listdir(tmp_path / "table/log")
+    store = _BrokenDisk(tmp_path / "table", branch)
+    ds = penstock.load(store)
+    ds.append({"x": [1]})
+    with pytest.raises(CommitStateUnknownError):
+        ds.commit()
+    store.broken.clear()
+    assert ds.commit() == "main@1"
+    assert len(penstock.load(tmp_path / "table")) == 1
+
+
+def test_a_tag_in_a_folder_that_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
+    penstock.create(tmp_path / "table", {"x": "int64"}).tags.create("first")
+    [folder] = (tmp_path / "table/refs/tags").iterdir()
+    ds = penstock.load(_BrokenDisk(tmp_path / "table", folder.name))
+    with pytest.raises(StorageError, match="Input/output error"):
+        ds.tags.delete("first")

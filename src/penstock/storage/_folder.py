@@ -25,13 +25,23 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class FolderStore(Store):
-    """Objects as files: published whole by `link` or `rename`, and synced with their folders before a call returns."""
+    """Objects as files: published whole by `link` or `rename`, and synced with their folders before a call returns.
+
+    Where a folder cannot be synced, the write fails, and its objects cannot be read back until the folder is synced:
+    so no caller takes an object that it finds for one that is durable.
+    """
+
+    _fsync = staticmethod(os.fsync)
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
         self.is_local = on_local_filesystem(self._root)
         self._open_files = OpenFileCache(self._open)
+        self._synced_folders: set[Path] = set()
+        """Folders whose own entries are known to be durable."""
+        self._unsynced_folders: set[Path] = set()
+        """Folders with entries that may not be durable."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
@@ -129,6 +139,8 @@ class FolderStore(Store):
         check_key(key)
         uri = object_uri(self.uri, key)
         with _translated("read", uri):
+            if self._unsynced_folders and (folder := (self._root / key).parent) in self._unsynced_folders:
+                self._sync_folder(folder)  # a writer reads back what it may have created, and must not trust it before
             try:
                 fd = os.open(f"{self.uri}/{key}", os.O_RDONLY)
             except _ABSENT as error:
@@ -157,19 +169,56 @@ class FolderStore(Store):
         uri = object_uri(self.uri, key)
         temporary = target.with_name(TEMPORARY_PREFIX + secrets.token_hex(8))
         with _translated(verb, uri):
-            fd = _open_new(temporary)
+            fd = self._open_new(temporary)
         try:
             for chunk in chunks:
                 with _translated(verb, uri):
                     _write_all(fd, chunk)
             with _translated(verb, uri):
-                os.fsync(fd)
+                self._fsync(fd)
                 publish(temporary, target, uri)
-                _sync_folder(target.parent)
+                self._sync_folder(target.parent)
         finally:
             os.close(fd)
             with suppress(OSError):
                 os.unlink(temporary)
+
+    def _open_new(self, path: Path) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._make_folder(path.parent)
+        try:
+            return os.open(path, flags, 0o666)
+        except FileNotFoundError:  # the folder was removed since
+            self._synced_folders.clear()
+            self._make_folder(path.parent)
+            return os.open(path, flags, 0o666)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder and its parents, synced to disk; inside the root also those that another process created."""
+        inside = folder.is_relative_to(self._root) and folder != self._root
+        if folder in self._synced_folders or (not inside and folder.is_dir()):
+            return
+        self._make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        try:
+            self._sync_folder(folder.parent)
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()  # so that a later attempt syncs it
+            raise
+        self._synced_folders.add(folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        self._unsynced_folders.add(folder)
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            self._fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
+                raise
+        finally:
+            os.close(fd)
+        self._unsynced_folders.discard(folder)
 
     def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
         try:
@@ -235,35 +284,6 @@ def _link(temporary: Path, target: Path, uri: str) -> None:
             reason = "this file system has no hard links, so it cannot create objects atomically"
             raise _errors.failed("create", uri, reason) from error
         raise
-
-
-def _open_new(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        _make_folder(path.parent)
-        return os.open(path, flags, 0o666)
-
-
-def _make_folder(folder: Path) -> None:
-    """Create a folder and its parents, synced to disk."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
-            raise
-    finally:
-        os.close(fd)
 
 
 def _write_all(fd: int, chunk: Buffer) -> None:
