@@ -27,7 +27,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 @pytest.fixture(scope="module", params=["folder", "s3"])
 def ds(request: pytest.FixtureRequest) -> Dataset:
     """Rows read directly from local files, and rows gathered from fetched pages."""
-    place = new_location(request.param)
+    return table(request.param)
+
+
+@pytest.fixture(scope="module")
+def local() -> Dataset:
+    return table("folder")
+
+
+def table(kind: str) -> Dataset:
+    place = new_location(kind)
     ds = penstock.create(
         place.uri, {"n": Tensor("int64"), "x": Tensor("float32", (WIDTH,))}, storage_options=place.options
     )
@@ -197,6 +206,89 @@ def test_a_collate_fn_gives_the_same_in_a_worker_as_in_this_process(ds: Dataset,
             assert type(one) is type(other) is torch.Tensor
             assert torch.equal(one, other)
             assert one.requires_grad == other.requires_grad
+
+
+def resized(samples: list[dict[str, Any]]) -> list[torch.Tensor]:
+    return [sample["x"].resize_(2, WIDTH // 4) for sample in samples]
+
+
+WORKERS = {"here": 0, "threads": 2, "processes": penstock.Workers(1, "process")}
+
+
+def by_turns(samples: list[dict[str, Any]]) -> Any:
+    """Another collate_fn for each batch."""
+    functions = [transposed_samples, resized, with_gradients, samples_with_gradients, written_to, untouched]
+    return functions[int(samples[0]["n"]) % len(functions)](samples)
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_a_collate_fn_gives_the_same_in_every_kind_of_worker(local: Dataset, workers: str) -> None:
+    one, other = (
+        local.pytorch(batch_size=BATCH, shuffle=True, collate_fn=by_turns, num_workers=WORKERS[name])
+        for name in ("here", workers)
+    )
+    with one, other:
+        for expected, found in zip(one, other, strict=True):
+            for here, there in zip(leaves(expected), leaves(found), strict=True):
+                assert type(here) is type(there) is torch.Tensor
+                assert torch.equal(here, there)
+                assert here.requires_grad == there.requires_grad
+
+
+class CachingTransform:
+    """Caches the samples that it gets, in its process, and returns them from then on."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, dict[str, Any]] = {}
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return self.cache.setdefault(int(sample["n"]), sample)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_samples_cached_by_a_transform_stay_unchanged(local: Dataset, workers: str) -> None:
+    with local.pytorch(
+        batch_size=BATCH, shuffle=True, transform=CachingTransform(), num_workers=WORKERS[workers]
+    ) as loader:
+        for _ in range(3):
+            assert sorted(number for batch in loader for number in check(batch)) == list(range(ROWS))
+
+
+def identity(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_batch_of_a_loader_held_across_a_fork_stays_unchanged_in_the_child(local: Dataset, workers: str) -> None:
+    """The parent drops its batches, and reads others, while children still use them."""
+    with local.pytorch(
+        batch_size=BATCH, shuffle=True, batch_transform=identity, num_workers=WORKERS[workers]
+    ) as loader:
+        children = []
+        reading, writing = os.pipe()
+        for _ in range(3):
+            held = []
+            for batch in loader:
+                held.append((batch, batch["n"].tolist()))
+                if len(held) == 3:
+                    break
+            if (child := os.fork()) == 0:
+                status = 1
+                try:
+                    os.close(writing)
+                    os.read(reading, 1)
+                    status = 0 if all(check(batch) == numbers for batch, numbers in held) else 2
+                finally:
+                    os._exit(status)
+            children.append(child)
+            held.clear()
+            del batch
+        for _ in range(3):
+            for batch in loader:
+                check(batch)
+        os.close(writing)
+        os.close(reading)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 
 
 def leaves(batch: Any) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ import gc
 import os
 
 import numpy as np
+import pytest
 
 from penstock.device import MIN_SHARED_BYTES, SharedMemoryHandle, SharedMemoryPool, SharedMemoryReceiver
 from tests.engine.watch import open_files
@@ -106,3 +107,31 @@ def test_a_forked_child_does_not_release_segments_of_its_parent() -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert pool.allocate((1 << 20,), np.uint8).ctypes.data != address
+
+
+@pytest.mark.parametrize("held", ["by the receiver", "by the owner"])
+def test_memory_that_a_fork_may_see_is_not_reused_but_freed(held: str) -> None:
+    pool, receiver = SharedMemoryPool(), SharedMemoryReceiver()
+    array = pool.allocate((1 << 20,), np.uint8)
+    address = array.ctypes.data
+    if held == "by the receiver":
+        handle = pool.export(address, array.nbytes)
+        assert handle is not None
+        array = receiver.attach(handle)
+    array[:] = 7
+    before = len(os.listdir("/proc/self/fd"))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0 if (array == 7).all() else 1)
+    del array
+    for _ in range(3):
+        other = pool.allocate((1 << 20,), np.uint8)
+        other[:] = 9
+        del other
+    os.close(writing)
+    os.close(reading)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir("/proc/self/fd")) == before, "one segment was closed, and one is new"

@@ -200,16 +200,17 @@ class _TransportTensor(NamedTuple):
     """A tensor in transit between processes."""
 
     array: npt.NDArray[Any]
+    requires_grad: bool
 
 
 def _leaf_to_transport(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.device.type != "cpu":
         return leaf
-    return _TransportTensor(as_array(leaf.detach().contiguous()))
+    return _TransportTensor(as_array(leaf.detach().contiguous()), leaf.requires_grad)
 
 
 def _leaf_from_transport(leaf: Any) -> Any:
-    return as_tensor(leaf.array) if isinstance(leaf, _TransportTensor) else leaf
+    return as_tensor(leaf.array).requires_grad_(leaf.requires_grad) if isinstance(leaf, _TransportTensor) else leaf
 
 
 class _Transfer:

@@ -12,7 +12,7 @@ class SharedMemory:
     """A memory-mapped file descriptor that another process can open."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd, self.retired = fd, False
         stat = os.fstat(fd)
         self.size, self.inode = stat.st_size, stat.st_ino
         self.view = memoryview(mmap.mmap(fd, self.size))

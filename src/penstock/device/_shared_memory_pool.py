@@ -1,5 +1,7 @@
 """A pool of shared memory for arrays that another process receives, reused when that process releases them.
 
+Memory that a process could see when it was forked is not reused, because the fork may still use it.
+
 Sending an array then costs a few words, because reused memory is neither cleared by the system nor mapped page by page.
 The memory is a memfd and not in `/dev/shm`, which is small in containers.
 """
@@ -16,11 +18,26 @@ import numpy.typing as npt
 from penstock.device._shared_memory import SharedMemory
 
 _HEADER_BYTES = 64
-"""The offset of the array in its segment; byte 0 is 1 while another process uses the segment."""
+"""The offset of the array in its segment; byte 0 of the segment is its state."""
+_FREE, _EXPORTED, _RETIRED = 0, 1, 2
+"""Not used by another process; used by one; used by a process that was forked while it could see the array."""
 MIN_SHARED_BYTES = 64 << 10
 """Smaller arrays are cheaper to pickle."""
 _SIZE_SLACK = 1 << 20
 _MAX_IDLE, _MAX_MAPPINGS = 4, 8
+
+
+_forks = 0
+"""Grows around each fork of this process. A fork sees the memory of every array that exists then, for as long as it
+lives, so that memory is never reused."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class SharedMemoryHandle(NamedTuple):
@@ -67,9 +84,14 @@ class SharedMemoryPool:
     def export(self, address: int, size: int) -> SharedMemoryHandle | None:
         """A handle to the array at an address; None if it is not from this pool, or is exported already."""
         segment = self._in_use.get(address)
-        if segment is None or segment.view[0] or _HEADER_BYTES + size > segment.size or self._pid != os.getpid():
+        if (
+            segment is None
+            or segment.view[0] != _FREE
+            or _HEADER_BYTES + size > segment.size
+            or self._pid != os.getpid()
+        ):
             return None
-        segment.view[0] = 1
+        segment.view[0] = _EXPORTED
         return SharedMemoryHandle(self._pid, segment.fd, segment.inode, size)
 
     def _acquire(self, size: int) -> SharedMemory | None:
@@ -78,11 +100,12 @@ class SharedMemoryPool:
         idle = 0
         for _ in range(len(self._idle)):
             segment = self._idle.popleft()
-            if segment.view[0]:
+            reusable = segment.view[0] == _FREE and not segment.retired
+            if segment.view[0] == _EXPORTED:
                 self._idle.append(segment)
-            elif found is None and size <= segment.size <= 2 * size + _SIZE_SLACK:
+            elif reusable and found is None and size <= segment.size <= 2 * size + _SIZE_SLACK:
                 found = segment
-            elif idle < _MAX_IDLE:
+            elif reusable and idle < _MAX_IDLE:
                 self._idle.append(segment)
                 idle += 1
             else:
@@ -100,12 +123,13 @@ class _PooledSegment:
     def __init__(self, segment: SharedMemory, in_use: dict[int, SharedMemory], idle: deque[SharedMemory]) -> None:
         array = np.frombuffer(segment.view, np.uint8, offset=_HEADER_BYTES)
         self.__array_interface__ = array.__array_interface__
-        self._segment, self._in_use, self._idle = segment, in_use, idle
+        self._segment, self._in_use, self._idle, self._forks = segment, in_use, idle, _forks
         self._address = array.ctypes.data
         in_use[self._address] = segment
 
     def __del__(self) -> None:
         del self._in_use[self._address]
+        self._segment.retired = self._forks != _forks
         self._idle.append(self._segment)
 
 
@@ -138,8 +162,8 @@ class _AttachedSegment:
 
     def __init__(self, memory: memoryview) -> None:
         self.__array_interface__ = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES).__array_interface__
-        self._memory, self._pid = memory, os.getpid()
+        self._memory, self._pid, self._forks = memory, os.getpid(), _forks
 
     def __del__(self) -> None:
         if self._pid == os.getpid():  # a forked child holds a copy of this object, and does not release the segment
-            self._memory[0] = 0
+            self._memory[0] = _FREE if self._forks == _forks else _RETIRED

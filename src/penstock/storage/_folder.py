@@ -1,7 +1,6 @@
 """A store in a folder of a local or network file system."""
 
 import errno
-import mmap
 import os
 import secrets
 import stat
@@ -14,7 +13,7 @@ from pathlib import Path
 from penstock.storage import _errors
 from penstock.storage._buffers import MAX_BUFFERS, byte_view, new_buffer
 from penstock.storage._keys import TEMPORARY_PREFIX, check_key, object_uri
-from penstock.storage._local_files import OpenFileCache, on_local_filesystem
+from penstock.storage._local_files import OpenFiles, close_oldest_file, map_file, on_local_filesystem
 from penstock.storage._store import ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
 
@@ -27,13 +26,23 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class FolderStore(Store):
-    """Objects as files: published whole by `link` or `rename`, and synced with their folders before a call returns."""
+    """Objects as files: published whole by `link` or `rename`, and synced with their folders before a call returns.
+
+    Where a folder cannot be synced, the write fails, and its objects cannot be read back until the folder is synced:
+    so no caller takes an object that it finds for one that is durable.
+    """
+
+    _fsync = staticmethod(os.fsync)
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(os.path.abspath(root))
         self.uri = str(self._root)
         self.is_local = on_local_filesystem(self._root)
-        self._open_files = OpenFileCache(self._open)
+        self._open_files = OpenFiles()
+        self._synced_folders: set[Path] = set()
+        """Folders whose own entries are known to be durable."""
+        self._unsynced_folders: set[Path] = set()
+        """Folders with entries that may not be durable."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return FolderStore, (self.uri,)
@@ -62,13 +71,14 @@ class FolderStore(Store):
         file system one can disappear while it is mapped, which would kill the process with SIGBUS.
         """
         uri = object_uri(self.uri, key)
-        file = self._open_files[key]
+        file = self._open_files.get(key, self._open)
         _errors.check_bounds(uri, parts[-1], file.size)
         with _translated("read", uri):
             if self.is_local and parts[-1].end - parts[0].start >= _MIN_MMAP_BYTES:
-                base = parts[0].start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-                whole = memoryview(mmap.mmap(file.fd, parts[-1].end - base, access=mmap.ACCESS_READ, offset=base))
-                yield from (whole[part.start - base : part.end - base] for part in parts)
+                _errors.check_bounds(uri, parts[-1], os.fstat(file.fd).st_size)  # it may have been truncated since
+                start = parts[0].start
+                whole = map_file(file.fd, start, parts[-1].end)
+                yield from (whole[part.start - start : part.end - start] for part in parts)
                 return
             for part in parts:
                 view = new_buffer(part.length)
@@ -78,7 +88,7 @@ class FolderStore(Store):
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
         """Read the file directly into the buffers, with vectored reads."""
         uri = object_uri(self.uri, key)
-        file = self._open_files[key]
+        file = self._open_files.get(key, self._open)
         _errors.check_bounds(uri, ByteRange(start, start + sum(map(len, buffers))), file.size)
         with _translated("read", uri):
             for first in range(0, len(buffers), MAX_BUFFERS):
@@ -90,7 +100,7 @@ class FolderStore(Store):
             super().read_scattered(parts)
             return
         for key, start, buffer in parts:
-            file = self._open_files[key]
+            file = self._open_files.get(key, self._open)
             try:
                 count = os.preadv(file.fd, (buffer,), start)
             except OSError:
@@ -131,13 +141,19 @@ class FolderStore(Store):
             with _translated("delete", object_uri(self.uri, key)), suppress(*_ABSENT):
                 os.unlink(self._root / key)
 
+    def close(self) -> None:
+        """Close the files that are open for reading."""
+        self._open_files.close()
+
     def _open(self, key: str) -> tuple[int, os.stat_result]:
         """Open a file; returns its descriptor, which the caller must close, and its status."""
         check_key(key)
         uri = object_uri(self.uri, key)
         with _translated("read", uri):
+            if self._unsynced_folders and (folder := (self._root / key).parent) in self._unsynced_folders:
+                self._sync_folder(folder)  # a writer reads back what it may have created, and must not trust it before
             try:
-                fd = os.open(f"{self.uri}/{key}", os.O_RDONLY)
+                fd = _open_file(f"{self.uri}/{key}", os.O_RDONLY)
             except _ABSENT as error:
                 raise _errors.not_found(uri) from error
             try:
@@ -164,19 +180,56 @@ class FolderStore(Store):
         uri = object_uri(self.uri, key)
         temporary = target.with_name(TEMPORARY_PREFIX + secrets.token_hex(8))
         with _translated(verb, uri):
-            fd = _open_new(temporary)
+            fd = self._open_new(temporary)
         try:
             for chunk in chunks:
                 with _translated(verb, uri):
                     _write_all(fd, chunk)
             with _translated(verb, uri):
-                os.fsync(fd)
+                self._fsync(fd)
                 publish(temporary, target, uri)
-                _sync_folder(target.parent)
+                self._sync_folder(target.parent)
         finally:
             os.close(fd)
             with suppress(OSError):
                 os.unlink(temporary)
+
+    def _open_new(self, path: Path) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._make_folder(path.parent)
+        try:
+            return _open_file(path, flags)
+        except FileNotFoundError:  # the folder was removed since
+            self._synced_folders.clear()
+            self._make_folder(path.parent)
+            return _open_file(path, flags)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder and its parents, synced to disk; inside the root also those that another process created."""
+        inside = folder.is_relative_to(self._root) and folder != self._root
+        if folder in self._synced_folders or (not inside and folder.is_dir()):
+            return
+        self._make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        try:
+            self._sync_folder(folder.parent)
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()  # so that a later attempt syncs it
+            raise
+        self._synced_folders.add(folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        self._unsynced_folders.add(folder)
+        fd = _open_file(folder, os.O_RDONLY)
+        try:
+            self._fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
+                raise
+        finally:
+            os.close(fd)
+        self._unsynced_folders.discard(folder)
 
     def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
         try:
@@ -205,6 +258,15 @@ def leads_nowhere(entry: os.DirEntry[str]) -> bool:
             raise
         return True
     return False
+
+
+def _open_file(path: str | Path, flags: int) -> int:
+    while True:
+        try:
+            return os.open(path, flags, 0o666)
+        except OSError as error:  # the rest of the process may use many descriptors
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not close_oldest_file():
+                raise
 
 
 def _read_at(fd: int, view: memoryview, offset: int) -> int:
@@ -253,35 +315,6 @@ def _link(temporary: Path, target: Path, uri: str) -> None:
             reason = "this file system has no hard links, so it cannot create objects atomically"
             raise _errors.failed("create", uri, reason) from error
         raise
-
-
-def _open_new(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        _make_folder(path.parent)
-        return os.open(path, flags, 0o666)
-
-
-def _make_folder(folder: Path) -> None:
-    """Create a folder and its parents, synced to disk."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
-            raise
-    finally:
-        os.close(fd)
 
 
 def _write_all(fd: int, chunk: Buffer) -> None:

@@ -102,3 +102,6 @@ class Store(ABC):
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; missing keys are ignored."""
+
+    def close(self) -> None:  # noqa: B027
+        """Close what the store holds open; it is opened again when it is needed, and closed with the last reference."""
