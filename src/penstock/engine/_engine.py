@@ -318,6 +318,7 @@ class EngineRun:
         """The position after the last delivered batch."""
         self.in_progress = False
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
+        self._closed_because = "this loader was closed while it was read"
         self._stop = weakref.finalize(self, pipeline.stop)
         pipeline.start(state.epoch, state.consumed)
 
@@ -329,7 +330,10 @@ class EngineRun:
         first = True
         last = not self._engine.steps_from(self.state.consumed)
         while not last:
-            span, batches = self._pipeline.next_span()
+            found = self._pipeline.next_span()
+            if found is None:
+                raise InvalidInputError(self._closed_because)
+            span, batches = found
             collector.blocks_drawn += span.blocks_drawn
             collector.batches_drawn += len(span.batch_rows)
             waiting = list(zip(batches, span.batch_rows, span.consumed, strict=False))[::-1]  # a `Failure` is last
@@ -338,7 +342,7 @@ class EngineRun:
             end = 0
             while waiting:
                 if not self._stop.alive:
-                    raise InvalidInputError("this loader was closed while it was read")
+                    raise InvalidInputError(self._closed_because)
                 batch, rows, consumed = waiting.pop()
                 if isinstance(batch, Failure):
                     raise batch.error
@@ -367,7 +371,8 @@ class EngineRun:
         """Stop the threads without joining them."""
         self._stop()
 
-    def close(self) -> None:
-        """Stop the threads and join them for a moment."""
+    def close(self, because: str | None = None) -> None:
+        """Stop the threads and join them for a moment; `because` is what its iterator then raises."""
+        self._closed_because = because or self._closed_because
         self._stop.detach()
         self._pipeline.stop(wait=True)

@@ -23,6 +23,11 @@ from penstock.types import World
 _LEASE_S = 7 * 86_400.0
 _RELEASE_S = 0.5
 
+_SUPERSEDED = (
+    "another iteration of this loader has begun, which ended this one: a loader has one iterator at a time; create a "
+    "second loader to read the table twice at once"
+)
+
 ConsistencyCheck = Callable[[LoaderState], None]
 """Compares the order and the position of all ranks; raises `InvalidInputError` if they differ."""
 
@@ -37,6 +42,10 @@ class Loader:
     - `state_dict` is the position after the last delivered batch, small enough for any checkpoint; after
       `load_state_dict` the next iteration continues there, with any number of ranks or workers and any batch size.
     - Breaking out of an iteration stops its threads. A batch belongs to the user and is never overwritten.
+    - One iterator reads a loader at a time: the first step of a new one ends the one before, whose next step raises
+      `InvalidInputError`. Two loaders of one table are independent.
+    - Under torch.distributed or jax.distributed, ranks compare the order, the epoch and the position at the first step
+      of every iteration. If they differ, all ranks raise `InvalidInputError`.
     """
 
     def __init__(
@@ -79,9 +88,6 @@ class Loader:
         weakref.finalize(self, self._lease.release)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._check_ranks is not None:
-            self._check_ranks(self._next)
-            self._check_ranks = None
         return self._epoch()
 
     def __len__(self) -> int:
@@ -152,11 +158,13 @@ class Loader:
 
     def _epoch(self) -> Iterator[Any]:
         start, self._resumed = self._next, False
+        if self._check_ranks is not None:
+            self._check_ranks(start)
         self._next = LoaderState(start.order, start.epoch + 1, 0)
         run = self._run
         if run is None or run.in_progress or run.state != start:
             if run is not None:
-                run.close()
+                run.close(_SUPERSEDED if run.in_progress else None)
             self._lease.acquire()
             for process in self._processes:
                 process.open()

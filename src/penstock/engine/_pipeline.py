@@ -29,7 +29,7 @@ from penstock.engine._fetch import Fetcher, PageRuns, Request
 from penstock.engine._planner import PlannedSpans, Planner
 from penstock.engine._stats import StatsCollector
 from penstock.engine._window import Window
-from penstock.errors import CorruptError, InvalidInputError
+from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
 _JOIN_S = 0.5
@@ -105,15 +105,15 @@ class Pipeline:
                 if thread is not current_thread():
                     thread.join(max(0.0, ends - time.monotonic()))
 
-    def next_span(self) -> tuple[Span, Sequence[Any]]:
-        """The next span and its batches; raises the error that occurred in it."""
+    def next_span(self) -> tuple[Span, Sequence[Any]] | None:
+        """The next span and its batches, None after `stop`; raises the error that occurred in it."""
         started, busy = time.perf_counter(), 0.0
         with self._lock:
             while (found := self._results.pop(self._delivered, None)) is None:
                 if self._failure is not None and self._delivered == self._admitted:
                     raise self._failure
                 if self._stopped:
-                    raise InvalidInputError("this loader was closed while it was read")
+                    return None
                 if self._inline_builder is not None and self._startable():
                     span = heappop(self._ready_spans)[1]
                     self._lock.release()
