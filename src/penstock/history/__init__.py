@@ -12,7 +12,7 @@ from penstock.history._changes import (
 )
 from penstock.history._difference import Difference, difference
 from penstock.history._ids import RowIds
-from penstock.history._leases import WriteIntent, lease, store_time
+from penstock.history._leases import HeldLease, WriteIntent, lease, store_time
 from penstock.history._log import discard, expired_error, iter_commits, newest_commit, publish, read_commit
 from penstock.history._lookup import find_commit_at, find_version, merge_base
 from penstock.history._refs import MAIN, Refs, RefType
@@ -40,6 +40,7 @@ __all__ = [
     "DropField",
     "Edit",
     "ExtendLabel",
+    "HeldLease",
     "MakeNullable",
     "RefType",
     "Refs",

@@ -3,6 +3,7 @@
 All times are the store's: an object's age is the difference of two modification times.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,16 +47,38 @@ def store_time(store: Store) -> float:
             store.delete([key])
 
 
+class HeldLease:
+    """A lease in the store; only the process that took it renews and releases it, not its forked children."""
+
+    def __init__(self, store: Store, commit: Commit, *, seconds: float) -> None:
+        self._store, self._pid = store, os.getpid()
+        self._key = f"leases/{new_id()}.json"
+        self._body = seal(asdict(Lease(commit.branch, commit.version, commit.snapshot.id, seconds)))
+        self.renew()
+
+    def renew(self) -> None:
+        """Protect the version for another `seconds` from now."""
+        if self._pid == os.getpid():
+            self._store.put(self._key, self._body)
+
+    def release(self) -> None:
+        """Protect the version no longer; a store that does not respond lets the lease expire."""
+        if self._pid == os.getpid():
+            with suppress(StorageError):
+                self._store.delete([self._key])
+
+
 @contextmanager
-def lease(store: Store, commit: Commit, *, seconds: float) -> Iterator[None]:
-    """Protect a version from vacuum while the block runs, and for `seconds` if the process dies in it."""
-    key = f"leases/{new_id()}.json"
-    store.put(key, seal(asdict(Lease(commit.branch, commit.version, commit.snapshot.id, seconds))))
+def lease(store: Store, commit: Commit, *, seconds: float) -> Iterator[HeldLease]:
+    """Protect a version from vacuum while the block runs, and for `seconds` if the process dies in it.
+
+    A block that runs longer than `seconds` renews the lease in time.
+    """
+    held = HeldLease(store, commit, seconds=seconds)
     try:
-        yield
+        yield held
     finally:
-        with suppress(StorageError):
-            store.delete([key])
+        held.release()
 
 
 def live_leases(store: Store, *, now_s: float) -> list[Lease]:

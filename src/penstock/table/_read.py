@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
 from itertools import accumulate, chain
@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
 from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values
-from penstock.history import Tree, check_not_expired, expired_error, lease
+from penstock.history import HeldLease, Tree, check_not_expired, expired_error, lease
 from penstock.storage import Prefetch, Store, read_ahead
 from penstock.table._blobs import BlobReader, LinkReader, decode_reference, read_blob
 from penstock.table._gather import RawColumn, dense_views, gather
@@ -237,19 +237,16 @@ class Reader:
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
     @contextmanager
-    def lease(self, seconds: float) -> Iterator[bool]:
-        """Protect this version from vacuum; yields False if this user may not write a lease."""
-        held = lease(self.store, self.commit, seconds=seconds)
-        try:
-            held.__enter__()
-        except AccessDeniedError:
-            yield False
-            return
-        try:
+    def lease(self, seconds: float) -> Iterator[HeldLease | None]:
+        """Protect this version from vacuum; yields None if this user may not write a lease."""
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(lease(self.store, self.commit, seconds=seconds))
+            except AccessDeniedError:
+                yield None
+                return
             check_not_expired(self.store, self.commit)
-            yield True
-        finally:
-            held.__exit__(None, None, None)
+            yield held
 
     @property
     def lease_warning(self) -> str:
