@@ -5,7 +5,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Spans are admitted in plan order, and blocks get memory in that order. So a block of the next span never waits for
   memory that a later span holds.
 - Batches are delivered in order. An error is raised at its position: after all batches before it, before any other.
-- If nothing in flight can free memory, the next span is admitted over budget; the pipeline never deadlocks on memory.
+- If nothing in flight can free memory, the next block is admitted over budget; the pipeline never deadlocks on memory.
 - After the last span of an epoch come the spans of the next epoch, as far as the window has room.
 - A thread takes the most urgent task: continue the plan, build a span, read a page of a local file. So there are no
   more threads than cores that can use them; each further thread would contend for the GIL. Only requests to remote
@@ -75,6 +75,8 @@ class Pipeline:
         self._ready_spans: list[tuple[int, Span]] = []
         self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
         self._delivered = self._admitted = self._released = self._idle_threads = 0
+        self._filling = 0
+        """Blocks that are admitted and not filled yet."""
         self._failure: BaseException | None = None
         self._stopped = self._joined = False
         self._threads = [
@@ -237,9 +239,10 @@ class Pipeline:
         with self._lock:
             if self._blocked_since is not None:
                 return False
-            if not self._window.admit(block, force=self._admitted == self._released):
+            if not self._window.admit(block, force=self._admitted == self._released and not self._filling):
                 self._blocked_since = time.perf_counter()
                 return False
+            self._filling += 1
         return True
 
     def _memory_freed(self, *, by_thread: bool) -> None:
@@ -318,8 +321,8 @@ class Pipeline:
                 if not span.pending_blocks:
                     self._mark_ready(span)
             block.waiting_spans = []
-            if block.raw_bytes:
-                self._memory_freed(by_thread=self._fetcher is None)
+            self._filling -= 1
+            self._memory_freed(by_thread=self._fetcher is None)
 
     def _mark_ready(self, span: Span) -> None:
         """Make a span available to builders; called with the lock."""

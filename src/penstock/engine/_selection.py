@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.engine._row_sizes import Floats, RowSizes, leaf_sizes
 from penstock.engine._slab import fixed_column
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
@@ -20,6 +21,7 @@ from penstock.types import cached_property
 
 _MANIFEST_READERS = 64
 _MANY_LEAVES = 64
+_SAMPLED_LEAVES = 8
 _FIRST_READ_BYTES = 1 << 20
 """Blocks that the first batch draws from are split into reads of this size, if it needs only some of them."""
 
@@ -138,23 +140,21 @@ class Selection:
 
     @cached_property
     def heaviest(self) -> Field | None:
-        """The column with most bytes, estimated from the first fragment; blocks are split at its pages."""
-        sizes = self._sizes
-        return max(self.fields, key=lambda field: sizes[field.id], default=None)
+        """The column with most bytes; blocks are split at its pages."""
+        return max(self.fields, key=lambda field: self._sizes.average(field.id), default=None)
 
     @cached_property
     def row_bytes(self) -> float:
         """Approximate bytes of a row in memory, over all selected columns."""
-        size = 0.0
-        for name in self.names:
-            field = None if name == ROW_ID else self.reader.snapshot.schema[name]
-            column = fixed_column(name, field)
-            size += max(0.0 if field is None else self._sizes[field.id], 0 if column is None else column.row_bytes)
-        return max(1.0, size)
+        return max(1.0, sum(map(self._memory_sizes.average, self._memory_sizes.bytes)))
+
+    def largest_rows_bytes(self, count: float) -> float:
+        """Approximate bytes in memory of the `count` largest rows, over all selected columns."""
+        return max(count, self._memory_sizes.largest(count))
 
     @property
     def heavy_row_bytes(self) -> float:
-        return max(1.0, self._sizes[self.heaviest.id] if self.heaviest else 1.0)
+        return max(1.0, self._sizes.average(self.heaviest.id) if self.heaviest else 1.0)
 
     def block_rows(self, shuffle: ShuffleLayout) -> int:
         """Approximate rows of a block."""
@@ -192,7 +192,7 @@ class Selection:
         return [
             block
             for fragment, start in zip(fragments, starts, strict=False)
-            for block in self._split(Block(fragment, start, self._select(start, fragment.live)), shuffle.block_bytes)
+            for block in self.split(Block(fragment, start, self._select(start, fragment.live)), shuffle.block_bytes)
         ]
 
     def split_points(self, block: Block, left: Int64Array, soon: Int64Array) -> list[int]:
@@ -200,7 +200,7 @@ class Selection:
 
         Rows needed soon are read by themselves if that is much less; rows in different requests are split.
         """
-        ends = np.cumsum([len(part) for part in self._split(block, _FIRST_READ_BYTES)])
+        ends = np.cumsum([len(part) for part in self.split(block, _FIRST_READ_BYTES)])
         needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
         found = set(ends[:-1][needed[1:] != needed[:-1]].tolist())
         if self.heaviest is not None and len(left) < len(block):
@@ -232,22 +232,25 @@ class Selection:
         files = tuple(_copied(file) for file in fragment.files if ids.intersection(file.fields))
         return replace(fragment, files=files, statistics=())
 
-    def scatter(self, positions: Int64Array) -> Iterator[tuple[Block, Int64Array]]:
+    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[tuple[Block, Int64Array]]:
         """Blocks of some increasing positions, each with the indices of the positions it holds."""
         done = 0
         with self.reader.missing_as_corrupt():
             for fragment, start, inside in self.reader.tree.fragments_at(self.reader.snapshot.nodes, positions):
-                yield Block(fragment, start, inside - start), np.arange(done, done + len(inside))
-                done += len(inside)
+                for block in self.split(Block(fragment, start, inside - start), block_bytes):
+                    yield block, np.arange(done, done + len(block))
+                    done += len(block)
 
     def _select(self, start: int, live: int) -> range | Int64Array:
+        if self.rows is None:  # all of them stand for the scattered ones
+            return range(live)
         if isinstance(self.rows, range):
             return range(max(self.rows.start - start, 0), max(min(self.rows.stop - start, live), 0))
-        assert self.rows is not None
         first, end = np.searchsorted(self.rows, (start, start + live))
         return self.rows[first:end] - start
 
-    def _split(self, block: Block, block_bytes: int) -> Iterator[Block]:
+    def split(self, block: Block, block_bytes: int) -> Iterator[Block]:
+        """Split a block at pages of the heaviest column into blocks whose pages have about `block_bytes` of it."""
         if not len(block):
             return
         rows = block.stored_rows
@@ -272,19 +275,43 @@ class Selection:
             first = end
 
     @cached_property
-    def _sizes(self) -> dict[int, float]:
-        """Approximate bytes of a row, by field id."""
-        sizes = {field.id: float(field.fixed_row_bytes or 0) for field in self.fields}
-        if all(sizes.values()) or not self.reader.snapshot.nodes:
-            return sizes
-        with self.reader.missing_as_corrupt():
-            first = next(iter(self.reader.tree.fragments(self.reader.snapshot.nodes)), None)
-        for field in self.fields:
-            if first is not None and not field.fixed_row_bytes:
-                stored = sum(file.length / len(file.fields) for file in first.files_of(field.id))
-                blobs = sum(blob.length for file in first.files_of(field.id) for blob in file.blobs)
-                sizes[field.id] = (stored + blobs) / max(1, first.rows) + _linked_bytes(field)
-        return sizes
+    def _sizes(self) -> RowSizes:
+        """Stored bytes of the selected rows, by fragment; of a large table, those of a few leaves."""
+        schema = self.reader.snapshot.schema
+        known = {field.id: field.fixed_row_bytes for field in schema.fields if field.fixed_row_bytes}
+        variable = [field for field in self.fields if field.id not in known]
+        sections = self._sampled_sections() if variable else []
+        rows: list[float] = []
+        groups: list[dict[int, Floats]] = []
+        for leaf, starts in thread_map(self._leaf, sections, max_workers=_MANIFEST_READERS):
+            groups.append(leaf_sizes(leaf, [field.id for field in variable], known))
+            rows += [float(len(self._select(start, end - start))) for start, end in pairwise(starts)]
+        if not any(rows):
+            rows, groups = [float(len(self))], [{field.id: np.zeros(1) for field in variable}]
+        sizes = {
+            field.id: np.full(len(rows), float(known[field.id]))
+            if field.id in known
+            else np.concatenate([group[field.id] for group in groups]) + _linked_bytes(field)
+            for field in self.fields
+        }
+        return RowSizes(np.array(rows), sizes)
+
+    def _sampled_sections(self) -> list[int]:
+        """The sections whose statistics represent the selection."""
+        used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.scattered else self.section_rows).tolist()
+        step = max(1, len(used) // _SAMPLED_LEAVES) if self.coarse else 1
+        return used[::step]
+
+    @cached_property
+    def _memory_sizes(self) -> RowSizes:
+        """The same in memory, where compressed columns of a fixed shape have their full size."""
+        sizes: dict[int, Floats] = {}
+        for name in self.names:
+            field = None if name == ROW_ID else self.reader.snapshot.schema[name]
+            column = fixed_column(name, field)
+            stored = np.zeros(len(self._sizes.rows)) if field is None else self._sizes.bytes[field.id]
+            sizes[0 if field is None else field.id] = np.maximum(stored, 0 if column is None else column.row_bytes)
+        return RowSizes(self._sizes.rows, sizes)
 
 
 def _linked_bytes(field: Field | None) -> int:
