@@ -8,6 +8,7 @@ import pytest
 
 from penstock.engine._fetch import Fetcher, Request
 from penstock.engine._stats import StatsCollector
+from penstock.errors import StorageError, StorageTimeoutError
 from tests.engine.watch import soon
 
 Pages = list[tuple[int, memoryview]]
@@ -16,15 +17,18 @@ Pages = list[tuple[int, memoryview]]
 class _SlowStore:
     """Requests to a store that does not respond until `go` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.started: list[int] = []
         self.responses: list[Pages | BaseException] = []
         self.go = Event()
+        self.error = error
 
     def request(self, number: int) -> Request:
         def read() -> tuple[Pages, int]:
             self.started.append(number)
             assert self.go.wait(240)
+            if self.error is not None:
+                raise self.error
             return [], 1
 
         return Request(read, self.responses.append)
@@ -65,3 +69,84 @@ def test_a_late_request_is_hedged_and_completes_once() -> None:
     fetcher.stop()
     time.sleep(0.05)
     assert responses == [[]] * 200
+
+
+def test_a_hedge_does_not_extend_the_deadline_of_its_request() -> None:
+    responses, attempts = list[Pages | BaseException](), list[int]()
+    first, hedge = Event(), Event()
+    error = StorageTimeoutError("the deadline is over")
+
+    def read(number: int) -> tuple[Pages, int]:
+        attempts.append(number)
+        if number == 150:
+            assert (first if attempts.count(150) == 1 else hedge).wait(240)
+            raise error
+        return [], 1
+
+    fetcher = Fetcher(StatsCollector(), max_threads=4)
+    for number in range(200):
+        fetcher.submit(Request(partial(read, number), responses.append))
+    assert soon(lambda: attempts.count(150) == 2)
+    first.set()
+    assert soon(lambda: error in responses), "the hedge still runs, but the request is over"
+    time.sleep(0.2)
+    assert attempts.count(150) == 2, "and it is not hedged again"
+    hedge.set()
+    assert soon(lambda: len(responses) == 200)
+    fetcher.stop()
+
+
+def test_a_hedge_that_fails_leaves_the_first_try_its_time() -> None:
+    responses, attempts = list[Pages | BaseException](), list[int]()
+    hedged, go = Event(), Event()
+
+    def read(number: int) -> tuple[Pages, int]:
+        attempts.append(number)
+        if number == 150 and attempts.count(150) == 1:
+            assert go.wait(240)
+        elif number == 150:
+            hedged.set()
+            raise StorageError("a hedge failed")
+        return [], 1
+
+    fetcher = Fetcher(StatsCollector(), max_threads=4)
+    for number in range(200):
+        fetcher.submit(Request(partial(read, number), responses.append))
+    assert hedged.wait(240)
+    go.set()
+    assert soon(lambda: len(responses) == 200)
+    assert responses == [[]] * 200
+    fetcher.stop()
+
+
+def test_a_store_that_answers_nothing_fails_every_request_after_one_deadline() -> None:
+    error = StorageTimeoutError("the deadline is over")
+    store, fetcher = _SlowStore(error), Fetcher(StatsCollector(), max_threads=8)
+    for number in range(80):
+        fetcher.submit(store.request(number))
+    assert soon(lambda: len(store.started) == 8)
+    store.go.set()
+    assert soon(lambda: len(store.responses) == 80)
+    fetcher.submit(store.request(80))
+    assert soon(lambda: len(store.responses) == 81)
+    assert (len(store.started), store.responses) == (8, [error] * 81)
+    fetcher.stop()
+
+
+@pytest.mark.parametrize("error", [StorageTimeoutError("the deadline is over"), StorageError("refused")])
+def test_a_request_that_fails_while_others_are_answered_fails_alone(error: Exception) -> None:
+    responses = list[Pages | BaseException]()
+
+    def read(number: int) -> tuple[Pages, int]:
+        time.sleep(0.001)
+        if number == 40:
+            assert soon(lambda: len(responses) > 60)
+            raise error
+        return [], 1
+
+    fetcher = Fetcher(StatsCollector(), max_threads=8)
+    for number in range(200):
+        fetcher.submit(Request(partial(read, number), responses.append))
+    assert soon(lambda: len(responses) == 200)
+    assert [found for found in responses if found] == [error]
+    fetcher.stop()

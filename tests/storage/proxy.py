@@ -23,6 +23,7 @@ class FaultProxy:
         self._script = list(script)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._stopping = threading.Event()
+        self._dead = threading.Event()
         self._threads: list[threading.Thread] = []
         self.actions: list[Action] = []
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -39,6 +40,16 @@ class FaultProxy:
         for thread in self._threads:
             thread.join()
         self._listener.close()
+
+    def die(self, how: Literal["refuse", "hang"]) -> None:
+        """Stop for good: refuse connections and close those that are open, or accept them and never answer."""
+        self._script = ["hang"]
+        self._dead.set()
+        if how == "refuse":
+            self._stopping.set()
+            for thread in self._threads:
+                thread.join()
+            self._listener.close()
 
     def _spawn(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -72,7 +83,7 @@ class FaultProxy:
                 if not data or (source is server and action == "swallow"):
                     return
                 if source is client:
-                    if action != "hang":
+                    if action != "hang" and not self._dead.is_set():
                         server.sendall(data)
                     continue
                 if action == "reset" and sent_bytes + len(data) > 20_000:

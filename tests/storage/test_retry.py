@@ -21,7 +21,9 @@ class Clock:
         self.backoffs.append(seconds)
         self.now_s += seconds
 
-    def on_retry(self) -> None:
+    def on_retry(self, elapsed_s: float, error: StorageError) -> None:
+        assert 0 <= elapsed_s <= self.now_s
+        assert str(error) != ""
         self.retries += 1
 
 
@@ -95,9 +97,39 @@ def test_deadline_is_never_exceeded(
     assert clock.now_s + max(duration_s, policy.max_backoff_s) >= deadline_s
 
 
-def test_last_error_keeps_its_type() -> None:
-    with pytest.raises(StorageTimeoutError, match=r"transient \(gave up after 1 attempt in 9.0 s\)"):
-        run(RetryPolicy(deadline_s=9, attempt_timeout_s=9), [(9.0, StorageTimeoutError("transient"))])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StorageError("transient"), StorageTimeoutError),
+        (StorageTimeoutError("transient"), StorageTimeoutError),
+        (AccessDeniedError("transient"), AccessDeniedError),
+    ],
+)
+def test_an_exceeded_deadline_is_a_timeout_with_the_last_error(error: StorageError, kind: type[StorageError]) -> None:
+    with pytest.raises(kind, match=r"transient \(gave up after 1 attempt in 9.0 s\)") as raised:
+        run(RetryPolicy(deadline_s=9, attempt_timeout_s=9), [(9.0, error)])
+    assert raised.value.__cause__ is error
+
+
+def test_a_second_call_can_share_the_deadline_of_the_first() -> None:
+    attempts = 0
+
+    def attempt(_: float) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise transient()
+
+    with pytest.raises(StorageTimeoutError, match=r"after 1 attempt in 8\.9 s"):
+        retry(
+            RetryPolicy(deadline_s=9, initial_backoff_s=1),
+            attempt,
+            is_transient=lambda _: True,
+            started=100.0,
+            clock=lambda: 108.9,
+            sleep=lambda _: None,
+            uniform=lambda: 1.0,
+        )
+    assert attempts == 1
 
 
 @pytest.mark.parametrize("error", [NotFoundError("transient"), StorageError("permanent"), ValueError("transient")])

@@ -137,6 +137,7 @@ class LoaderEngine:
             bad_samples=tuple(collector.bad),
             bad_count=collector.bad_count,
             notes=tuple(collector.notes),
+            unanswered_s=time.perf_counter() - since if (since := collector.unanswered_since) is not None else 0.0,
         )
 
     @property

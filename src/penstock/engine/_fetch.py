@@ -6,7 +6,10 @@ The contract; if the code disagrees with this list, the code is wrong:
 - The number of requests in flight is limited. The limit starts low; if the first response is slow, latency is high and
   the limit is raised at once, because the first batch needs many blocks. It grows while latency is close to the recent
   minimum, and shrinks when latency is far above it, because then the store is saturated.
-- A late request is hedged, at most one in twenty, by a second one; the first response counts.
+- A late request is hedged once, at most one in twenty, by a second one; the first response counts. A failure counts
+  only if it is the first try's: so the store's deadline for one read bounds a request with its hedge.
+- If a read exceeds its deadline, and nothing was read for the second half of its time, the store is dead: every pending
+  request, and every later one, fails with that error at once.
 - `stop` returns at once: requests in flight are not retried, end by themselves, and their responses are dropped.
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from threading import Condition, Event, Lock, Thread
 
 from penstock.engine._stats import StatsCollector
+from penstock.errors import StorageTimeoutError
 from penstock.storage import cancel_retries_on
 
 _MIN_LIMIT, _HIGH_LATENCY_LIMIT = 4, 32
@@ -32,7 +36,7 @@ PageRuns = list[tuple[int, memoryview]]
 class Request:
     """A pending read of pages."""
 
-    __slots__ = ("attempts", "done", "on_done", "read", "started_s")
+    __slots__ = ("done", "hedged", "on_done", "read", "started_s")
 
     def __init__(
         self, read: Callable[[], tuple[PageRuns, int]], on_done: Callable[[PageRuns | BaseException], None]
@@ -40,9 +44,7 @@ class Request:
         """`read` returns the pages and the number of bytes fetched, 0 if they were cached."""
         self.read, self.on_done = read, on_done
         self.started_s = 0.0
-        self.attempts = 1
-        """Threads that execute it, or will."""
-        self.done = False
+        self.hedged = self.done = False
 
 
 class Fetcher:
@@ -60,6 +62,10 @@ class Fetcher:
         self._recent: list[float] = []
         """Latencies since the limit was last adjusted."""
         self._hedge_after_s = float("inf")
+        self._last_read_s = -float("inf")
+        """When a read last succeeded."""
+        self._dead: StorageTimeoutError | None = None
+        """The error of a store that does not answer."""
         self._lock = Lock()
         self._work = Condition(self._lock)
         self._stopped = False
@@ -69,11 +75,15 @@ class Fetcher:
             self._start()
 
     def submit(self, request: Request) -> None:
-        """Fetch pages; a thread of the pool calls `on_done`."""
+        """Fetch pages; a thread of the pool calls `on_done`, or this one if the store is dead."""
         with self._lock:
-            self._queue.append(request)
-            self._submitted += 1
-            self._wake_thread()
+            dead = self._dead
+            if dead is None:
+                self._queue.append(request)
+                self._submitted += 1
+                self._wake_thread()
+        if dead is not None:
+            request.on_done(dead)
 
     def stop(self) -> None:
         with self._lock:
@@ -96,16 +106,17 @@ class Fetcher:
         self._threads += 1
         Thread(target=self._run, name="penstock-fetch", daemon=True).start()
 
-    def _next(self) -> Request | None:
+    def _next(self) -> tuple[Request, bool] | None:
+        """The next request to read, and whether this is its hedge."""
         with self._lock:
             while not self._stopped:
                 if self._hedges:
-                    return self._hedges.popleft()
+                    return self._hedges.popleft(), True
                 if self._queue and len(self._in_flight) < self.limit:
                     request = self._queue.popleft()
                     request.started_s = time.perf_counter()
                     self._in_flight.add(request)
-                    return request
+                    return request, False
                 self._idle += 1
                 self._work.wait()
                 self._idle -= 1
@@ -114,7 +125,8 @@ class Fetcher:
 
     def _run(self) -> None:
         cancel_retries_on(self._cancelled)
-        while (request := self._next()) is not None:
+        while (task := self._next()) is not None:
+            request, is_hedge = task
             started = time.perf_counter()
             found: PageRuns | BaseException
             size = 0
@@ -126,20 +138,36 @@ class Fetcher:
             if size or isinstance(found, BaseException):
                 self._collector.record_get(size, seconds)
             with self._lock:
-                request.attempts -= 1
-                # A failure counts only if no hedged attempt can still succeed.
-                first = not request.done and not (isinstance(found, BaseException) and request.attempts)
-                if first:
-                    request.done = True
-                    self._in_flight.discard(request)
-                    if size:
-                        self._record_latency(seconds)
+                completed = self._complete(request, found, size, seconds, is_hedge=is_hedge)
                 if self._queue:
                     self._wake_thread()
-                stopped = self._stopped
-            if first and not stopped:
-                request.on_done(found)
-            del request, found
+                if self._stopped:
+                    completed = []
+            for each in completed:
+                each.on_done(found)
+            del task, request, found, completed
+
+    def _complete(
+        self, request: Request, found: PageRuns | BaseException, size: int, seconds: float, *, is_hedge: bool
+    ) -> list[Request]:
+        """Take the outcome of a read; returns the requests that it completes."""
+        now = time.perf_counter()
+        if size:
+            self._last_read_s = now
+        if request.done or (is_hedge and isinstance(found, BaseException)):
+            return []
+        completed = [request]
+        if size:
+            self._record_latency(seconds)
+        elif isinstance(found, StorageTimeoutError) and now - self._last_read_s > seconds / 2:
+            self._dead = found
+            completed += [other for other in (*self._in_flight, *self._queue) if other is not request]
+            self._queue.clear()
+            self._hedges.clear()
+        for each in completed:
+            each.done = True
+            self._in_flight.discard(each)
+        return completed
 
     @property
     def _may_hedge(self) -> bool:
@@ -161,25 +189,28 @@ class Fetcher:
             self._hedge_after_s = max(_HEDGE_MIN_S, min(_HEDGE_FACTOR * typical, 1.5 * slow))
 
     def _hedge_late_requests(self) -> None:
-        """Hedge late requests."""
+        """Hedge late requests, and note since when the store has not answered."""
         while not self._stopped:
             time.sleep(_HEDGE_CHECK_S)
             now = time.perf_counter()
             with self._lock:
+                started = min((request.started_s for request in self._in_flight), default=None)
+                self._collector.unanswered_since = None if started is None else max(started, self._last_read_s)
                 if not self._latencies and any(now - request.started_s > _HEDGE_CHECK_S for request in self._in_flight):
                     self.limit = max(self.limit, min(_HIGH_LATENCY_LIMIT, self._max_threads))
                     for _ in range(min(self.limit - len(self._in_flight), len(self._queue))):
                         self._wake_thread()
                 late = [
                     request for request in self._in_flight
-                    if request.attempts == 1 and now - request.started_s > self._hedge_after_s
+                    if not request.hedged and now - request.started_s > self._hedge_after_s
                 ]  # fmt: skip
                 for request in sorted(late, key=lambda request: request.started_s):
                     if not self._may_hedge:
                         break
-                    request.attempts += 1
+                    request.hedged = True
                     self._hedged += 1
                     self._hedge_threads = min(self._hedge_threads + 1, self._max_threads)
                     self._hedges.append(request)
                     self._collector.hedges += 1
                     self._wake_thread()
+        self._collector.unanswered_since = None

@@ -1,6 +1,5 @@
 """A live progress display of a loader: one line, or a table."""
 
-import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,18 +12,23 @@ from penstock.engine._stats import LoaderStats
 
 Progress = Literal["line", "table"]
 
-_REFRESH_S = 0.5
+_REFRESHES_PER_S = 2.0
 
 
 class ProgressDisplay:
-    """Shows a loader's progress while an epoch is read; does nothing if `progress` is None."""
+    """Shows a loader's progress while an epoch is read; does nothing if `progress` is None.
+
+    A thread refreshes it, so that it changes also while the loop waits for a batch.
+    """
 
     def __init__(self, progress: Progress | None, stats: Callable[[], LoaderStats], steps: int) -> None:
         self._progress, self._stats, self._steps = progress, stats, steps
-        self._done, self._next_s = 0, 0.0
+        self._done = 0
         self._live: RichLive | None = None
         if progress is not None:
-            self._live = RichLive(console=Console(stderr=True), auto_refresh=False)
+            self._live = RichLive(
+                console=Console(stderr=True), get_renderable=self._render, refresh_per_second=_REFRESHES_PER_S
+            )
 
     def __enter__(self) -> "ProgressDisplay":
         if self._live is not None:
@@ -33,24 +37,19 @@ class ProgressDisplay:
 
     def __exit__(self, *exception: object) -> None:
         if self._live is not None:
-            self._show()
             self._live.stop()
 
     def tick(self) -> None:
         """Count a delivered batch."""
         self._done += 1
-        if self._live is not None and time.monotonic() >= self._next_s:
-            self._show()
 
-    def _show(self) -> None:
-        assert self._live is not None
-        self._next_s = time.monotonic() + _REFRESH_S
+    def _render(self) -> Table | Text:
         stats = self._stats()
         line = (
             f"step {self._done:,}/{self._steps:,}  {stats.rows_per_s:,.0f} rows/s  "
             f"{stats.bytes / max(stats.seconds, 1e-9) / 1e6:,.0f} MB/s  {stats.bottleneck}"
         )
-        self._live.update(_table(stats, line) if self._progress == "table" else Text(line), refresh=True)
+        return _table(stats, line) if self._progress == "table" else Text(line)
 
 
 def _table(stats: LoaderStats, line: str) -> Table:

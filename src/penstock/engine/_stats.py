@@ -12,6 +12,7 @@ from penstock.plan import ShuffleQuality
 
 _LATENCIES = 1024
 _MAX_BAD_SAMPLES = 1000
+_UNANSWERED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class LoaderStats:
     bad_samples: tuple[BadSample, ...]
     bad_count: int
     notes: tuple[str, ...]
+    unanswered_s: float
+    """For how long the store has answered none of the pending requests."""
 
     @property
     def rows_per_s(self) -> float:
@@ -115,6 +118,8 @@ class Totals(NamedTuple):
 def _bottleneck(stats: LoaderStats) -> str:
     loop, work, fetch = stats.stages["loop"], stats.stages["worker"], stats.stages["fetch"]
     waited = loop.starved_s / max(loop.starved_s + loop.busy_s, 1e-9)
+    if stats.unanswered_s > _UNANSWERED_S:
+        return f"the store does not answer: no response for {stats.unanswered_s:.0f} s"
     if not stats.batches:
         return "bottleneck: nothing has been read yet"
     if waited < 0.05:
@@ -159,6 +164,8 @@ class StatsCollector:
         self.window_bytes = self.window_peak_bytes = 0
         self.blocks_drawn = self.batches_drawn = 0
         self.bad_count = 0
+        self.unanswered_since: float | None = None
+        """When the store last answered, if requests are pending."""
         self.bad: deque[BadSample] = deque(maxlen=_MAX_BAD_SAMPLES)
         self.notes: list[str] = []
         self._finished = _ThreadStats()

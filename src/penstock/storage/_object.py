@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -9,7 +11,7 @@ from weakref import WeakSet
 
 import obstore
 
-from penstock.errors import AccessDeniedError, NotFoundError, SourceChangedError, StorageError
+from penstock.errors import AccessDeniedError, NotFoundError, PenstockWarning, SourceChangedError, StorageError
 from penstock.storage import _errors
 from penstock.storage._buffers import byte_view
 from penstock.storage._keys import check_key, object_uri
@@ -33,6 +35,7 @@ _PARTS_IN_FLIGHT = 4
 _PART_RETRIES = 8
 _LIST_PAGE = 1000
 _DELETE_WORKERS = 8
+_WARN_AFTER_S = 10.0
 
 
 class ObjectStore(Store):
@@ -55,6 +58,7 @@ class ObjectStore(Store):
         self._policy = policy
         self._config: ClientConfig | None = None
         self._clients: dict[tuple[float, int], Client] = {}
+        self._warned = False
         if not runtime_is_lost():
             self._client(policy.attempt_timeout_s)  # validates the options
         _open_stores.add(self)
@@ -86,14 +90,15 @@ class ObjectStore(Store):
                 raise _errors.failed("read", uri, f"received {len(view)} bytes instead of {expected.length}")
             return view
 
+        started = time.monotonic()
         try:
-            return self._retry(attempt)
+            return self._retry(attempt, started=started)
         except SourceChangedError:
-            self.head(key)  # Azure reports a failed condition for a missing object
+            self._head(key, started)  # Azure reports a failed condition for a missing object
             raise
         except StorageError as error:
             if byte_range is not None and is_past_end(error):
-                _errors.check_bounds(uri, byte_range, self.head(key).size)
+                _errors.check_bounds(uri, byte_range, self._head(key, started).size)
             raise
 
     def head(self, key: str) -> ObjectInfo:
@@ -101,13 +106,16 @@ class ObjectStore(Store):
         if runtime_is_lost():
             info: ObjectInfo = request_sidecar(self, "head", key, deadline_s=self._policy.deadline_s)
             return info
+        return self._head(key)
+
+    def _head(self, key: str, started: float | None = None) -> ObjectInfo:
         path, uri = self._path(key), object_uri(self.uri, key)
 
         def attempt(client: Client) -> ObjectInfo:
             with translated("describe", uri):
                 return self._info(obstore.head(client, path))
 
-        return self._retry(attempt)
+        return self._retry(attempt, started=started)
 
     def put(self, key: str, data: Buffer) -> None:
         """Write an object in one request, or as a multipart upload if it is large."""
@@ -240,7 +248,12 @@ class ObjectStore(Store):
                 raise failures[0] from None
             raise
 
-    def _retry(self, attempt: Callable[[Client], T], is_transient: Callable[[StorageError], bool] = is_transient) -> T:
+    def _retry(
+        self,
+        attempt: Callable[[Client], T],
+        is_transient: Callable[[StorageError], bool] = is_transient,
+        started: float | None = None,
+    ) -> T:
         def timed(timeout_s: float) -> T:
             claim_runtime()
             try:
@@ -250,10 +263,18 @@ class ObjectStore(Store):
                 self._config, self._clients = None, {}  # so that renewed credentials are read
                 raise
 
-        return retry(self._policy, timed, is_transient=is_transient, on_retry=self._count_retry)
+        return retry(self._policy, timed, is_transient=is_transient, started=started, on_retry=self._on_retry)
 
-    def _count_retry(self) -> None:
+    def _on_retry(self, elapsed_s: float, error: StorageError) -> None:
         self.retries += 1
+        if elapsed_s > _WARN_AFTER_S and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.uri} does not answer for {elapsed_s:.0f} s; each request is tried for up to "
+                f"{self._policy.deadline_s:.0f} s: {error}",
+                PenstockWarning,
+                stacklevel=2,
+            )
 
     def _client(self, max_timeout_s: float, max_retries: int = 0) -> Client:
         """A cached client with a timeout of at most `max_timeout_s`: timeouts belong to clients, not to requests."""

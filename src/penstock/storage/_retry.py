@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.errors import AccessDeniedError, InvalidInputError, StorageError
+from penstock.errors import AccessDeniedError, InvalidInputError, StorageError, StorageTimeoutError
 
 T = TypeVar("T")
 
@@ -62,31 +62,36 @@ def retry(
     attempt: Callable[[float], T],
     *,
     is_transient: Callable[[StorageError], bool],
-    on_retry: Callable[[], None] = lambda: None,
+    started: float | None = None,
+    on_retry: Callable[[float, StorageError], None] = lambda _, __: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = _sleep,
     uniform: Callable[[], float] = _jitter.random,
 ) -> T:
     """Call `attempt` with its timeout in seconds until it succeeds, fails permanently, or the deadline is near.
 
-    `AccessDeniedError` is retried once, because credentials may have been renewed since they were read. `on_retry` is
-    called before every attempt but the first.
+    The deadline counts from `started`, by default from now; after it, a `StorageTimeoutError` with the text of the last
+    error is raised. `AccessDeniedError` is retried once, because credentials may have been renewed since they were
+    read. `on_retry` is called with the seconds so far and the error before every attempt but the first.
     """
-    started = clock()
+    started = clock() if started is None else started
     refusals = attempts = 0
     while True:
         try:
             return attempt(min(policy.attempt_timeout_s, started + policy.deadline_s - clock()))
         except StorageError as error:
             attempts += 1
-            refusals += isinstance(error, AccessDeniedError)
-            if refusals > 1 or not (isinstance(error, AccessDeniedError) or is_transient(error)) or _is_cancelled():
+            refused = isinstance(error, AccessDeniedError)
+            refusals += refused
+            if refusals > 1 or not (refused or is_transient(error)) or _is_cancelled():
                 raise
             max_backoff_s = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
             backoff_s = max_backoff_s * uniform()
             elapsed_s = clock() - started
             if elapsed_s + backoff_s >= policy.deadline_s:
                 count = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed_s:.1f} s"
-                raise type(error)(f"{error} (gave up after {count})") from error
+                kind = AccessDeniedError if refused else StorageTimeoutError
+                raise kind(f"{error} (gave up after {count})") from error
+            last = error
         sleep(backoff_s)
-        on_retry()
+        on_retry(elapsed_s, last)
