@@ -112,7 +112,7 @@ class LoaderEngine:
 
     def stats(self) -> LoaderStats:
         collector, options, totals = self.collector, self._options, self.collector.totals()
-        blocks = self.order.rows / self._selection.block_rows(self.order.shuffle)
+        blocks = self.order.rows / self._selection.block_rows(self.order.shuffle.block_bytes)
         quality = None
         if options.shuffle and collector.batches_drawn:
             drawn = collector.blocks_drawn / collector.batches_drawn
@@ -149,7 +149,7 @@ class LoaderEngine:
 
     @property
     def _window_rows(self) -> float:
-        shuffle, rows = self.order.shuffle, self._selection.block_rows(self.order.shuffle)
+        shuffle, rows = self.order.shuffle, self._selection.block_rows(self.order.shuffle.block_bytes)
         held = self._partitioner.lanes_per_rank * (1 + shuffle.spread) + 4
         return min(held * rows, max(1, self.order.rows))
 
@@ -329,6 +329,7 @@ class EngineRun:
     def epoch(self) -> Iterator[Any]:
         """The batches up to the end of the epoch; then the state is the start of the next one."""
         self.in_progress = True
+        self._pipeline.resume(self.state.epoch)
         collector, order, placement = self._engine.collector, self.state.order, self._engine.placement
         began = mark = time.perf_counter()
         first = True
@@ -368,6 +369,7 @@ class EngineRun:
                 collector.add_time("loop", "busy", now - mark)
                 collector.seconds += now - mark
                 mark = now
+        self._pipeline.pause()
         self.state = LoaderState(order, self.state.epoch + 1, 0)
         self.in_progress = False
 

@@ -6,7 +6,8 @@ The contract; if the code disagrees with this list, the code is wrong:
   memory that a later span holds.
 - Batches are delivered in order. An error is raised at its position: after all batches before it, before any other.
 - If nothing in flight can free memory, the next block is admitted over budget; the pipeline never deadlocks on memory.
-- After the last span of an epoch come the spans of the next epoch, as far as the window has room.
+- After the last span of an epoch come the spans of the next one, as far as the window has room, and none after that.
+- Between epochs the pipeline is paused: requests in flight complete, and none starts.
 - A thread takes the most urgent task: continue the plan, build a span, read a page of a local file. So there are no
   more threads than cores that can use them; each further thread would contend for the GIL. Only requests to remote
   stores have threads of their own.
@@ -78,7 +79,8 @@ class Pipeline:
         self._filling = 0
         """Blocks that are admitted and not filled yet."""
         self._failure: BaseException | None = None
-        self._stopped = self._joined = False
+        self._stopped = self._joined = self._paused = False
+        self._reading_epoch = self._planning_epoch = 0
         self._threads = [
             Thread(target=self._thread_main, name="penstock-pipeline", daemon=True) for _ in range(threads)
         ]
@@ -86,9 +88,25 @@ class Pipeline:
     def start(self, epoch: int, consumed: int) -> None:
         """Start the threads."""
         self._plan = self._admit_spans(epoch, consumed)
+        self._reading_epoch = self._planning_epoch = epoch
         _running.add(self)
         for thread in self._threads:
             thread.start()
+
+    def resume(self, epoch: int) -> None:
+        """Continue reading, at most up to the end of the epoch after this one."""
+        with self._lock:
+            self._paused, self._reading_epoch = False, epoch
+            self._task_ready.notify_all()
+        if self._fetcher is not None:
+            self._fetcher.pause(False)
+
+    def pause(self) -> None:
+        """Start no more requests until `resume`."""
+        with self._lock:
+            self._paused = True
+        if self._fetcher is not None:
+            self._fetcher.pause(True)
 
     def stop(self, *, wait: bool = False) -> None:
         """Stop every thread; with `wait`, join them for a moment."""
@@ -172,12 +190,13 @@ class Pipeline:
             return self._continue_plan
         if self._idle_builders and self._startable():
             return partial(self._build_in_thread, heappop(self._ready_spans)[1], self._idle_builders.pop())
-        if self._read_queue:
+        if self._read_queue and not self._paused:
             return partial(self._read_local, *self._read_queue.popleft())
         return None
 
     def _can_plan(self) -> bool:
         far_ahead = self._admitted >= self._delivered + self._depth + _PLANNED_AHEAD
+        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1 or self._paused
         return not self._planning and not far_ahead and self._blocked_since is None
 
     def _continue_plan(self) -> None:
@@ -208,6 +227,8 @@ class Pipeline:
             if not some and not consumed:
                 return
             epoch, consumed = epoch + 1, 0
+            self._planning_epoch = epoch
+            yield
 
     def _prepared(self, planned_spans: Iterator[PlannedSpans]) -> Iterator[PlannedSpans]:
         """Plan the requests of new blocks; if rows are read into batches, wait until all destinations are known."""

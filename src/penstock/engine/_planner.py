@@ -103,7 +103,7 @@ class Planner:
 
     def _epoch(self, number: int) -> Epoch:
         shuffle = self._order.shuffle
-        reach = round(shuffle.spread * self._selection.block_rows(shuffle)) if self._order.shuffled else 0
+        reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self._order.shuffled else 0
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         return Epoch(self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled)
 

@@ -156,11 +156,8 @@ class Selection:
     def heavy_row_bytes(self) -> float:
         return max(1.0, self._sizes.average(self.heaviest.id) if self.heaviest else 1.0)
 
-    def block_rows(self, shuffle: ShuffleLayout) -> int:
+    def block_rows(self, block_bytes: int) -> int:
         """Approximate rows of a block."""
-        return self._rows_of(shuffle.block_bytes)
-
-    def _rows_of(self, block_bytes: int) -> int:
         return max(1, round(block_bytes / self.heavy_row_bytes))
 
     @property
@@ -262,7 +259,7 @@ class Selection:
             sizes = np.concatenate([np.diff(file.page_offsets) + linked * file.page_rows for file in files])
             numbers = np.repeat(np.arange(len(files)), [len(file.page_rows) for file in files])
         else:  # no column is stored, so any split will do
-            step = self._rows_of(block_bytes)
+            step = self.block_rows(block_bytes)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
             sizes, numbers = np.full(len(ends), block_bytes), np.zeros(len(ends), np.int64)
         if len(rows) == between[1] - between[0]:
@@ -280,7 +277,10 @@ class Selection:
         schema = self.reader.snapshot.schema
         known = {field.id: field.fixed_row_bytes for field in schema.fields if field.fixed_row_bytes}
         variable = [field for field in self.fields if field.id not in known]
-        sections = self._sampled_sections() if variable else []
+        sections: list[int] = []
+        if variable:
+            used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.scattered else self.section_rows)
+            sections = used[:: max(1, len(used) // _SAMPLED_LEAVES) if self.coarse else 1].tolist()
         rows: list[float] = []
         groups: list[dict[int, Floats]] = []
         for leaf, starts in thread_map(self._leaf, sections, max_workers=_MANIFEST_READERS):
@@ -295,12 +295,6 @@ class Selection:
             for field in self.fields
         }
         return RowSizes(np.array(rows), sizes)
-
-    def _sampled_sections(self) -> list[int]:
-        """The sections whose statistics represent the selection."""
-        used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.scattered else self.section_rows).tolist()
-        step = max(1, len(used) // _SAMPLED_LEAVES) if self.coarse else 1
-        return used[::step]
 
     @cached_property
     def _memory_sizes(self) -> RowSizes:
