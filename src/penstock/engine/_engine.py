@@ -16,6 +16,7 @@ from penstock.engine._options import LoaderOptions
 from penstock.engine._page_cache import PageCache
 from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
+from penstock.engine._row_sizes import compaction_advice
 from penstock.engine._selection import Selection
 from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device, reads_into_batch
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
@@ -82,6 +83,9 @@ class LoaderEngine:
             shuffle=shuffle,
         )
         self.world = world
+        advice = compaction_advice(reader.store.uri, reader.snapshot.nodes)
+        if advice is not None:
+            collector.note(advice)
         self._partitioner = RankPartitioner(
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )

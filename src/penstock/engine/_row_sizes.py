@@ -7,7 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.format import Manifest
+from penstock.format import Manifest, Node
+
+_MANY_FRAGMENTS, _TINY_FRAGMENT_BYTES = 100, 1 << 20
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,3 +73,14 @@ def _blob_bytes(blobs: pa.ListArray) -> npt.NDArray[np.int64]:
     ends = np.cumsum(np.append(0, blobs.values.field("length").to_numpy()))
     offsets = np.asarray(blobs.offsets)
     return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]], np.int64)
+
+
+def compaction_advice(uri: str, nodes: Sequence[Node]) -> str | None:
+    """A note for users of a table with many tiny fragments."""
+    fragments, size = sum(node.fragments for node in nodes), sum(node.bytes for node in nodes)
+    if fragments < _MANY_FRAGMENTS or size >= fragments * _TINY_FRAGMENT_BYTES:
+        return None
+    return (
+        f"the table has {fragments:,} fragments of {size / fragments / 1e3:,.0f} kB, each of which costs time and a "
+        f"request: merge them with penstock.compact({uri!r})"
+    )

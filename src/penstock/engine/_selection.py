@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from penstock.types import cached_property
 _MANIFEST_READERS = 64
 _MANY_LEAVES = 64
 _SAMPLED_LEAVES = 8
+_LEAVES_CACHED, _SMALL_LEAF_BYTES = 32, 64 << 10
+"""Leaves held in memory; small ones are decoded as a whole, because each call to decode fragments has a cost."""
 _FIRST_READ_BYTES = 1 << 20
 """Blocks that the first batch draws from are split into reads of this size, if it needs only some of them."""
 
@@ -78,6 +81,8 @@ class Selection:
         self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
         self._requested = rows
         self.rows = rows if isinstance(rows, range) and rows.step == 1 else _sorted(rows, shuffled)
+        self._leaf = lru_cache(_LEAVES_CACHED)(self._read_leaf)
+        self._small_leaf = lru_cache(_LEAVES_CACHED)(self._decode_leaf)
 
     def __len__(self) -> int:
         return len(self._requested)
@@ -182,6 +187,8 @@ class Selection:
         leaf, starts = self._leaf(section)
         if isinstance(leaf, Manifest):
             fragments = leaf.fragments[part : part + 1] if self.coarse else leaf.fragments
+        elif self.coarse and self.leaves[section].length <= _SMALL_LEAF_BYTES:
+            fragments = self._small_leaf(section)[part : part + 1]
         else:
             fragments = decode_fragments(leaf.slice(part, 1) if self.coarse else leaf)
         if self.coarse:
@@ -213,7 +220,11 @@ class Selection:
         requests = page_requests([FragmentRows(block.fragment, rows)], [self.heaviest.id])
         return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
 
-    def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
+    def _decode_leaf(self, section: int) -> tuple[Fragment, ...]:
+        leaf, _ = self._leaf(section)
+        return leaf.fragments if isinstance(leaf, Manifest) else decode_fragments(leaf)
+
+    def _read_leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
         """A section's leaf, and the positions at which its fragments start and the last one ends."""
         with self.reader.missing_as_corrupt():
             leaf = self.reader.tree.leaf(self.leaves[section])
@@ -253,6 +264,9 @@ class Selection:
         rows = block.stored_rows
         between = int(rows[0]), int(rows[-1]) + 1
         files = block.fragment.files_between(self.heaviest.id, *between) if self.heaviest else ()
+        if len(files) == 1 and not _linked_bytes(self.heaviest) and files[0].length < 1.5 * block_bytes:
+            yield block  # as `split_blocks` would, whose calls to numpy take longer than reading a tiny fragment
+            return
         if files:
             ends = np.concatenate([file.page_ends + file.row_start for file in files])
             linked = _linked_bytes(self.heaviest)
