@@ -245,6 +245,43 @@ def test_four_ranks_resume_a_run_of_three(ranks: Ranks, place: StoreLocation) ->
     assert sorted(before + after) == list(range(ROWS))
 
 
+def _loaded_later(uri: str, steps: list[int], where: str) -> str:
+    """Ranks that agree in their first epoch; then each loads a state of its own, or selects an epoch of its own."""
+    loader = opened(uri).pytorch(batch_size=8, **LANES)
+    states = []
+    for _ in loader:
+        states.append(loader.state_dict())
+    mine = steps[dist.get_rank()]
+    if where == "set_epoch":
+        loader.set_epoch(mine)
+    elif where == "load":
+        loader.load_state_dict(states[mine])
+    elif where == "load after iter":
+        batches = iter(loader)
+        loader.load_state_dict(states[mine])
+    try:
+        for _ in batches if where == "load after iter" else loader:
+            dist.barrier()
+    except InvalidInputError as error:
+        return str(error)
+    return "read"
+
+
+@pytest.mark.parametrize(
+    ("where", "difference"),
+    [
+        ("load", "the rows read before: 128 there, 96 here"),
+        ("load after iter", "the rows read before: 128 there, 96 here"),
+        ("set_epoch", "the epoch: 3 there, 2 here"),
+    ],
+)
+def test_ranks_are_compared_in_every_epoch(ranks: Ranks, place: StoreLocation, where: str, difference: str) -> None:
+    for said in ranks.run(_loaded_later, place.uri, [2, 2, 3, 2], where):
+        assert said.startswith("ranks 0 and 2 would not read the same epoch")
+        assert difference in said
+    assert ranks.run(_loaded_later, place.uri, [1, 1, 1, 1], where) == ["read"] * COUNT
+
+
 def _warned(uri: str) -> list[str]:
     import warnings
 

@@ -1,5 +1,6 @@
 """The cost of an epoch: bytes read over all ranks, manifests per step, and shuffle quality."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from penstock.storage import Store, open_store
 from penstock.testing import CountingStore
 from penstock.types import ByteRange
 from tests.engine.reading import Int64Array, joined, of_fragments
+from tests.engine.watch import soon
 
 ROWS = 6401
 X_BYTES = 1024
@@ -175,6 +177,54 @@ def test_the_window_stays_within_budget_and_reads_each_byte_once() -> None:
     assert stats.notes == ()
     assert stats.window_peak_bytes <= stats.budget_bytes
     assert stats.bytes <= 3 * 1.05 * 40_000 * X_BYTES + stats.budget_bytes  # the next epoch has been begun
+
+
+class BusyStore(CountingStore):
+    """Counts the reads of data that have started and that have ended; a read takes a moment, as from a bucket."""
+
+    def __init__(self, store: Store, *, is_local: bool) -> None:
+        super().__init__(store)
+        self.is_local = is_local
+        self.started = self.ended = 0
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        if not key.startswith("data/"):
+            return super().get(key, byte_range=byte_range, etag=etag)
+        with self._lock:
+            self.started += 1
+        time.sleep(0.001)
+        try:
+            return super().get(key, byte_range=byte_range, etag=etag)
+        finally:
+            with self._lock:
+                self.ended += 1
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "remote"])
+def test_at_most_the_next_epoch_is_prefetched_and_nothing_while_idle(is_local: bool, shuffle: bool) -> None:
+    store = BusyStore(open_store("memory://"), is_local=is_local)
+    ds = penstock.create(store, {"x": Column(Tensor("uint8", (X_BYTES,)), page_bytes=8 * X_BYTES, file_bytes=64 << 10)})
+    ds.append({"x": np.zeros((600, X_BYTES), np.uint8)})
+    ds.commit()
+    table_bytes = 600 * X_BYTES
+    with ds.pytorch(batch_size=30, num_workers=2, shuffle=shuffle) as loader:
+        for epoch in range(1, 4):
+            assert sum(len(batch["x"]) for batch in loader) == 600
+            assert soon(lambda: store.started == store.ended), "requests in flight complete"
+            started = store.started
+            time.sleep(0.2)
+            assert store.started == started, "nothing is requested between epochs"
+            assert store.bytes["get"] <= 1.2 * (epoch + 1) * table_bytes
+        batches = iter(loader)
+        next(batches)
+        assert soon(lambda: store.started == store.ended)
+        time.sleep(0.2)
+        assert store.bytes["get"] <= 1.2 * 5 * table_bytes, "nor beyond the next epoch while a step takes long"
+        del batches
+        started = store.started
+        time.sleep(0.2)
+        assert store.started == started, "nor after an iterator was dropped"
 
 
 def entropy(labels: Int64Array, batch_size: int) -> float:

@@ -170,8 +170,11 @@ class TestEarlyExit:
         first = iter(loader)
         next(first)
         assert sorted(numbers(loader)) == list(range(ROWS))
-        with pytest.raises(InvalidInputError, match="closed while it was read"):
+        with pytest.raises(InvalidInputError, match="another iteration of this loader has begun"):
             list(first)
+        with pytest.raises(InvalidInputError, match=r"another iteration of this loader has begun.*a second loader"):
+            list(zip(loader, loader, strict=True))
+        assert sorted(numbers(loader)) == list(range(ROWS))
 
     def test_two_loaders_at_once(self, ds: Dataset) -> None:
         one = ds.pytorch(batch_size=8, **MIXED)

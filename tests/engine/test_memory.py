@@ -7,6 +7,8 @@ import pytest
 
 import penstock
 from penstock import Column, Dataset, Shuffle, Tensor, Text
+from penstock.storage import open_store
+from penstock.testing import CountingStore
 
 ROWS = 3000
 WIDTH = 512
@@ -110,3 +112,76 @@ def test_narrow_rows_do_not_allocate_more_than_the_budget(ds: Dataset) -> None:
     made.append({"b": np.zeros(5000, bool)})
     made.commit()
     assert sum(len(batch["b"]) for batch in made.pytorch(batch_size=512, shuffle=True)) == 5000
+
+
+def rows_read(loader: Any, name: str = "n") -> list[int]:
+    return sorted(n for batch in loader for n in batch[name].tolist())
+
+
+@pytest.mark.parametrize("budget", [MIB, 2 * MIB, 4 * MIB])
+@pytest.mark.parametrize("batch_size", [4, 64])
+def test_pages_larger_than_the_budget_end_no_run(tmp_path: Any, budget: int, batch_size: int) -> None:
+    """A page of 256 KiB for each of 64 rows is many times the budget, and most of it is not wanted."""
+    rows = 2000
+    made = penstock.create(tmp_path / "t", {"n": int, "a": Tensor("uint8", (2000,)), "b": Tensor("uint8", (2000,))})
+    n = np.arange(rows)
+    values = np.repeat(n % 251, 2000).reshape(rows, 2000).astype(np.uint8)
+    made.append({"n": n, "a": values, "b": values})
+    made.commit()
+    with made[::5].pytorch(batch_size=batch_size, memory_budget=budget, shuffle=Shuffle(lanes=24, spread=9)) as loader:
+        found = []
+        for batch in loader:
+            assert (batch["a"][:, 7] == batch["n"] % 251).all()
+            assert (batch["b"][:, -1] == batch["n"] % 251).all()
+            found += batch["n"].tolist()
+        stats = loader.stats()
+    assert sorted(found) == list(range(0, rows, 5))
+    assert stats.window_peak_bytes <= budget + 4 * (256 << 10) + batch_size * 4008
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_row_sizes_are_judged_by_all_fragments(tmp_path: Any, shuffle: bool) -> None:
+    """Tiny rows come first, and the others are a thousand times as large."""
+    made = penstock.create(tmp_path / "t", {"n": int, "t": Text()})
+    made.append({"n": np.arange(2000), "t": ["tiny"] * 2000})
+    made.commit()
+    for part in np.array_split(np.arange(2000, 2200), 4):
+        made.append({"n": part, "t": [f"{k:100000}" for k in part]})
+        made.commit()
+    budget = 4 * MIB
+    for view in (made, made[1900:]):
+        with view.pytorch(batch_size=8, memory_budget=budget, num_workers=2, shuffle=shuffle) as loader:
+            assert rows_read(loader) == view["n"][:].tolist()
+            stats = loader.stats()
+        assert stats.window_peak_bytes <= 1.5 * budget
+    with made[:100].pytorch(batch_size=8, memory_budget=budget, shuffle=shuffle) as loader:
+        assert rows_read(loader) == list(range(100))
+        assert loader.stats().notes == (), "rows that are not read do not count"
+
+
+def test_the_window_is_sized_by_all_columns(tmp_path: Any) -> None:
+    names = [f"c{number}" for number in range(60)]
+    made = penstock.create(tmp_path / "t", {"n": int, **{name: Tensor("uint8", (40_000,)) for name in names}})
+    values = np.zeros((64, 40_000), np.uint8)
+    made.append({"n": np.arange(64), **dict.fromkeys(names, values)})
+    made.commit()
+    budget = 48 * MIB  # of a table of 154 MB, of which each column is 2.6 MB
+    for shuffle in (True, False):
+        with made.pytorch(batch_size=4, num_workers=1, shuffle=shuffle, memory_budget=budget) as loader:
+            assert rows_read(loader) == list(range(64))
+            assert loader.stats().window_peak_bytes <= 1.25 * budget
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "remote"])
+def test_reading_rows_in_an_order_of_their_own_stays_within_budget(is_local: bool) -> None:
+    """Each row is in a page of its own, so a span of rows needs many times its bytes."""
+    store = CountingStore(open_store("memory://"))
+    store.is_local = is_local
+    made = penstock.create(store, {"n": int, "x": Tensor("uint8", (2000,)), "t": Text()})
+    made.append({"n": np.arange(ROWS), "x": np.zeros((ROWS, 2000), np.uint8), "t": ["text" * 500] * ROWS})
+    made.commit()
+    order = np.random.default_rng(0).permutation(ROWS)[:500]
+    budget = 4 * MIB
+    with made[order].pytorch(batch_size=32, num_workers=2, memory_budget=budget) as loader:
+        assert [n for batch in loader for n in batch["n"].tolist()] == order.tolist()
+        assert loader.stats().window_peak_bytes <= 1.5 * budget

@@ -1,17 +1,24 @@
 """The split of the memory budget between the window and prefetched batches."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine._machine import available_memory
 from penstock.engine._memory_budget import MemoryNeeds, split_budget
+from penstock.engine._slab import Layout, Slab
+from penstock.format import Field, Schema
+from penstock.format.kinds import Tensor
 
 MB = 1_000_000
 IMAGES = MemoryNeeds(
     budget_bytes=400 * MB, batch_size=64, batch_bytes=14 * MB, device_batch_bytes=0, by_rows=False, workers=2,
-    prefetch_factor=2, window_rows=2_000, row_bytes=24_000.0, device_row_bytes=0, cache_bytes=0, device_free_bytes=None,
-    device_memory=None,
+    prefetch_factor=2, window_rows=2_000, window_bytes=48 * MB, device_row_bytes=0, cache_bytes=0,
+    device_free_bytes=None, device_memory=None,
 )  # fmt: skip
 
 
@@ -26,13 +33,14 @@ def test_batches_and_window_share_the_budget(
     total_bytes: int, batch: int, workers: int, window_rows: int, by_rows: bool
 ) -> None:
     needs = replace(
-        IMAGES, budget_bytes=total_bytes, batch_bytes=batch, workers=workers, window_rows=window_rows, by_rows=by_rows
-    )
+        IMAGES, budget_bytes=total_bytes, batch_bytes=batch, workers=workers, window_rows=window_rows,
+        window_bytes=window_rows * 24_000, by_rows=by_rows,
+    )  # fmt: skip
     budget = split_budget(needs)
     waiting = budget.prefetch_spans * budget.batches_per_span * batch
     assert budget.prefetch_spans >= 2
     assert budget.window_bytes >= total_bytes // 4
-    if budget.prefetch_spans > 2 and window_rows * needs.row_bytes <= total_bytes // 4:
+    if budget.prefetch_spans > 2 and needs.window_bytes <= total_bytes // 4:
         assert waiting + budget.window_bytes <= total_bytes
         assert budget.window_fits
     assert any("workers are busy" in note for note in budget.notes) == (budget.prefetch_spans < workers)
@@ -51,3 +59,46 @@ def test_a_note_reports_workers_without_memory() -> None:
     assert budget.notes == (
         "memory_budget (100 MB) leaves room to make 3 batches of 14 MB at a time, so 3 of 8 workers are busy; raise it",
     )
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_a_slab_that_is_too_small_grows_and_keeps_its_rows(sizes: list[int], random: Any) -> None:
+    columns = Layout(Schema((Field(1, "n", Tensor("int64"), True, "none", 1 << 20, 1 << 18),)), ["n"]).fixed
+    slab = Slab(columns, 25)
+    held: dict[int, int] = {}
+    for number, rows in enumerate(sizes):
+        start = slab.allocate(rows)
+        start = slab.grow(rows) if start is None else start
+        slab.buffer("n", start, rows)[:] = number
+        slab.masks["n"][start : start + rows] = number % 2
+        held[number] = start
+        if random.random() < 0.3:
+            gone = random.choice(sorted(held))
+            slab.free(held.pop(gone), sizes[gone])
+        for known, first in held.items():
+            assert (slab.buffer("n", first, sizes[known]) == known).all()
+            assert (slab.masks["n"][first : first + sizes[known]] == bool(known % 2)).all()
+
+
+@pytest.mark.parametrize(
+    ("group", "limits", "expected"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "1000", "a/memory.max": "900", "memory.max": "max"}, 900),
+        ("0::/not/visible/in/a/container", {"memory.max": "700"}, 700),
+        ("4:cpu:/x\n5:hugetlb,memory:/x", {"memory/x/memory.limit_in_bytes": "800", "x/memory.max": "1"}, 800),
+        ("4:memory:/\n0::/", {"memory/memory.limit_in_bytes": str(1 << 62), "memory.max": "max"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_memory_is_limited_by_control_groups(
+    tmp_path: Path, group: str, limits: dict[str, str], expected: int | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+    for name, text in limits.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    physical = available_memory(tmp_path / "no such machine")
+    assert physical > 1 << 28
+    assert available_memory(tmp_path) == (physical if expected is None else expected)

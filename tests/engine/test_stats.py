@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Column, Dataset, Loader, Shuffle, Tensor
+from penstock import Column, Dataset, Loader, Shuffle, Tensor, Text
 from penstock.storage import RetryPolicy, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
 from tests.adapters.transforms import slow
@@ -182,3 +182,18 @@ def test_loaders_have_separate_statistics(ds: Dataset, tmp_path: Path) -> None:
     read(other)
     read(other)
     assert (one.stats().rows, other.stats().rows) == (2000, 1000)
+
+
+def test_many_tiny_fragments_are_noted() -> None:
+    store = CountingStore(open_store("memory://"))
+    table = penstock.create(store, {"n": int, "t": Text()})
+    for start in range(0, 240, 2):
+        table.append({"n": [start, start + 1], "t": ["a", "b"]})
+    table.commit()
+    with penstock.load(store).pytorch(batch_size=16, shuffle=True, num_workers=0) as loader:
+        assert sorted(n for batch in loader for n in batch["n"].tolist()) == list(range(240))
+        [note] = loader.stats().notes
+    assert note.startswith("the table has 120 fragments of ")
+    assert "merge them with penstock.compact('memory://')" in note
+    penstock.compact(store)
+    assert penstock.load(store).pytorch(batch_size=16).stats().notes == ()

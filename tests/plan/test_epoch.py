@@ -132,10 +132,25 @@ def test_label_entropy_detects_a_poor_shuffle() -> None:
      if mb * 10**6 > 128 * size],
 )  # fmt: skip
 def test_the_default_options_reach_the_entropy_of_a_uniform_shuffle(table_mb: int, row_bytes: int) -> None:
-    shuffle = resolve_shuffle(Shuffle(), table_mb * 10**6, row_bytes)
+    shuffle = resolve_shuffle(Shuffle(), table_mb * 10**6, row_bytes, width=1.0)
     blocks = -(-table_mb * 10**6 // shuffle.block_bytes)
     block_rows = max(1, shuffle.block_bytes // row_bytes)
-    assert entropy_ratio(blocks, shuffle, block_rows=block_rows, classes=100, batch_size=64) >= 0.9
+    assert entropy_ratio(blocks, shuffle, block_rows=block_rows, classes=100, batch_size=64) >= 0.95
+
+
+@pytest.mark.parametrize("table_mb", [1, 30, 33, 40, 70, 150, 300, 500, 550, 700, 1000, 2000, 8000, 30_000])
+def test_neighbours_in_the_table_are_not_neighbours_in_the_order(table_mb: int) -> None:
+    """A table of 3,000 rows of any size: as in a uniform shuffle if it fits the window, and never as in a poor one."""
+    rows, near = 3000, 256
+    row_bytes = table_mb * 10**6 / rows
+    shuffle = resolve_shuffle(Shuffle(), table_mb * 10**6, row_bytes, width=1.0)
+    block_rows = max(1, round(shuffle.block_bytes / row_bytes))
+    epoch = Epoch(np.array([rows]), shuffle.lanes, round(shuffle.spread * block_rows), 0, 0, True)
+    position = np.argsort(order_of(epoch, block_rows))
+    share = float((np.abs(np.diff(position)) <= near).mean())
+    uniform = 1 - (1 - near / rows) ** 2
+    window = min(1.0, shuffle.lanes * (1 + shuffle.spread) * shuffle.block_bytes / (table_mb * 10**6))
+    assert share <= 1.3 * uniform if window >= 1 else share <= 2 * uniform / window
 
 
 @given(st.integers(1, 300), st.integers(1, 500))

@@ -13,23 +13,49 @@ from penstock.plan import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
 MIB = 1 << 20
 sizes = st.one_of(st.integers(0, 1 << 30), st.integers(0, 1 << 54))
 rows = st.floats(1, 1 << 30)
+widths = st.one_of(st.just(1.0), st.floats(1, 100))
 
 
-@given(sizes, rows)
+@given(sizes, rows, widths)
 @settings(deadline=None)
-def test_the_defaults_depend_on_the_sizes_alone(table_bytes: int, row_bytes: float) -> None:
-    chosen = resolve_shuffle(Shuffle(), table_bytes, row_bytes)
-    assert chosen == resolve_shuffle(Shuffle(), table_bytes, row_bytes)
+def test_the_defaults_depend_on_the_sizes_alone(table_bytes: int, row_bytes: float, width: float) -> None:
+    chosen = resolve_shuffle(Shuffle(), table_bytes, row_bytes, width=width)
+    assert chosen == resolve_shuffle(Shuffle(), table_bytes, row_bytes, width=width)
     assert MIB // 4 <= chosen.block_bytes <= 4 * MIB
     assert 384 % chosen.lanes == 0
-    window_bytes = chosen.lanes * (1 + chosen.spread) * chosen.block_bytes
-    if table_bytes >= 1 << 30:  # what can be shuffled well within an eighth of the table
+    if table_bytes >= 1 << 30 and width == 1:
         assert table_bytes // chosen.block_bytes >= 42 * chosen.lanes
-        assert window_bytes <= table_bytes / 8
+
+
+def window_bytes(table_bytes: int, row_bytes: float, width: float) -> float:
+    """The bytes that rows are drawn from at a time, over all columns."""
+    chosen = resolve_shuffle(Shuffle(), table_bytes, row_bytes, width=width)
+    return min(table_bytes, chosen.lanes * (1 + chosen.spread) * chosen.block_bytes) * width
+
+
+@given(st.integers(0, 38 << 30), rows, widths)
+@settings(deadline=None)
+def test_the_default_window_is_bounded_over_all_columns(table_bytes: int, row_bytes: float, width: float) -> None:
+    """By a gigabyte, or two blocks of each lane."""
+    found = window_bytes(table_bytes, row_bytes, width)
+    assert found <= 1.01 * max(1 << 30, 2 * 96 * 8 * MIB)
+    if table_bytes < 8 << 30:
+        assert found <= 1.01 * (1 << 30)
+
+
+@given(st.integers(MIB, 1 << 42), st.floats(1, 1.5), rows, widths)
+@settings(deadline=None)
+def test_a_larger_table_never_has_a_smaller_window(
+    table_bytes: int, growth: float, row_bytes: float, width: float
+) -> None:
+    smaller, larger = (window_bytes(round(size), row_bytes, width) for size in (table_bytes, growth * table_bytes))
+    assert larger >= 0.97 * smaller
+    if table_bytes * width <= 384 * MIB and row_bytes * width >= 32:
+        assert smaller >= 0.99 * table_bytes * width, "a small table is shuffled as a whole"
 
 
 def test_larger_tables_have_more_lanes_and_larger_blocks() -> None:
-    steps = [resolve_shuffle(Shuffle(), 1 << power, 1 << 16) for power in range(10, 55)]
+    steps = [resolve_shuffle(Shuffle(), 1 << power, 1 << 16, width=1.0) for power in range(10, 55)]
     for small, large in pairwise(steps):
         assert small.lanes <= large.lanes
         assert small.block_bytes <= large.block_bytes
@@ -37,19 +63,26 @@ def test_larger_tables_have_more_lanes_and_larger_blocks() -> None:
 
 
 def test_small_rows_have_smaller_blocks() -> None:
-    assert (
-        resolve_shuffle(Shuffle(), 4 << 30, 2048).block_bytes < resolve_shuffle(Shuffle(), 4 << 30, 1 << 17).block_bytes
-    )
+    small, large = (resolve_shuffle(Shuffle(), 4 << 30, size, width=1.0) for size in (2048, 1 << 17))
+    assert small.block_bytes < large.block_bytes
+
+
+def test_wide_rows_have_smaller_blocks() -> None:
+    narrow, wide = (resolve_shuffle(Shuffle(), 64 << 30, 1 << 17, width=width) for width in (1.0, 8.0))
+    assert wide.block_bytes <= narrow.block_bytes / 4
 
 
 @given(sizes, st.integers(1, 400), st.integers(1, 1 << 30), st.floats(0, 1000))
 @settings(deadline=None)
 def test_explicit_settings_override_the_defaults(table_bytes: int, lanes: int, block_bytes: int, spread: float) -> None:
     wanted = ShuffleLayout(lanes, block_bytes, spread)
-    assert resolve_shuffle(Shuffle(lanes=lanes, block_bytes=block_bytes, spread=spread), table_bytes, 4096) == wanted
-    assert resolve_shuffle(Shuffle(lanes=lanes), table_bytes, 4096).lanes == lanes
-    assert resolve_shuffle(Shuffle(block_bytes=block_bytes), table_bytes, 4096).block_bytes == block_bytes
-    assert resolve_shuffle(Shuffle(spread=spread), table_bytes, 4096).spread == spread
+    assert (
+        resolve_shuffle(Shuffle(lanes=lanes, block_bytes=block_bytes, spread=spread), table_bytes, 4096, width=1.0)
+        == wanted
+    )
+    assert resolve_shuffle(Shuffle(lanes=lanes), table_bytes, 4096, width=1.0).lanes == lanes
+    assert resolve_shuffle(Shuffle(block_bytes=block_bytes), table_bytes, 4096, width=1.0).block_bytes == block_bytes
+    assert resolve_shuffle(Shuffle(spread=spread), table_bytes, 4096, width=1.0).spread == spread
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_a_spread_beyond_the_lane_is_nearly_uniform(spread_rows: int) -> None:
     assert (np.diff(order) == 1).mean() < 0.01
 
 
+@pytest.mark.parametrize(("length", "spread_rows"), [(2_500_000, 2_883_584), (2_500_000, 400_000), (400_000, 10**9)])
+def test_keys_of_many_rows_differ(length: int, spread_rows: int) -> None:
+    """Rows with the same key would stay in ascending order."""
+    order = whole(BoundedSpread(length, spread_rows, derive_key(1)))
+    assert np.array_equal(np.sort(order), np.arange(length))
+    assert abs((np.diff(order) > 0).mean() - 0.5) < 0.01
+    assert (np.diff(order) == 1).mean() < 1e-4
+
+
 def test_displacements_are_uniform() -> None:
     """Displacements cover the whole bound evenly; they determine the size of the window."""
     spread = BoundedSpread(100_000, 1000, derive_key(3))

@@ -247,7 +247,7 @@ def test_a_tag_in_a_folder_that_cannot_be_synced_is_an_error(tmp_path: Path) -> 
     penstock.create(tmp_path / "table", {"x": "int64"}).tags.create("first")
     [folder] = (tmp_path / "table/refs/tags").iterdir()
     ds = penstock.load(_BrokenDisk(tmp_path / "table", folder.name))
-    with pytest.raises(StorageError, match="stopped responding while .*/refs/tags/first/"):
+    with pytest.raises(StorageError, match=r"stopped responding while .*/refs/tags/first/"):
         ds.tags.delete("first")
 
 

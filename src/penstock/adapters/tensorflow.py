@@ -60,7 +60,7 @@ def dataset(
     )
     if output_signature is None:
         probe = _SignatureProbe(*functions, ragged_mode, columns, options.bad_samples.tolerant)
-        row_reader = RowReader(reader, names, rows, options.decode)
+        row_reader = RowReader(reader, names, rows, options.decode, lease=False)
         output_signature = probe.signature(row_reader, options, flagged=options.flags_rows(world))
     # TensorFlow never frees the function, so it has a weak reference: the loader's threads end with the dataset, which
     # iterators keep alive.

@@ -99,7 +99,7 @@ def row_dataset(
             PenstockWarning,
             stacklevel=3,
         )
-    return RowDataset(RowReader(reader, names, rows, decode), transform)
+    return RowDataset(RowReader(reader, names, rows, decode, lease=True), transform)
 
 
 class RowDataset(Dataset[dict[str, Any]]):

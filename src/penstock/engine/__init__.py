@@ -2,7 +2,6 @@
 
 from penstock.engine._batch_builder import PAD, BadRowsError, BatchFormatter, Placement, RowKeys
 from penstock.engine._decode import Columns, DecodeOptions, Decoder
-from penstock.engine._engine import available_cores
 from penstock.engine._formatter import (
     ConvertedFormatter,
     NumpyFormatter,
@@ -13,6 +12,7 @@ from penstock.engine._formatter import (
     writable,
 )
 from penstock.engine._loader import ConsistencyCheck, Loader
+from penstock.engine._machine import available_cores
 from penstock.engine._options import BadSamples, LoaderOptions, Transforms, Workers
 from penstock.engine._progress import Progress
 from penstock.engine._ranks import explicit_world, rank_consistency_check

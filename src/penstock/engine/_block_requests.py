@@ -1,5 +1,6 @@
 """The requests and the memory that a block needs; computed once for all epochs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ class BlockRequest(NamedTuple):
     """Bytes in the window, without columns that are read into batches."""
     raw_bytes: int
     """Bytes of pages until they are parsed."""
+    sparse: bool
+    """Whether most rows of the pages are not wanted, so that values are copied and pages freed."""
     can_read_into_batch: bool
     """Whether every column that belongs in preallocated batches is read directly."""
 
@@ -81,26 +84,32 @@ class BlockRequests:
                 cacheable += self._page_cache.groups(request)
             else:
                 requests.append(request)
-        direct = self._direct_requests(requests, fragment_rows) if self._direct_reads else {}
+        most = None if isinstance(block.selected, range) else 2 * len(block)
+        direct = self._direct_requests(requests, fragment_rows, most) if self._direct_reads else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
-        variable = sum(request.bytes for request in requests if self._variable_ids.intersection(request.file.fields))
+        variable = [request for request in requests if self._variable_ids.intersection(request.file.fields)]
+        share = len(block) / max([len(block), *_stored_rows(variable).values()])
         return BlockRequest(
             requests,
             direct,
             slab_range,
             cacheable,
             {},
-            bytes=variable + len(slab_range) * self._row_bytes,
+            bytes=round(share * sum(request.bytes for request in variable)) + len(slab_range) * self._row_bytes,
             raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
+            sparse=share < 0.5,
             can_read_into_batch=self._into_batch_ids <= {requests[index].file.fields[0] for index in direct},
         )
 
-    def _direct_requests(self, requests: Sequence[PageRequest], fragment_rows: FragmentRows) -> dict[int, range]:
+    def _direct_requests(
+        self, requests: Sequence[PageRequest], fragment_rows: FragmentRows, most: int | None
+    ) -> dict[int, range]:
         """The requests that can be read directly to their destination; for a column, all or none.
 
-        Blocks are split at page boundaries of the heaviest column. So if rows at an end are left out, the pages that
-        are read take no more memory than the whole block.
+        Blocks are split at page boundaries of the heaviest column. So if some rows at an end are left out, the pages
+        that are read take no more memory than the whole block. Of a few rows of a block, more than `most` rows are not
+        read directly: the wanted ones are copied from the pages.
         """
         direct: dict[int, range] = {}
         wanted = range(len(fragment_rows.rows))
@@ -113,6 +122,15 @@ class BlockRequests:
             filled = range(parts[0].start, parts[-1].stop)
             contiguous = sum(map(len, parts)) == len(filled)
             covers = filled.start <= 0 and wanted.stop <= filled.stop and field_id == self._heaviest_id
+            covers = covers and (most is None or len(filled) <= most)
             if contiguous and (filled == wanted or covers):
                 direct.update(zip(indices, parts, strict=True))
         return direct
+
+
+def _stored_rows(requests: Sequence[PageRequest]) -> Counter[tuple[int, ...]]:
+    """Rows in the pages of some requests, by the columns of their files."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for file, pages in requests:
+        found[file.fields] += file.row_ends[pages[-1]] - (file.row_ends[pages[0] - 1] if pages[0] else 0)
+    return found

@@ -45,7 +45,7 @@ class WindowBlock:
         "admitted", "bytes", "cached_columns", "can_read_into_batch", "closed", "destinations", "direct", "duplicated",
         "encoded", "error", "filled", "fragment_rows", "into_batch", "inverse", "pages", "pending_requests",
         "pending_spans", "raw_bytes", "raw_columns", "requests", "rows", "slab_range", "slab_start", "source",
-        "unread", "waiting_spans",
+        "sparse", "unread", "waiting_spans",
     )  # fmt: skip
 
     def __init__(self, source: Block, unread: int | None = None) -> None:
@@ -75,6 +75,8 @@ class WindowBlock:
         """Whether a row has two destinations."""
         self.can_read_into_batch = self.into_batch = False
         """Whether large rows can be read directly into batches, and whether they are, instead of into the slab."""
+        self.sparse = False
+        """Whether most rows of the pages are not wanted."""
         self.pages = Pages()
         self.pending_requests = 0
         self.raw_columns: dict[str, RawColumn] = {}

@@ -1,6 +1,5 @@
 """Build the pipeline for a table, options and a rank, and run it."""
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +10,13 @@ from penstock.device import Accelerator, BufferPool, empty_small_pages
 from penstock.engine._batch_builder import BatchBuilder, BatchFormatter, Failure, Placement
 from penstock.engine._collate import Collator
 from penstock.engine._fetch import Fetcher
+from penstock.engine._machine import available_cores, available_memory
 from penstock.engine._memory_budget import MemoryNeeds, split_budget
 from penstock.engine._options import LoaderOptions
 from penstock.engine._page_cache import PageCache
 from penstock.engine._pipeline import Pipeline
 from penstock.engine._planner import Planner, PlanOptions
+from penstock.engine._row_sizes import compaction_advice
 from penstock.engine._selection import Selection
 from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device, reads_into_batch
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
@@ -37,6 +38,12 @@ _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
 _MAX_CACHE_BYTES = 64 << 20
 _MAX_FETCHERS, _MAX_READERS, _READERS_FOR_PROCESSES = 96, 10, 2
 _MIN_BUDGET = 1 << 30
+_SKEW = 2.0
+"""Largest bytes of a window, relative to average rows."""
+_SLAB_SLACK = 4
+"""Rows of the slab, which has memory only where it is written, relative to those expected: room for fragmentation."""
+_PAGE_SHARE = 8
+"""Fraction (1/n) of the window for pages that are read together, if blocks are not read as a whole."""
 _DEVICE_WORKERS = 3  # one submits while the device executes for the others; more only contend
 
 
@@ -60,12 +67,11 @@ class LoaderEngine:
         self._reader, self._names, self._options = reader, tuple(names), options
         self.formatters, self.placement, self.collector = formatters, placement, collector
         self._selection = Selection(reader, names, rows, shuffled=options.shuffle is not None)
-        row_bytes = self._selection.heavy_row_bytes
-        shuffle = (
-            SEQUENTIAL
-            if options.shuffle is None
-            else resolve_shuffle(options.shuffle, round(row_bytes * len(rows)), row_bytes)
-        )
+        shuffle = SEQUENTIAL
+        if options.shuffle is not None:
+            heavy = self._selection.heavy_row_bytes
+            width = max(1.0, self._selection.row_bytes / heavy)
+            shuffle = resolve_shuffle(options.shuffle, round(heavy * len(rows)), heavy, width=width)
         self.order = OrderSpec(
             table=reader.store.uri,
             version=reader.name,
@@ -77,6 +83,9 @@ class LoaderEngine:
             shuffle=shuffle,
         )
         self.world = world
+        advice = compaction_advice(reader.store.uri, reader.snapshot.nodes)
+        if advice is not None:
+            collector.note(advice)
         self._partitioner = RankPartitioner(
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )
@@ -107,7 +116,7 @@ class LoaderEngine:
 
     def stats(self) -> LoaderStats:
         collector, options, totals = self.collector, self._options, self.collector.totals()
-        blocks = self.order.rows / self._selection.block_rows(self.order.shuffle)
+        blocks = self.order.rows / self._selection.block_rows(self.order.shuffle.block_bytes)
         quality = None
         if options.shuffle and collector.batches_drawn:
             drawn = collector.blocks_drawn / collector.batches_drawn
@@ -138,13 +147,15 @@ class LoaderEngine:
     @property
     def _window_need(self) -> int:
         """Bytes of a window that holds all blocks that rows are drawn from, with some in flight."""
-        return round(self._window_rows * self._selection.row_bytes)
+        rows = self._window_rows
+        # Blocks are permuted, so the largest rows come together only in part.
+        return round(min(self._selection.largest_rows_bytes(rows), _SKEW * rows * self._selection.row_bytes))
 
     @property
     def _window_rows(self) -> float:
-        shuffle, rows = self.order.shuffle, self._selection.block_rows(self.order.shuffle)
+        shuffle, rows = self.order.shuffle, self._selection.block_rows(self.order.shuffle.block_bytes)
         held = self._partitioner.lanes_per_rank * (1 + shuffle.spread) + 4
-        return held * min(rows, max(1, self.order.rows))
+        return min(held * rows, max(1, self.order.rows))
 
     @property
     def _plan_rows(self) -> int:
@@ -170,7 +181,7 @@ class LoaderEngine:
         return 2 * self._with_images(lambda _: True)
 
     def _with_images(self, counts: Callable[[Sequence[int]], bool]) -> int:
-        size = self._selection.row_bytes
+        size = self._selection.largest_rows_bytes(self._options.batch_size) / self._options.batch_size
         for known in self._selection.fields:
             shape = self._options.decode.image_shape(known)
             if shape is not None and counts(shape):
@@ -189,7 +200,7 @@ class LoaderEngine:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
         wanted = max(_MIN_BUDGET, round(1.5 * self._window_need) + 8 * self._batch_bytes)
-        return min(wanted, _memory_bytes() // 2)
+        return min(wanted, available_memory() // 2)
 
     @property
     def _num_threads(self) -> int:
@@ -219,7 +230,7 @@ class LoaderEngine:
             workers=max(1, options.workers.count),
             prefetch_factor=options.prefetch_factor,
             window_rows=0 if self._selection.scattered else self._window_rows,
-            row_bytes=max(self._selection.row_bytes, sum(column.row_bytes for column in layout.fixed)),
+            window_bytes=0 if self._selection.scattered else self._window_need,
             device_row_bytes=(
                 0
                 if self._selection.scattered
@@ -249,7 +260,9 @@ class LoaderEngine:
                 on_copied=collector.record_device_copy,
             )
         else:
-            slab = Slab(layout.fixed, round(4 * (budget.window_bytes / needs.row_bytes + span_rows)))
+            fixed_bytes = max(1, sum(column.row_bytes for column in layout.fixed))
+            rows = min(budget.window_bytes / fixed_bytes, self.order.rows)
+            slab = Slab(layout.fixed, round(_SLAB_SLACK * (rows + span_rows)))
         into_batch = by_blocks and not isinstance(slab, DeviceSlab) and self._reader.store.is_local
         into_batch = into_batch and any(reads_into_batch(column) for column in layout.fixed)
         buffers = BufferPool(
@@ -271,6 +284,9 @@ class LoaderEngine:
         plan_options = PlanOptions(
             span_rows=span_rows,
             plan_rows=self._plan_rows if by_blocks else span_rows,
+            page_bytes=max(
+                1, round(budget.window_bytes / _PAGE_SHARE * selection.heavy_row_bytes / selection.row_bytes)
+            ),
             by_blocks=by_blocks,
             trim=not options.bad_samples.tolerant,
             assign_destinations=into_batch,
@@ -301,15 +317,6 @@ class LoaderEngine:
         ]  # fmt: skip
 
 
-def available_cores() -> int:
-    """Number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 class EngineRun:
     """A pass over the rest of an epoch and the following ones; dropping or closing it stops its threads."""
 
@@ -319,18 +326,23 @@ class EngineRun:
         """The position after the last delivered batch."""
         self.in_progress = False
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
+        self._closed_because = "this loader was closed while it was read"
         self._stop = weakref.finalize(self, pipeline.stop)
         pipeline.start(state.epoch, state.consumed)
 
     def epoch(self) -> Iterator[Any]:
         """The batches up to the end of the epoch; then the state is the start of the next one."""
         self.in_progress = True
+        self._pipeline.resume(self.state.epoch)
         collector, order, placement = self._engine.collector, self.state.order, self._engine.placement
         began = mark = time.perf_counter()
         first = True
         last = not self._engine.steps_from(self.state.consumed)
         while not last:
-            span, batches = self._pipeline.next_span()
+            found = self._pipeline.next_span()
+            if found is None:
+                raise InvalidInputError(self._closed_because)
+            span, batches = found
             collector.blocks_drawn += span.blocks_drawn
             collector.batches_drawn += len(span.batch_rows)
             waiting = list(zip(batches, span.batch_rows, span.consumed, strict=False))[::-1]  # a `Failure` is last
@@ -339,7 +351,7 @@ class EngineRun:
             end = 0
             while waiting:
                 if not self._stop.alive:
-                    raise InvalidInputError("this loader was closed while it was read")
+                    raise InvalidInputError(self._closed_because)
                 batch, rows, consumed = waiting.pop()
                 if isinstance(batch, Failure):
                     raise batch.error
@@ -361,6 +373,7 @@ class EngineRun:
                 collector.add_time("loop", "busy", now - mark)
                 collector.seconds += now - mark
                 mark = now
+        self._pipeline.pause()
         self.state = LoaderState(order, self.state.epoch + 1, 0)
         self.in_progress = False
 
@@ -368,7 +381,8 @@ class EngineRun:
         """Stop the threads without joining them."""
         self._stop()
 
-    def close(self) -> None:
-        """Stop the threads and join them for a moment."""
+    def close(self, because: str | None = None) -> None:
+        """Stop the threads and join them for a moment; `because` is what its iterator then raises."""
+        self._closed_because = because or self._closed_because
         self._stop.detach()
         self._pipeline.stop(wait=True)

@@ -10,6 +10,7 @@ The contract; if the code disagrees with this list, the code is wrong:
   only if it is the first try's: so the store's deadline for one read bounds a request with its hedge.
 - If a read exceeds its deadline, and nothing was read for the second half of its time, the store is dead: every pending
   request, and every later one, fails with that error at once.
+- While it is paused, no request starts.
 - `stop` returns at once: requests in flight are not retried, end by themselves, and their responses are dropped.
 """
 
@@ -68,7 +69,7 @@ class Fetcher:
         """The error of a store that does not answer."""
         self._lock = Lock()
         self._work = Condition(self._lock)
-        self._stopped = False
+        self._stopped = self._paused = False
         self._cancelled = Event()
         Thread(target=self._hedge_late_requests, name="penstock-hedge", daemon=True).start()
         for _ in range(min(_HIGH_LATENCY_LIMIT, max_threads)):  # now: starting a thread is slow under a busy GIL
@@ -84,6 +85,13 @@ class Fetcher:
                 self._wake_thread()
         if dead is not None:
             request.on_done(dead)
+
+    def pause(self, paused: bool) -> None:
+        """Start no more requests, or start them again."""
+        with self._lock:
+            self._paused = paused
+            for _ in range(0 if paused else min(self.limit, len(self._queue))):
+                self._wake_thread()
 
     def stop(self) -> None:
         with self._lock:
@@ -112,7 +120,7 @@ class Fetcher:
             while not self._stopped:
                 if self._hedges:
                     return self._hedges.popleft(), True
-                if self._queue and len(self._in_flight) < self.limit:
+                if self._queue and not self._paused and len(self._in_flight) < self.limit:
                     request = self._queue.popleft()
                     request.started_s = time.perf_counter()
                     self._in_flight.add(request)

@@ -1,7 +1,5 @@
 """The user's handle: batches of an epoch, length, state to resume from, statistics."""
 
-import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -10,23 +8,24 @@ from typing import Any
 from penstock.engine._batch_builder import BatchFormatter, Placement
 from penstock.engine._decode import ColumnDecoder
 from penstock.engine._engine import EngineRun, LoaderEngine
+from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._slab import Layout
 from penstock.engine._stats import LoaderStats, StatsCollector
 from penstock.engine._worker_process import ProcessFormatter
-from penstock.errors import InvalidInputError, PenstockError, PenstockWarning, StorageError
+from penstock.errors import InvalidInputError
 from penstock.plan import LoaderState
 from penstock.table import Int64Array, Reader
 from penstock.types import World
 
-_LEASE_S = 7 * 86_400.0
-_RELEASE_S = 0.5
+_SUPERSEDED = (
+    "another iteration of this loader has begun, which ended this one: a loader has one iterator at a time; create a "
+    "second loader to read the table twice at once"
+)
 
 ConsistencyCheck = Callable[[LoaderState], None]
 """Compares the order and the position of all ranks; raises `InvalidInputError` if they differ."""
-
-_warned: set[str] = set()
 
 
 class Loader:
@@ -37,6 +36,10 @@ class Loader:
     - `state_dict` is the position after the last delivered batch, small enough for any checkpoint; after
       `load_state_dict` the next iteration continues there, with any number of ranks or workers and any batch size.
     - Breaking out of an iteration stops its threads. A batch belongs to the user and is never overwritten.
+    - One iterator reads a loader at a time: the first step of a new one ends the one before, whose next step raises
+      `InvalidInputError`. Two loaders of one table are independent.
+    - Under torch.distributed or jax.distributed, ranks compare the order, the epoch and the position at the first step
+      of every iteration. If they differ, all ranks raise `InvalidInputError`.
     """
 
     def __init__(
@@ -75,13 +78,9 @@ class Loader:
         self._run: EngineRun | None = None
         self._next = self._state = LoaderState(self._engine.order, 0, 0)
         self._resumed = False
-        self._lease = _Lease(reader)
-        weakref.finalize(self, self._lease.release)
+        self._lease = VersionLease(reader)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._check_ranks is not None:
-            self._check_ranks(self._next)
-            self._check_ranks = None
         return self._epoch()
 
     def __len__(self) -> int:
@@ -152,11 +151,13 @@ class Loader:
 
     def _epoch(self) -> Iterator[Any]:
         start, self._resumed = self._next, False
+        if self._check_ranks is not None:
+            self._check_ranks(start)
         self._next = LoaderState(start.order, start.epoch + 1, 0)
         run = self._run
         if run is None or run.in_progress or run.state != start:
             if run is not None:
-                run.close()
+                run.close(_SUPERSEDED if run.in_progress else None)
             self._lease.acquire()
             for process in self._processes:
                 process.open()
@@ -177,50 +178,6 @@ class Loader:
                 self._lease.release()
                 run.close()
                 self._run = None if self._run is run else self._run
-
-
-class _Lease:
-    """Protects a version from vacuum, in a thread, so that no batch waits for a slow store."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._done: threading.Event | None = None
-        self._thread: threading.Thread | None = None
-
-    def acquire(self) -> None:
-        """Acquire the lease in the background."""
-        if self._done is None:
-            self._done = threading.Event()
-            self._thread = threading.Thread(
-                target=_hold_lease, args=(self._reader, self._done), name="penstock-lease", daemon=True
-            )
-            self._thread.start()
-
-    def release(self) -> None:
-        """Release the lease."""
-        if self._done is not None and self._thread is not None:
-            self._done.set()
-            self._thread.join(_RELEASE_S)
-        self._done = self._thread = None
-
-
-def _hold_lease(reader: Reader, done: threading.Event) -> None:
-    try:
-        with reader.lease(_LEASE_S) as held:
-            if not held:
-                _warn_once(reader)
-            done.wait()
-    except StorageError:  # a read-only server rejects writes in its own way
-        _warn_once(reader)
-        done.wait()
-    except PenstockError:  # reading an expired version raises its own error
-        pass
-
-
-def _warn_once(reader: Reader) -> None:
-    if reader.store.uri not in _warned:
-        _warned.add(reader.store.uri)
-        warnings.warn(reader.lease_warning, PenstockWarning, stacklevel=3)
 
 
 def _shut_down(runs: "weakref.WeakSet[EngineRun]", processes: Sequence[ProcessFormatter]) -> None:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-_MIN_SPAN_BYTES, _SPAN_BYTES, _SPAN_SHARE, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 32, 64
+_MIN_SPAN_BYTES, _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 64
+_SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
+"""Fractions (1/n) of the budget for a span, and at most of a small budget."""
 _DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """Largest fractions (1/n) of free device memory for a span, for prefetched batches, and for the window."""
@@ -27,7 +29,8 @@ class MemoryNeeds:
     prefetch_factor: int
     window_rows: float
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
-    row_bytes: float
+    window_bytes: int
+    """Bytes of that window."""
     device_row_bytes: int
     """Bytes of a row's columns whose window may be on the device."""
     cache_bytes: int
@@ -61,14 +64,15 @@ class MemoryBudget:
 def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     """Split memory: batches get what they need, the window the rest; a device window is complete or absent."""
     free = needs.device_free_bytes
-    span_bytes = min(_SPAN_BYTES, max(_MIN_SPAN_BYTES, needs.budget_bytes // _SPAN_SHARE))
+    least = min(_MIN_SPAN_BYTES, needs.budget_bytes // _SMALL_SPAN_SHARE)
+    span_bytes = min(_SPAN_BYTES, max(least, needs.budget_bytes // _SPAN_SHARE))
     batch_bytes = max(1, needs.batch_bytes)
     if free is not None:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
         batch_bytes = max(1, needs.device_batch_bytes)
     batches_per_span = 1 if needs.by_rows else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
-    need = round(needs.window_rows * (needs.row_bytes - (needs.device_row_bytes if device_rows else 0)))
+    need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
     room = max(quarter, left - max(quarter, need)) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)

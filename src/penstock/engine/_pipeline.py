@@ -5,8 +5,9 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Spans are admitted in plan order, and blocks get memory in that order. So a block of the next span never waits for
   memory that a later span holds.
 - Batches are delivered in order. An error is raised at its position: after all batches before it, before any other.
-- If nothing in flight can free memory, the next span is admitted over budget; the pipeline never deadlocks on memory.
-- After the last span of an epoch come the spans of the next epoch, as far as the window has room.
+- If nothing in flight can free memory, the next block is admitted over budget; the pipeline never deadlocks on memory.
+- After the last span of an epoch come the spans of the next one, as far as the window has room, and none after that.
+- Between epochs the pipeline is paused: requests in flight complete, and none starts.
 - A thread takes the most urgent task: continue the plan, build a span, read a page of a local file. So there are no
   more threads than cores that can use them; each further thread would contend for the GIL. Only requests to remote
   stores have threads of their own.
@@ -29,7 +30,7 @@ from penstock.engine._fetch import Fetcher, PageRuns, Request
 from penstock.engine._planner import PlannedSpans, Planner
 from penstock.engine._stats import StatsCollector
 from penstock.engine._window import Window
-from penstock.errors import CorruptError, InvalidInputError
+from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
 _JOIN_S = 0.5
@@ -75,8 +76,11 @@ class Pipeline:
         self._ready_spans: list[tuple[int, Span]] = []
         self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
         self._delivered = self._admitted = self._released = self._idle_threads = 0
+        self._filling = 0
+        """Blocks that are admitted and not filled yet."""
         self._failure: BaseException | None = None
-        self._stopped = self._joined = False
+        self._stopped = self._joined = self._paused = False
+        self._reading_epoch = self._planning_epoch = 0
         self._threads = [
             Thread(target=self._thread_main, name="penstock-pipeline", daemon=True) for _ in range(threads)
         ]
@@ -84,9 +88,25 @@ class Pipeline:
     def start(self, epoch: int, consumed: int) -> None:
         """Start the threads."""
         self._plan = self._admit_spans(epoch, consumed)
+        self._reading_epoch = self._planning_epoch = epoch
         _running.add(self)
         for thread in self._threads:
             thread.start()
+
+    def resume(self, epoch: int) -> None:
+        """Continue reading, at most up to the end of the epoch after this one."""
+        with self._lock:
+            self._paused, self._reading_epoch = False, epoch
+            self._task_ready.notify_all()
+        if self._fetcher is not None:
+            self._fetcher.pause(False)
+
+    def pause(self) -> None:
+        """Start no more requests until `resume`."""
+        with self._lock:
+            self._paused = True
+        if self._fetcher is not None:
+            self._fetcher.pause(True)
 
     def stop(self, *, wait: bool = False) -> None:
         """Stop every thread; with `wait`, join them for a moment."""
@@ -105,15 +125,15 @@ class Pipeline:
                 if thread is not current_thread():
                     thread.join(max(0.0, ends - time.monotonic()))
 
-    def next_span(self) -> tuple[Span, Sequence[Any]]:
-        """The next span and its batches; raises the error that occurred in it."""
+    def next_span(self) -> tuple[Span, Sequence[Any]] | None:
+        """The next span and its batches, None after `stop`; raises the error that occurred in it."""
         started, busy = time.perf_counter(), 0.0
         with self._lock:
             while (found := self._results.pop(self._delivered, None)) is None:
                 if self._failure is not None and self._delivered == self._admitted:
                     raise self._failure
                 if self._stopped:
-                    raise InvalidInputError("this loader was closed while it was read")
+                    return None
                 if self._inline_builder is not None and self._startable():
                     span = heappop(self._ready_spans)[1]
                     self._lock.release()
@@ -170,12 +190,13 @@ class Pipeline:
             return self._continue_plan
         if self._idle_builders and self._startable():
             return partial(self._build_in_thread, heappop(self._ready_spans)[1], self._idle_builders.pop())
-        if self._read_queue:
+        if self._read_queue and not self._paused:
             return partial(self._read_local, *self._read_queue.popleft())
         return None
 
     def _can_plan(self) -> bool:
         far_ahead = self._admitted >= self._delivered + self._depth + _PLANNED_AHEAD
+        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1 or self._paused
         return not self._planning and not far_ahead and self._blocked_since is None
 
     def _continue_plan(self) -> None:
@@ -206,6 +227,8 @@ class Pipeline:
             if not some and not consumed:
                 return
             epoch, consumed = epoch + 1, 0
+            self._planning_epoch = epoch
+            yield
 
     def _prepared(self, planned_spans: Iterator[PlannedSpans]) -> Iterator[PlannedSpans]:
         """Plan the requests of new blocks; if rows are read into batches, wait until all destinations are known."""
@@ -237,9 +260,10 @@ class Pipeline:
         with self._lock:
             if self._blocked_since is not None:
                 return False
-            if not self._window.admit(block, force=self._admitted == self._released):
+            if not self._window.admit(block, force=self._admitted == self._released and not self._filling):
                 self._blocked_since = time.perf_counter()
                 return False
+            self._filling += 1
         return True
 
     def _memory_freed(self, *, by_thread: bool) -> None:
@@ -318,8 +342,8 @@ class Pipeline:
                 if not span.pending_blocks:
                     self._mark_ready(span)
             block.waiting_spans = []
-            if block.raw_bytes:
-                self._memory_freed(by_thread=self._fetcher is None)
+            self._filling -= 1
+            self._memory_freed(by_thread=self._fetcher is None)
 
     def _mark_ready(self, span: Span) -> None:
         """Make a span available to builders; called with the lock."""

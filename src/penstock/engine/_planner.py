@@ -33,6 +33,8 @@ class PlanOptions:
     """Rows of a span, at least one batch."""
     plan_rows: int
     """Rows planned together, at least a span."""
+    page_bytes: int
+    """If only some pages of blocks are read: about how many bytes of the heaviest column are read together."""
     by_blocks: bool
     """Whether whole blocks stay in the window; otherwise a span reads only the pages of its rows."""
     trim: bool
@@ -101,16 +103,16 @@ class Planner:
 
     def _epoch(self, number: int) -> Epoch:
         shuffle = self._order.shuffle
-        reach = round(shuffle.spread * self._selection.block_rows(shuffle)) if self._order.shuffled else 0
+        reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self._order.shuffled else 0
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         return Epoch(self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled)
 
     def _locator(self, epoch: Epoch, *, first: bool) -> "_BlockLocator":
         if self._selection.scattered:
-            return _ScatteredLocator(self._selection, epoch)
+            return _ScatteredLocator(self._selection, self._options.page_bytes)
         if self._options.by_blocks:
             return _WholeBlocks(self._selection, self._part_blocks, epoch, trim=self._options.trim and first)
-        return _PartialBlocks(self._selection, self._part_blocks, epoch, trim=False)
+        return _PartialBlocks(self._selection, self._part_blocks, epoch, self._options.page_bytes)
 
     def _plan_spans(
         self,
@@ -179,8 +181,8 @@ class _BlockLocator:
 class _ScatteredLocator(_BlockLocator):
     """For selections with an order of their own: each span reads the pages of its rows."""
 
-    def __init__(self, selection: Selection, epoch: Epoch) -> None:
-        self._selection, self._epoch = selection, epoch
+    def __init__(self, selection: Selection, page_bytes: int) -> None:
+        self._selection, self._page_bytes = selection, page_bytes
         self._found: list[WindowBlock] = []
 
     def take_closed(self) -> list[WindowBlock]:
@@ -190,7 +192,7 @@ class _ScatteredLocator(_BlockLocator):
         wanted, inverse = np.unique(self._selection.positions(positions), return_inverse=True)
         block_index, rows = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
         blocks: list[WindowBlock] = []
-        for block, inside in self._selection.scatter(wanted):
+        for block, inside in self._selection.scatter(wanted, self._page_bytes):
             block_index[inside], rows[inside] = len(blocks), np.arange(len(inside))
             blocks.append(WindowBlock(block))
         self._found = blocks
@@ -334,6 +336,10 @@ class _WholeBlocks(_LaneLocator):
 class _PartialBlocks(_LaneLocator):
     """Only the pages of a span's rows: for windows larger than the budget, and for lanes shared by ranks."""
 
+    def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, page_bytes: int) -> None:
+        super().__init__(selection, part_blocks, epoch, trim=False)
+        self._page_bytes = page_bytes
+
     def _to_window_blocks(
         self,
         lane: int,  # noqa: ARG002
@@ -341,16 +347,19 @@ class _PartialBlocks(_LaneLocator):
         holders: Int64Array,
         rows: Int64Array,
     ) -> BlockLocations:
-        used, block_index = np.unique(holders, return_inverse=True)
         window_blocks: list[WindowBlock] = []
-        local = np.empty(len(rows), np.int64)
-        for index, number in enumerate(used.tolist()):
-            here = np.flatnonzero(block_index == index)
-            whole = blocks[number].block
-            inside, local[here] = np.unique(rows[here] - blocks[number].first, return_inverse=True)
-            window_block = WindowBlock(whole.take(inside))
-            if window_block.inverse is not None:
-                local[here] = window_block.inverse[local[here]]
-            window_blocks.append(window_block)
+        block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        for number in np.unique(holders).tolist():
+            here = np.flatnonzero(holders == number)
+            inside, unique = np.unique(rows[here] - blocks[number].first, return_inverse=True)
+            first = 0
+            for part in self._selection.split(blocks[number].block.take(inside), self._page_bytes):
+                mine = (unique >= first) & (unique < first + len(part))
+                window_block = WindowBlock(part)
+                place = unique[mine] - first
+                block_index[here[mine]] = len(window_blocks)
+                local[here[mine]] = place if window_block.inverse is None else window_block.inverse[place]
+                window_blocks.append(window_block)
+                first += len(part)
         self._closed += window_blocks
         return BlockLocations(window_blocks, block_index, local)

@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.engine._collate import Collator
 from penstock.engine._decode import Columns, DecodeOptions
+from penstock.engine._lease import VersionLease
 from penstock.engine._slab import Layout
 from penstock.table import Int64Array, RandomRowReader, Reader, take_positions
 
@@ -13,13 +14,19 @@ from penstock.table import Int64Array, RandomRowReader, Reader, take_positions
 class RowReader:
     """Reads rows of a selection by index. One call fetches the pages of all its rows together, each page once."""
 
-    def __init__(self, reader: Reader, names: Sequence[str], rows: range | Int64Array, decode: DecodeOptions) -> None:
+    def __init__(
+        self, reader: Reader, names: Sequence[str], rows: range | Int64Array, decode: DecodeOptions, *, lease: bool
+    ) -> None:
+        """With `lease`, this process protects the version from vacuum, also for workers that read copies of this."""
         decode.check(reader.snapshot.schema)
         self._reader, self._rows = reader, rows
         layout = Layout(reader.snapshot.schema, names)
         # Samples may outlive the batch, in a cache of the user or across a fork, so their memory is never reused.
         self._collator = Collator(reader, layout, decode, np.empty)
         self._random_reader = RandomRowReader(reader.store)
+        self._lease = VersionLease(reader)
+        if lease:
+            self._lease.acquire(block=True)  # or a fork could meet the thread inside a request
 
     def __len__(self) -> int:
         return len(self._rows)

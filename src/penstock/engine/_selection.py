@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.engine._row_sizes import Floats, RowSizes, leaf_sizes
 from penstock.engine._slab import fixed_column
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
@@ -20,6 +22,9 @@ from penstock.types import cached_property
 
 _MANIFEST_READERS = 64
 _MANY_LEAVES = 64
+_SAMPLED_LEAVES = 8
+_LEAVES_CACHED, _SMALL_LEAF_BYTES = 32, 64 << 10
+"""Leaves held in memory; small ones are decoded as a whole, because each call to decode fragments has a cost."""
 _FIRST_READ_BYTES = 1 << 20
 """Blocks that the first batch draws from are split into reads of this size, if it needs only some of them."""
 
@@ -76,6 +81,8 @@ class Selection:
         self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
         self._requested = rows
         self.rows = rows if isinstance(rows, range) and rows.step == 1 else _sorted(rows, shuffled)
+        self._leaf = lru_cache(_LEAVES_CACHED)(self._read_leaf)
+        self._small_leaf = lru_cache(_LEAVES_CACHED)(self._decode_leaf)
 
     def __len__(self) -> int:
         return len(self._requested)
@@ -138,29 +145,24 @@ class Selection:
 
     @cached_property
     def heaviest(self) -> Field | None:
-        """The column with most bytes, estimated from the first fragment; blocks are split at its pages."""
-        sizes = self._sizes
-        return max(self.fields, key=lambda field: sizes[field.id], default=None)
+        """The column with most bytes; blocks are split at its pages."""
+        return max(self.fields, key=lambda field: self._sizes.average(field.id), default=None)
 
     @cached_property
     def row_bytes(self) -> float:
         """Approximate bytes of a row in memory, over all selected columns."""
-        size = 0.0
-        for name in self.names:
-            field = None if name == ROW_ID else self.reader.snapshot.schema[name]
-            column = fixed_column(name, field)
-            size += max(0.0 if field is None else self._sizes[field.id], 0 if column is None else column.row_bytes)
-        return max(1.0, size)
+        return max(1.0, sum(map(self._memory_sizes.average, self._memory_sizes.bytes)))
+
+    def largest_rows_bytes(self, count: float) -> float:
+        """Approximate bytes in memory of the `count` largest rows, over all selected columns."""
+        return max(count, self._memory_sizes.largest(count))
 
     @property
     def heavy_row_bytes(self) -> float:
-        return max(1.0, self._sizes[self.heaviest.id] if self.heaviest else 1.0)
+        return max(1.0, self._sizes.average(self.heaviest.id) if self.heaviest else 1.0)
 
-    def block_rows(self, shuffle: ShuffleLayout) -> int:
+    def block_rows(self, block_bytes: int) -> int:
         """Approximate rows of a block."""
-        return self._rows_of(shuffle.block_bytes)
-
-    def _rows_of(self, block_bytes: int) -> int:
         return max(1, round(block_bytes / self.heavy_row_bytes))
 
     @property
@@ -185,6 +187,8 @@ class Selection:
         leaf, starts = self._leaf(section)
         if isinstance(leaf, Manifest):
             fragments = leaf.fragments[part : part + 1] if self.coarse else leaf.fragments
+        elif self.coarse and self.leaves[section].length <= _SMALL_LEAF_BYTES:
+            fragments = self._small_leaf(section)[part : part + 1]
         else:
             fragments = decode_fragments(leaf.slice(part, 1) if self.coarse else leaf)
         if self.coarse:
@@ -192,7 +196,7 @@ class Selection:
         return [
             block
             for fragment, start in zip(fragments, starts, strict=False)
-            for block in self._split(Block(fragment, start, self._select(start, fragment.live)), shuffle.block_bytes)
+            for block in self.split(Block(fragment, start, self._select(start, fragment.live)), shuffle.block_bytes)
         ]
 
     def split_points(self, block: Block, left: Int64Array, soon: Int64Array) -> list[int]:
@@ -200,7 +204,7 @@ class Selection:
 
         Rows needed soon are read by themselves if that is much less; rows in different requests are split.
         """
-        ends = np.cumsum([len(part) for part in self._split(block, _FIRST_READ_BYTES)])
+        ends = np.cumsum([len(part) for part in self.split(block, _FIRST_READ_BYTES)])
         needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
         found = set(ends[:-1][needed[1:] != needed[:-1]].tolist())
         if self.heaviest is not None and len(left) < len(block):
@@ -216,7 +220,11 @@ class Selection:
         requests = page_requests([FragmentRows(block.fragment, rows)], [self.heaviest.id])
         return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
 
-    def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
+    def _decode_leaf(self, section: int) -> tuple[Fragment, ...]:
+        leaf, _ = self._leaf(section)
+        return leaf.fragments if isinstance(leaf, Manifest) else decode_fragments(leaf)
+
+    def _read_leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
         """A section's leaf, and the positions at which its fragments start and the last one ends."""
         with self.reader.missing_as_corrupt():
             leaf = self.reader.tree.leaf(self.leaves[section])
@@ -232,34 +240,40 @@ class Selection:
         files = tuple(_copied(file) for file in fragment.files if ids.intersection(file.fields))
         return replace(fragment, files=files, statistics=())
 
-    def scatter(self, positions: Int64Array) -> Iterator[tuple[Block, Int64Array]]:
+    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[tuple[Block, Int64Array]]:
         """Blocks of some increasing positions, each with the indices of the positions it holds."""
         done = 0
         with self.reader.missing_as_corrupt():
             for fragment, start, inside in self.reader.tree.fragments_at(self.reader.snapshot.nodes, positions):
-                yield Block(fragment, start, inside - start), np.arange(done, done + len(inside))
-                done += len(inside)
+                for block in self.split(Block(fragment, start, inside - start), block_bytes):
+                    yield block, np.arange(done, done + len(block))
+                    done += len(block)
 
     def _select(self, start: int, live: int) -> range | Int64Array:
+        if self.rows is None:  # all of them stand for the scattered ones
+            return range(live)
         if isinstance(self.rows, range):
             return range(max(self.rows.start - start, 0), max(min(self.rows.stop - start, live), 0))
-        assert self.rows is not None
         first, end = np.searchsorted(self.rows, (start, start + live))
         return self.rows[first:end] - start
 
-    def _split(self, block: Block, block_bytes: int) -> Iterator[Block]:
+    def split(self, block: Block, block_bytes: int) -> Iterator[Block]:
+        """Split a block at pages of the heaviest column into blocks whose pages have about `block_bytes` of it."""
         if not len(block):
             return
         rows = block.stored_rows
         between = int(rows[0]), int(rows[-1]) + 1
         files = block.fragment.files_between(self.heaviest.id, *between) if self.heaviest else ()
+        if len(files) == 1 and not _linked_bytes(self.heaviest) and files[0].length < 1.5 * block_bytes:
+            yield block  # as `split_blocks` would, whose calls to numpy take longer than reading a tiny fragment
+            return
         if files:
             ends = np.concatenate([file.page_ends + file.row_start for file in files])
             linked = _linked_bytes(self.heaviest)
             sizes = np.concatenate([np.diff(file.page_offsets) + linked * file.page_rows for file in files])
             numbers = np.repeat(np.arange(len(files)), [len(file.page_rows) for file in files])
         else:  # no column is stored, so any split will do
-            step = self._rows_of(block_bytes)
+            step = self.block_rows(block_bytes)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
             sizes, numbers = np.full(len(ends), block_bytes), np.zeros(len(ends), np.int64)
         if len(rows) == between[1] - between[0]:
@@ -272,19 +286,40 @@ class Selection:
             first = end
 
     @cached_property
-    def _sizes(self) -> dict[int, float]:
-        """Approximate bytes of a row, by field id."""
-        sizes = {field.id: float(field.fixed_row_bytes or 0) for field in self.fields}
-        if all(sizes.values()) or not self.reader.snapshot.nodes:
-            return sizes
-        with self.reader.missing_as_corrupt():
-            first = next(iter(self.reader.tree.fragments(self.reader.snapshot.nodes)), None)
-        for field in self.fields:
-            if first is not None and not field.fixed_row_bytes:
-                stored = sum(file.length / len(file.fields) for file in first.files_of(field.id))
-                blobs = sum(blob.length for file in first.files_of(field.id) for blob in file.blobs)
-                sizes[field.id] = (stored + blobs) / max(1, first.rows) + _linked_bytes(field)
-        return sizes
+    def _sizes(self) -> RowSizes:
+        """Stored bytes of the selected rows, by fragment; of a large table, those of a few leaves."""
+        schema = self.reader.snapshot.schema
+        known = {field.id: field.fixed_row_bytes for field in schema.fields if field.fixed_row_bytes}
+        variable = [field for field in self.fields if field.id not in known]
+        sections: list[int] = []
+        if variable:
+            used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.scattered else self.section_rows)
+            sections = used[:: max(1, len(used) // _SAMPLED_LEAVES) if self.coarse else 1].tolist()
+        rows: list[float] = []
+        groups: list[dict[int, Floats]] = []
+        for leaf, starts in thread_map(self._leaf, sections, max_workers=_MANIFEST_READERS):
+            groups.append(leaf_sizes(leaf, [field.id for field in variable], known))
+            rows += [float(len(self._select(start, end - start))) for start, end in pairwise(starts)]
+        if not any(rows):
+            rows, groups = [float(len(self))], [{field.id: np.zeros(1) for field in variable}]
+        sizes = {
+            field.id: np.full(len(rows), float(known[field.id]))
+            if field.id in known
+            else np.concatenate([group[field.id] for group in groups]) + _linked_bytes(field)
+            for field in self.fields
+        }
+        return RowSizes(np.array(rows), sizes)
+
+    @cached_property
+    def _memory_sizes(self) -> RowSizes:
+        """The same in memory, where compressed columns of a fixed shape have their full size."""
+        sizes: dict[int, Floats] = {}
+        for name in self.names:
+            field = None if name == ROW_ID else self.reader.snapshot.schema[name]
+            column = fixed_column(name, field)
+            stored = np.zeros(len(self._sizes.rows)) if field is None else self._sizes.bytes[field.id]
+            sizes[0 if field is None else field.id] = np.maximum(stored, 0 if column is None else column.row_bytes)
+        return RowSizes(self._sizes.rows, sizes)
 
 
 def _linked_bytes(field: Field | None) -> int:

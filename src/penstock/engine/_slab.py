@@ -63,8 +63,10 @@ class Slab:
         for column in columns:
             self._reserve(column, capacity)
             if column.nullable:
-                self.masks[column.name] = np.empty(capacity, bool)
+                self.masks[column.name] = lazy_empty((capacity,), bool)
         self._starts, self._ends = [0], [capacity]
+        self._columns = {column.name: column for column in columns}
+        self._capacity = capacity
 
     def _reserve(self, column: FixedColumn, capacity: int) -> None:
         self._values[column.name] = lazy_empty((capacity, *column.shape), column.dtype)
@@ -79,6 +81,23 @@ class Slab:
                     self._starts[index] = start + rows
                 return start
         return None
+
+    def grow(self, rows: int) -> int:
+        """Allocate beyond the capacity; only while no thread reads or writes rows."""
+        used = list(zip([0, *self._ends], [*self._starts, self._capacity], strict=True))
+        start, self._capacity = self._capacity, 2 * self._capacity + rows
+        for name, column in self._columns.items():
+            self._copy_used(self._values, name, lazy_empty((self._capacity, *column.shape), column.dtype), used)
+            if column.nullable:
+                self._copy_used(self.masks, name, lazy_empty((self._capacity,), bool), used)
+        self.free(start + rows, self._capacity - start - rows)
+        return start
+
+    @staticmethod
+    def _copy_used(arrays: dict[str, npt.NDArray[Any]], name: str, larger: Any, used: list[tuple[int, int]]) -> None:
+        for first, end in used:
+            larger[first:end] = arrays[name][first:end]
+        arrays[name] = larger
 
     def free(self, start: int, rows: int) -> None:
         """Free a run and merge it with its neighbours."""
@@ -131,7 +150,6 @@ class DeviceSlab(Slab):
         self._accelerator, self._on_copied = accelerator, on_copied
         self._device_rows: dict[str, DeviceRows] = {}
         super().__init__(columns, capacity)
-        self._columns = {column.name: column for column in columns}
         self._staging = Staging(accelerator)
 
     def _reserve(self, column: FixedColumn, capacity: int) -> None:
@@ -139,6 +157,9 @@ class DeviceSlab(Slab):
             self._device_rows[column.name] = self._accelerator.allocate_rows(capacity, column.dtype, column.shape)
         else:
             super()._reserve(column, capacity)
+
+    def grow(self, rows: int) -> int:
+        raise MemoryError(f"the window on the device has no room for {rows:,} more rows; raise DeviceOptions(memory=…)")
 
     def buffer(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
         device_rows = self._device_rows.get(name)

@@ -85,10 +85,11 @@ class Window:
             request_plan.direct,
             request_plan.cached_columns,
         )
-        block.bytes, block.raw_bytes, block.can_read_into_batch = (
+        block.bytes, block.raw_bytes, block.can_read_into_batch, block.sparse = (
             request_plan.bytes,
             request_plan.raw_bytes,
             request_plan.can_read_into_batch,
+            request_plan.sparse,
         )
         block.slab_range = request_plan.slab_range
         for group in request_plan.cacheable:
@@ -139,7 +140,10 @@ class Window:
         return room
 
     def admit(self, block: WindowBlock, *, force: bool) -> bool:
-        """Admit a block if there is room, or always with `force`; raises `MemoryError` if the slab is too small."""
+        """Admit a block if there is room, or always with `force`, while no thread uses the window.
+
+        Raises `MemoryError` if the window on a device is too small.
+        """
         into_batch = self.reads_into_batch and block.can_read_into_batch and block.destinations_known
         spans = {span for span, _ in block.destinations.values() if not span.preallocated} if into_batch else set()
         own_bytes = block.bytes + (0 if into_batch else block.rows * self._batch_row_bytes)
@@ -148,9 +152,9 @@ class Window:
             return False
         start = self.slab.allocate(len(block.slab_range)) if self._layout.fixed else 0
         if start is None:
-            if force:
-                raise MemoryError(f"the window has no room for {block.rows:,} more rows; raise DeviceOptions(memory=…)")
-            return False
+            if not force:
+                return False
+            start = self.slab.grow(len(block.slab_range))
         for span in spans:
             span.preallocated = {
                 name: self._preallocate(column, len(span.block_index)) for name, column in self._batch_columns.items()
@@ -194,6 +198,9 @@ class Window:
             cells = gather(self._reader.snapshot.schema, field, [block.fragment_rows], block.pages, as_arrow=True)
             if isinstance(field.kind, Linked):  # neighbouring links are read in one request
                 cells = RawColumn(None, (self._reader.load_external(field, cells),))
+            elif block.sparse:  # a slice would keep the whole page in memory
+                copied = pa.concat_arrays([*cells.chunks, cells.chunks[0].slice(0, 0)])
+                cells = RawColumn(None, (copied,), cells.references)
             block.raw_columns[field.name] = cells
 
     def _fill_fixed(self, block: WindowBlock) -> None:

@@ -5,15 +5,18 @@ from numbers import Integral, Real
 
 from penstock.errors import InvalidInputError
 
-_SMALL_BYTES = 32 << 20
 _HUGE_BYTES = 1 << 40
 _SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
-_BLOCKS, _MOST_BLOCKS, _FEW_ROWS = 1024, 1920, 1024
+_BLOCKS, _MOST_BLOCKS, _FEW_ROWS = 1536, 1920, 1024
 _BLOCKS_PER_LANE = 80
 _MIN_BLOCK_BYTES = 256 << 10
-_MAX_BLOCK_BYTES = 4 << 20
-_WINDOW_SHARE = 13
-_MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 24 << 20, 1 << 30
+_MAX_BLOCK_BYTES, _MAX_WIDE_BLOCK_BYTES = 4 << 20, 8 << 20
+"""Largest block of the heaviest column, and of all columns together."""
+_WINDOW_SHARE = 6
+_MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 384 << 20, 1 << 30
+"""Of all columns. The smallest window fits the default budget of a machine of one gigabyte: nothing is read twice."""
+_MAX_WINDOW_ROWS = 1 << 24
+"""Bounds the memory of the plan, which is some tens of bytes for each row of the window."""
 _MIN_SPREAD = 1.0
 
 
@@ -57,31 +60,46 @@ class ShuffleLayout:
         _check_bounds(self.lanes, self.block_bytes, self.spread)
 
 
-def resolve_shuffle(shuffle: Shuffle, table_bytes: int, row_bytes: float) -> ShuffleLayout:
+def resolve_shuffle(shuffle: Shuffle, table_bytes: int, row_bytes: float, *, width: float) -> ShuffleLayout:
     """Derive the settings that `shuffle` leaves open from the size of the table and of a row alone.
 
-    A small table is shuffled as a whole. In larger ones, blocks are small if the table or its rows are small, because
-    a block of many rows fills a batch with neighbours; the number of lanes grows with the table; and the spread uses a
-    window of a thirteenth of the table, up to a gigabyte.
+    `table_bytes` and `row_bytes` are those of the heaviest column, and `width` is the size of a row of all columns
+    relative to it. A table that fits the smallest window is shuffled as a whole. In larger ones, blocks are small if
+    the table or its rows are small, because a block of many rows fills a batch with neighbours; the number of lanes
+    grows with the table; and the spread uses a window of a sixth of the table, up to a gigabyte.
     """
-    lanes, block_bytes, spread = shuffle.lanes, shuffle.block_bytes, shuffle.spread
-    share = max(min(table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes)), table_bytes // _MOST_BLOCKS)
-    block = min(max(share, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES) if block_bytes is None else block_bytes
+    block, lanes, spread = shuffle.block_bytes, shuffle.lanes, shuffle.spread
+    if block is None:
+        share = max(min(table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes)), table_bytes // _MOST_BLOCKS)
+        largest = min(_MAX_BLOCK_BYTES, int(_MAX_WIDE_BLOCK_BYTES / width))
+        block = max(min(share, largest), _MIN_BLOCK_BYTES)
     if lanes is None:
-        lanes = _HUGE_LANES if table_bytes >= _HUGE_BYTES else _SMALL_LANES
-        if table_bytes < _HUGE_BYTES and table_bytes // max(block, 1) >= _MANY_LANES * _BLOCKS_PER_LANE:
-            lanes = _MANY_LANES
-        blocks = table_bytes // max(block, 1)  # a lane of few blocks would hold only neighbours
-        lanes = max(count for count in (1, 2, 4, 8, lanes) if count == 1 or 8 * count <= blocks)
+        lanes = _default_lanes(table_bytes, block, width)
     if spread is None:
-        row_of_blocks = max(block * lanes, 1)
-        if table_bytes <= _SMALL_BYTES:
-            spread = float(-(-table_bytes // row_of_blocks) + 1)
+        row_of_blocks = max(block * width * lanes, 1)
+        total_bytes, most_bytes = table_bytes * width, _MAX_WINDOW_ROWS * row_bytes * width
+        if total_bytes <= min(_MIN_WINDOW_BYTES, most_bytes):
+            spread = float(-(-table_bytes // max(block * lanes, 1)) + 1)
         else:
-            window = min(max(table_bytes // _WINDOW_SHARE, _MIN_WINDOW_BYTES), _MAX_WINDOW_BYTES)
+            window = min(max(total_bytes / _WINDOW_SHARE, _MIN_WINDOW_BYTES), _MAX_WINDOW_BYTES, most_bytes)
             spread = max(_MIN_SPREAD, round(window / row_of_blocks - 1, 2))
         spread = min(spread, 1000.0)
     return ShuffleLayout(lanes, block, spread)
+
+
+def _default_lanes(table_bytes: int, block: int, width: float) -> int:
+    blocks = table_bytes // max(block, 1)
+    if table_bytes >= _HUGE_BYTES:
+        wanted = _HUGE_LANES
+    else:
+        wanted = _MANY_LANES if blocks >= _MANY_LANES * _BLOCKS_PER_LANE else _SMALL_LANES
+
+    def suits(count: int) -> bool:
+        """Whether lanes are long enough, because a lane of few blocks holds only neighbours, and blocks fit memory."""
+        fits = block * width <= _MAX_WIDE_BLOCK_BYTES or 2 * count * block * width <= _MAX_WINDOW_BYTES
+        return count == 1 or (8 * count <= blocks and fits)
+
+    return max(count for count in (1, 2, 4, 8, _SMALL_LANES, wanted) if suits(count))
 
 
 def _check_bounds(lanes: int | None, block_bytes: int | None, spread: float | None) -> None:

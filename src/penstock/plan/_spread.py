@@ -80,7 +80,8 @@ class BoundedSpread:
         first = max(start - self.spread_rows, 0)
         rows = np.arange(first, min(start + self.chunk_width, self.length))
         fraction = self._bits[1]
-        offsets = (random_u64(self.key, rows) >> np.uint64(64 - fraction)).astype(np.int64) * self.spread_rows
+        uniform = (random_u64(self.key, rows) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        offsets = (uniform * (self.spread_rows << fraction)).astype(np.int64)  # of all random bits: few would repeat
         if self.spread_rows >= self.length:  # a row may move anywhere in the lane, so its index is irrelevant
             return first, offsets
         return first, ((rows - first) << fraction) + offsets

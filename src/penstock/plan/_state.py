@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import InvalidInputError
 from penstock.plan._options import ShuffleLayout
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)

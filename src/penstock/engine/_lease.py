@@ -1,0 +1,105 @@
+"""Hold a lease on a version while it is read, however long that takes."""
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+
+from penstock.errors import PenstockError, PenstockWarning, StorageError
+from penstock.history import HeldLease
+from penstock.table import Reader
+
+_LEASE_S = 7 * 86_400.0
+_RENEWALS = 28
+"""Renewals within the life of a lease: every six hours, so that one survives days without a store."""
+_RETRY_S = 600.0
+_RELEASE_S = 0.5
+
+Wait = Callable[[threading.Event, float], bool]
+"""Waits for an event for some seconds; returns whether it is set."""
+
+_warned: set[str] = set()
+
+
+class VersionLease:
+    """Protects a version from vacuum. A thread writes and renews the lease, so that no batch waits for a slow store.
+
+    A lease belongs to the process that acquired it; a forked child acquires its own.
+    """
+
+    def __init__(self, reader: Reader, *, wait: Wait = threading.Event.wait) -> None:
+        self._reader, self._wait = reader, wait
+        self._pid = 0
+        self._release: Callable[[], object] | None = None
+
+    def acquire(self, *, block: bool = False) -> None:
+        """Acquire the lease in the background, or wait for the first attempt with `block`."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        released, attempted = threading.Event(), threading.Event()
+        thread = threading.Thread(
+            target=_hold, args=(self._reader, released, attempted, self._wait), name="penstock-lease", daemon=True
+        )
+        self._release = weakref.finalize(self, _release, self._pid, released, thread)
+        thread.start()
+        if block:
+            attempted.wait()
+
+    def release(self) -> None:
+        """Release the lease; it can be acquired again."""
+        if self._release is not None:
+            self._release()
+        self._pid, self._release = 0, None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return VersionLease, (self._reader,)
+
+
+def _release(pid: int, released: threading.Event, thread: threading.Thread) -> None:
+    if pid == os.getpid():
+        released.set()
+        thread.join(_RELEASE_S)
+
+
+def _hold(reader: Reader, released: threading.Event, attempted: threading.Event, wait: Wait) -> None:
+    """Hold a lease until `released` is set."""
+    pause_s = _LEASE_S / _RENEWALS
+    while not released.is_set():
+        try:
+            with reader.lease(_LEASE_S) as held:
+                attempted.set()
+                if held is None:
+                    _warn_once(reader.store.uri, reader.lease_warning)
+                    released.wait()
+                    return
+                while not wait(released, pause_s):
+                    pause_s = _renew(reader.store.uri, held)
+        except StorageError:  # a read-only server rejects writes in its own way
+            _warn_once(reader.store.uri, reader.lease_warning)
+            wait(released, pause_s)
+        except PenstockError:  # reading an expired version raises its own error
+            return
+        finally:
+            attempted.set()
+
+
+def _renew(uri: str, held: HeldLease) -> float:
+    """Renew a lease; returns the seconds until the next attempt."""
+    try:
+        held.renew()
+    except StorageError as error:
+        _warn_once(
+            f"{uri} renewal",
+            f"the lease that protects the version being read in {uri} from vacuum could not be renewed ({error}); it "
+            "stays valid for days, and renewal is retried",
+        )
+        return _RETRY_S
+    return _LEASE_S / _RENEWALS
+
+
+def _warn_once(topic: str, text: str) -> None:
+    if topic not in _warned:
+        _warned.add(topic)
+        warnings.warn(text, PenstockWarning, stacklevel=3)
