@@ -177,10 +177,10 @@ def _run(ds: Dataset, source_store: Store, prepared: PreparedIngest, options: _R
     for attempt in range(_MAX_ATTEMPTS):
         try:
             return _result(ds, prepared, run(ds._session, prepared, **vars(options)))
-        except ConflictError:
-            if attempt == _MAX_ATTEMPTS - 1:
+        except BaseException as error:
+            ds._session.drop_changes()  # a later run finds what this one staged or committed
+            if not isinstance(error, ConflictError) or attempt == _MAX_ATTEMPTS - 1:
                 raise
-        ds.rollback()
         ds.checkout()
         prepared = prepare(ds._session, source_store, SOURCES, prepared.plan.kind, prepared.plan.options)
     raise AssertionError
