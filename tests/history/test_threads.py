@@ -79,7 +79,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "last": lambda ds: [ds[-1]] * 50,
     "list": lambda ds: ds[list(range(50))].to_numpy()["x"],
     "filter": lambda ds: list(ds[pc.field("x") >= 0]),
-    "rows": list,
+    "rows": lambda ds: list(iter(ds)),
     "select": lambda ds: list(ds.select(["x"])),
     "row ids": lambda ds: list(ds.rows(range(50))),
     "batches": lambda ds: [row for batch in ds.batches(7) for row in batch["x"]],

@@ -1,5 +1,6 @@
 """The run of an ingest: one commit, no row duplicated and none lost, whatever fails."""
 
+import gc
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.engine import BadSamples
 from penstock.errors import (
+    CommitStateUnknownError,
     ConflictError,
     CorruptError,
     InvalidInputError,
@@ -150,14 +153,38 @@ def test_parts_left_behind_by_a_commit_become_other_rows_after_a_reset(folder: P
     assert list(side.select(["_row_id", "text"])) == list(ds.select(["_row_id", "text"])), "a merge has the new rows"
 
 
+def test_a_run_that_fails_drops_what_it_staged_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.history._log._BACKOFF_S", 0.0)
+    write(tmp_path / "text", "a.jsonl", '{"x": 1}', '{"x": 2}')
+    inner = open_store("memory://")
+    penstock.create(inner)
+    store = FaultyStore(
+        inner, Fault("fail_before", "create", "log/*", times=99), Fault("fail_before", "get", "log/*", skip=4, times=99)
+    )
+
+    def fail() -> None:
+        with pytest.raises(CommitStateUnknownError):
+            penstock.ingest(tmp_path / "text", store)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fail()
+        gc.collect()
+    assert not caught
+    assert penstock.ingest(tmp_path / "text", inner).resumed_rows > 0
+
+
 def test_vacuum_retains_manifests_and_removes_expired_staged_parts(folder: Path) -> None:
     place = folder.parent / "table"
     ds = penstock.create(place)
     ingest(ds, folder)
     store = open_store(place)
     store.put("ingest/waiting/old/plan.json", b"{}")
-    store.put("ingest/unreferenced.arrow", b"")
-    for name in ("waiting/old/plan.json", "unreferenced.arrow"):
+    unreferenced = f"{'0' * 32}.arrow"
+    store.put(f"ingest/{unreferenced}", b"")
+    for name in ("waiting/old/plan.json", unreferenced):
         os.utime(place / "ingest" / name, (0, 0))
     [manifest] = [item.key for item in store.list("ingest/") if item.size > 2]
     os.utime(place / manifest, (0, 0))

@@ -1,14 +1,20 @@
 """A table: a view that can be changed, and that has versions."""
 
+import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
+from penstock.errors import PenstockError, PenstockWarning
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
+from penstock.history import Changes
 from penstock.table import (
     Appendable,
     Reader,
@@ -49,6 +55,9 @@ class Summary:
 class Dataset(View, Versions):
     """A table at one version, with uncommitted changes on top; `commit` publishes them.
 
+    As a context manager it commits at the end of the block, and rolls back after an exception. A dataset that is
+    deleted, or that the program ends with, warns of changes that were not committed.
+
     Threads may share it: what one thread stages, the commit of another may publish, and each row is published once.
     Changes and commits wait for each other; reads do not wait, and each sees the table at one moment. After a fork, a
     child cannot commit what was staged before it.
@@ -56,6 +65,20 @@ class Dataset(View, Versions):
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        weakref.finalize(self, _warn_of_changes, session)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._session,)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.commit()
+        else:
+            with suppress(PenstockError):  # the error to report is the first one
+                self.rollback()
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
@@ -71,14 +94,6 @@ class Dataset(View, Versions):
     @property
     def _reader(self) -> Reader:  # type: ignore[override]
         return self._session.reader
-
-    @property
-    def _columns(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self._session.snapshot.schema.names)
-
-    @property
-    def _rows(self) -> range:  # type: ignore[override]
-        return range(self._session.snapshot.live)
 
     @property
     def uri(self) -> str:
@@ -172,4 +187,27 @@ class Dataset(View, Versions):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"Dataset({self.uri!r}, {self.version}, {len(self):,} rows: {', '.join(map(str, self.schema))})"
+        staged = f", {_describe(self._session.changes)}" if self._session.changes else ""
+        return f"Dataset({self.uri!r}, {self.version}, {len(self):,} rows{staged}: {', '.join(map(str, self.schema))})"
+
+
+def _describe(changes: Changes) -> str:
+    """Uncommitted changes in a few words."""
+    counts = {name: count for name, count in changes.counts.items() if count}
+    if counts.keys() == {"added"}:
+        return f"{counts['added']:,} uncommitted row{'s' * (counts['added'] > 1)}"
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    return f"uncommitted changes ({listed})" if listed else "uncommitted changes"
+
+
+def _warn_of_changes(session: Session) -> None:
+    """Called when a dataset is deleted, and when the program ends."""
+    if session.changes and session.changes.pid == os.getpid():
+        what = _describe(session.changes)
+        verb = "was" if what.endswith("row") else "were"
+        warnings.warn(
+            f"{what} of {session.store.uri} {verb} dropped with their Dataset; call commit() before, or use"
+            " `with penstock.load(…) as ds:`, which commits at its end; rollback() drops changes without a warning",
+            PenstockWarning,
+            stacklevel=1,
+        )

@@ -215,10 +215,10 @@ def _run(ds: Dataset, location: SourceLocation, prepared: PreparedIngest, option
     for attempt in range(_MAX_ATTEMPTS):
         try:
             return _result(ds, prepared, run(ds._session, prepared, **vars(options)))
-        except ConflictError:
-            if attempt == _MAX_ATTEMPTS - 1:
+        except BaseException as error:
+            ds._session.drop_changes()  # a later run finds what this one staged or committed
+            if not isinstance(error, ConflictError) or attempt == _MAX_ATTEMPTS - 1:
                 raise
-        ds.rollback()
         ds.checkout()
         prepared = location.prepare(ds, prepared.plan.kind, prepared.plan.options)
     raise AssertionError

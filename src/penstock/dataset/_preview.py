@@ -26,6 +26,7 @@ def preview_rows(view: View, *, follow_links: bool = False) -> list[dict[str, An
     A blob is a `BlobPreview`; a linked value is a `Link`, unless links are followed; a value that cannot be read is the
     `PenstockError` that reading it raises.
     """
+    view = view._pinned()
     reader, fields, positions = view._reader, list(view.schema), np.asarray(view._rows, np.int64)
     order = np.argsort(positions)
     cells = reader.raw_columns(fields, [positions[order]])[0]

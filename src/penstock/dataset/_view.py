@@ -34,7 +34,7 @@ class View(Streaming):
         return Schema(tuple(table[name] for name in view._columns if name != ROW_ID))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._pinned()._rows)
 
     @overload
     def __getitem__(self, key: str) -> "ColumnView": ...

@@ -161,6 +161,11 @@ class Session(Stage):
             self._abandoned = unknown.commit if published is None else None
         self.move_to(self.version)
 
+    def drop_changes(self) -> None:
+        """Drop the staged changes without looking for a commit of unknown state."""
+        self._unknown = None
+        self.move_to(self.version)
+
     def reset(self, to: Commit, message: str) -> None:
         """Publish an older version as the newest."""
         self.check_writable()
