@@ -95,6 +95,54 @@ def test_bytes_that_fail_their_checksum_are_named(tmp_path: Path) -> None:
         ds["x"][0]
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, 20)), flip=st.none() | st.integers(0, 19), jumps=st.lists(st.integers(0, 20)))
+def test_an_opened_link_is_verified_when_it_was_read_to_its_end(
+    tmp_path: Path, cuts: list[int], flip: int | None, jumps: list[int]
+) -> None:
+    """In any steps, and whatever ranges are read in between."""
+    value = bytes(range(20))
+    data = bytearray(b"before" + value + b"after")
+    path = tmp_path / "a.bin"
+    path.write_bytes(data)
+    ds = linked([Link(str(path), 6, 20, crc32c=crc32c(value))])
+    if flip is not None:  # with the same size and time, so that the etag stays
+        at = path.stat()
+        data[6 + flip] ^= 1
+        path.write_bytes(data)
+        os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+    file = ds["x"].open(0)
+    read, ends = b"", sorted({*cuts, 20} - {0})
+    for n, end in enumerate(ends):
+        for jump in jumps[n : n + 1]:
+            file.seek(jump)
+            file.read(3 if jump < 17 else 0)  # never to the end
+        file.seek(len(read))
+        if end == 20 and flip is not None:
+            for _ in range(2):  # it does not pass when it is tried again
+                file.seek(len(read))
+                with pytest.raises(SourceChangedError, match=r"bytes 6 to 26 of .*a\.bin have changed"):
+                    file.read(end - len(read))
+            return
+        read += file.read(end - len(read))
+    assert read == value
+    file.seek(5)
+    assert file.read() == value[5:]
+
+
+def test_a_link_of_no_bytes_and_a_missing_object_are_checked_when_opened(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    ds = linked([Link(str(path), 0, 0, crc32c=1), Link(str(path), 0, 0, crc32c=0), Link(str(path))])
+    with pytest.raises(SourceChangedError):
+        ds["x"].open(0)
+    assert ds["x"].open(1).read() == b""
+    file = ds["x"].open(2)
+    path.unlink()
+    with pytest.raises(SourceChangedError, match="missing"):
+        file.read()
+
+
 def test_a_storage_error_is_not_reported_as_a_changed_source() -> None:
     store = open_store("memory://")
     store.put("a", b"0123")

@@ -159,7 +159,12 @@ class ColumnView:
         return column.values
 
     def open(self, row: int) -> Any:
-        """The bytes of one value as a seekable binary file; only the ranges that are read are fetched."""
+        """The bytes of one value as a seekable binary file; only the ranges that are read are fetched.
+
+        All that is read of a stored value is verified. A linked value that has a checksum is verified by the read that
+        completes it from its beginning, which raises `SourceChangedError` if it does not match: bytes returned before
+        that, and ranges read on their own, are checked by the object's etag only.
+        """
         view = self._view._pinned()
         return view._reader.open(view.schema[self.name], int(view._positions(row)[0]))
 

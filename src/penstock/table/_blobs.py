@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.format import BLOB_BLOCK_BYTES, Blob, BlobEncoder, new_id, verify_blob_block
-from penstock.format.kinds import LinkTarget
 from penstock.storage import Store, thread_map
 from penstock.types import Buffer, ByteRange, cached_property
 
@@ -78,19 +77,6 @@ class RangeFile(io.RawIOBase):
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError("the file is closed")
-
-
-class LinkReader(RangeFile):
-    """A linked value as a file."""
-
-    def __init__(self, store: Store, target: LinkTarget) -> None:
-        super().__init__(target.length)
-        self._store, self._target = store, target
-
-    def _read(self, byte_range: ByteRange, out: memoryview) -> None:
-        target = self._target
-        source = ByteRange(target.offset + byte_range.start, target.offset + byte_range.end)
-        out[: byte_range.length] = self._store.get(target.path, byte_range=source, etag=target.etag)
 
 
 class BlobReader(RangeFile):

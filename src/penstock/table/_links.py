@@ -12,6 +12,7 @@ from penstock.errors import CorruptError, InvalidInputError, LinkNotAllowedError
 from penstock.format import crc32c, new_id
 from penstock.format.kinds import BadValueError, Link, LinkTarget, Values
 from penstock.storage import Store, coalesce, local_path, open_store, thread_map
+from penstock.table._blobs import RangeFile
 from penstock.types import ByteRange
 
 AllowedLinks: TypeAlias = bool | str | Iterable[str | PathLike[str]] | Mapping[str, Mapping[str, str] | None]
@@ -134,25 +135,62 @@ class LinkContainers:
 
         def fetch(task: tuple[Store, str, str | None, ByteRange, list[int]]) -> None:
             store, path, etag, request, rows = task
-            try:
-                data = store.get(path, byte_range=request, etag=etag)
-            except (NotFoundError, CorruptError) as error:
-                raise SourceChangedError(
-                    f"the linked object {store.uri}/{path} is missing or shorter than when it was linked;"
-                    " restore it, or link it again"
-                ) from error
+            data = _read_range(store, path, request, etag)
             for row in rows:
                 at = _range(targets[row])
                 values[row] = value = bytes(data[at.start - request.start : at.end - request.start])
-                expected = cast(LinkTarget, targets[row]).crc32c
-                if expected is not None and crc32c(value) != expected:
-                    raise SourceChangedError(
-                        f"the linked bytes {at.start} to {at.end} of {store.uri}/{path} have changed;"
-                        " restore them, or link them again"
-                    )
+                _check_crc(store, cast(LinkTarget, targets[row]), crc32c(value))
 
         thread_map(fetch, requests, max_workers=_WORKERS)
         return values
+
+
+class LinkReader(RangeFile):
+    """A linked value as a file.
+
+    If the link has a checksum, the read that completes the value from its beginning verifies it, and raises
+    `SourceChangedError` if it does not match. Ranges that are read on their own cannot be verified; for these the etag
+    detects a changed object.
+    """
+
+    def __init__(self, store: Store, target: LinkTarget) -> None:
+        super().__init__(target.length)
+        self._store, self._target = store, target
+        self._crc, self._checked = crc32c(b""), 0
+        """The checksum of the bytes before `_checked`, which were read without a gap."""
+        if not target.length:
+            _check_crc(store, target, self._crc)
+
+    def _read(self, byte_range: ByteRange, out: memoryview) -> None:
+        target = self._target
+        source = ByteRange(target.offset + byte_range.start, target.offset + byte_range.end)
+        data = _read_range(self._store, target.path, source, target.etag)
+        if byte_range.start <= self._checked < byte_range.end:
+            crc = crc32c(data[self._checked - byte_range.start :], self._crc)
+            if byte_range.end == target.length:
+                _check_crc(self._store, target, crc)
+            self._crc, self._checked = crc, byte_range.end
+        out[: byte_range.length] = data
+
+
+def _read_range(store: Store, path: str, byte_range: ByteRange, etag: str | None) -> memoryview:
+    try:
+        return store.get(path, byte_range=byte_range, etag=etag)
+    except (NotFoundError, CorruptError) as error:
+        raise SourceChangedError(
+            f"the linked object {store.uri}/{path} is missing or shorter than when it was linked;"
+            " restore it, or link it again"
+        ) from error
+
+
+def _check_crc(store: Store, target: LinkTarget, crc: int) -> None:
+    """Raise `SourceChangedError` unless a link has no checksum or this one."""
+    if target.crc32c is not None and target.crc32c != crc:
+        at = _range(target)
+        raise SourceChangedError(
+            f"the linked bytes {at.start} to {at.end} of {store.uri}/{target.path} have changed;"
+            " restore them, or link them again"
+        )
 
 
 def split_uri(uri: str) -> tuple[str, str]:

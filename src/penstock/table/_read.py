@@ -24,9 +24,9 @@ from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
 from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values
 from penstock.history import HeldLease, Tree, check_not_expired, expired_error, lease
 from penstock.storage import Prefetch, Store, read_ahead
-from penstock.table._blobs import BlobReader, LinkReader, decode_reference, read_blob
+from penstock.table._blobs import BlobReader, decode_reference, read_blob
 from penstock.table._gather import RawColumn, dense_views, gather
-from penstock.table._links import LinkContainers
+from penstock.table._links import LinkContainers, LinkReader
 from penstock.table._pages import FragmentRows, Int64Array, fetch_pages, rows_by_fragment
 
 ROW_ID = "_row_id"
@@ -146,7 +146,7 @@ class Reader:
         return array.cast(pa.large_binary()) if array.type == pa.binary() else array
 
     def open(self, field: Field, position: int) -> RawIOBase | BytesIO:
-        """One value of a bytes column as a file that fetches only the ranges it reads.
+        """One value of a bytes column as a file that fetches only the ranges it reads, verified as `LinkReader` says.
 
         Raises `InvalidInputError` for another kind of column, `NotFoundError` for a null.
         """
