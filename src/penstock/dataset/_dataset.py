@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
+from penstock.errors import escape_controls
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
 from penstock.table import (
@@ -43,7 +44,8 @@ class Summary:
         width = max(map(len, self.columns), default=0)
         version = self.version + (" with changes" if self.has_changes else "")
         head = f"{self.uri}  {version}: {self.rows:,} rows, {self.bytes:,} bytes, {self.fragments:,} fragments"
-        return "\n".join([head, *(f"  {name:<{width}}  {kind}" for name, kind in self.columns.items())])
+        lines = [head, *(f"  {name:<{width}}  {kind}" for name, kind in self.columns.items())]
+        return escape_controls("\n".join(lines))
 
 
 class Dataset(View, Versions):
