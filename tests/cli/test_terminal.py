@@ -62,9 +62,10 @@ def hostile_table(tmp_path: Path) -> Path:
         ("head", "--json"),
     ],
 )
-def test_no_command_prints_what_a_terminal_executes(run: RunCommand, hostile_table: Path, words: tuple[str]) -> None:
-    command, *rest = words
-    result = run(command, hostile_table, *rest)
+def test_no_command_prints_what_a_terminal_executes(
+    run: RunCommand, hostile_table: Path, words: tuple[str, ...]
+) -> None:
+    result = run(words[0], hostile_table, *words[1:])
     assert UNSAFE.findall(result.out + result.err) == []
     assert (":smile:" in result.out) == ("[bold]c[/bold] :smile:" in result.out)
 
