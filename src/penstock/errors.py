@@ -41,11 +41,25 @@ __all__ = [
 ]
 
 
+def escape_controls(text: str) -> str:
+    """A text that makes a terminal do nothing but show it; line feeds and tabs remain.
+
+    Names and values of a table come from its author, and so do parts of messages. Control characters and bidirectional
+    overrides are written as Python writes them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 class PenstockError(Exception):
     """Base class of every error that Penstock raises deliberately."""
 
     def __str__(self) -> str:  # KeyError.__str__ returns the repr of the message
-        return str(self.args[0]) if self.args else type(self).__name__
+        return escape_controls(str(self.args[0])) if self.args else type(self).__name__
 
 
 class NotFoundError(PenstockError, KeyError):

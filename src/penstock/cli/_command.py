@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,8 +15,9 @@ from threading import Thread
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.spinner import Spinner
 
 from penstock.errors import (
@@ -25,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
     UnsupportedFormatError,
+    escape_controls,
 )
 
 Uri = Annotated[
@@ -110,11 +112,19 @@ def command(function: Callable[..., CommandResult]) -> Callable[..., int]:
     return invoke
 
 
+class _SafeConsole(Console):
+    """A console that escapes control characters in everything it renders: a table's strings are its author's."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escape_controls(text), style, control)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console without markup that wraps lines on a terminal only."""
     settings: dict[str, Any] = {"stderr": stderr, "markup": False, "emoji": False, "highlight": False}
-    terminal = Console(**settings)
-    return terminal if terminal.is_terminal else Console(**settings, width=_UNWRAPPED_WIDTH)
+    terminal = _SafeConsole(**settings)
+    return terminal if terminal.is_terminal else _SafeConsole(**settings, width=_UNWRAPPED_WIDTH)
 
 
 def _print(parts: Sequence[RenderableType]) -> None:
@@ -129,8 +139,8 @@ def print_error(message: str, label: str = "Error") -> None:
 
 
 def printable(text: str) -> str:
-    """A text without control characters and line breaks."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text.replace("\n", " "))
+    """A text without control characters and line breaks, so that its width is known."""
+    return escape_controls(text.replace("\n", " ").replace("\t", " "))
 
 
 def _option(name: str, annotation: Any, default: Any, **settings: Any) -> inspect.Parameter:
@@ -197,7 +207,8 @@ def _report_error(error: Exception, context: CommandContext, *, json: bool, debu
         message = f"{type(error).__name__}: {error}; this is a defect: report it with the output of --debug"
     message = context.redact(message)
     if debug:
-        print(context.redact("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+        lines = "".join(traceback.format_exception(error))
+        print(escape_controls(context.redact(lines)), file=sys.stderr, end="")
     else:
         print_error(message)
     if json:

@@ -62,7 +62,7 @@ def truncated(text: str) -> Text:
 
 def key_value_table(pairs: Iterable[tuple[str, str]], *, indent: int = 0) -> Table:
     """Keys and values, one pair on each line."""
-    lines = [(" " * indent + key, printable(value)) for key, value in pairs]
+    lines = [(" " * indent + printable(key), printable(value)) for key, value in pairs]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, min_width=min(max((len(key) for key, _ in lines), default=0), 32))
     table.add_column(no_wrap=True, overflow="ellipsis")

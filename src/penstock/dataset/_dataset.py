@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
-from penstock.errors import PenstockError, PenstockWarning
+from penstock.errors import PenstockError, PenstockWarning, escape_controls
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
 from penstock.history import Changes
@@ -49,7 +49,8 @@ class Summary:
         width = max(map(len, self.columns), default=0)
         version = self.version + (" with changes" if self.has_changes else "")
         head = f"{self.uri}  {version}: {self.rows:,} rows, {self.bytes:,} bytes, {self.fragments:,} fragments"
-        return "\n".join([head, *(f"  {name:<{width}}  {kind}" for name, kind in self.columns.items())])
+        lines = [head, *(f"  {name:<{width}}  {kind}" for name, kind in self.columns.items())]
+        return escape_controls("\n".join(lines))
 
 
 class Dataset(View, Versions):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
+from penstock.errors import escape_controls
 from penstock.history import Refs, RefType, format_version, newest_commit
 from penstock.storage import Store
 
@@ -29,7 +30,7 @@ class RefMapping(Mapping[str, str], Generic[D]):
         self._refs.delete(self._ref_type, name)
 
     def __repr__(self) -> str:
-        return f"{{{', '.join(f'{name}: {version}' for name, version in self.items())}}}"
+        return escape_controls(f"{{{', '.join(f'{name}: {version}' for name, version in self.items())}}}")
 
 
 class Branches(RefMapping[D]):

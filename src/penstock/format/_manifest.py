@@ -303,7 +303,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in member_names(type(value))}
+    return {name: getattr(value, name) for name in member_names(type(value))}  # type: ignore[arg-type]  # a class is hashable
 
 
 def _fragment_row(fragment: Fragment) -> dict[str, Any]:

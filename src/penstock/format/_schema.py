@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import Compression, ImageCodec
-from penstock.errors import InvalidInputError, NotFoundError
+from penstock.errors import InvalidInputError, NotFoundError, escape_controls
 from penstock.format._layout import new_int_id
 from penstock.format._sealed import from_json
 from penstock.format.kinds import (
@@ -153,7 +153,7 @@ class Field:
 
     def __str__(self) -> str:
         extras = ("?" if self.nullable else "") + (f" [{self.codec}]" if self.codec != "none" else "")
-        return f"{self.name}: {self.kind}{extras}"
+        return escape_controls(f"{self.name}: {self.kind}{extras}")
 
 
 @dataclass(frozen=True)

@@ -98,20 +98,28 @@ class Tensor(Kind):
         if not self.ragged or not len(array):
             return None
         data = array if len(self.shape) == 1 else array.field("data")
-        lengths = np.diff(np.asarray(data.offsets))
-        if data.values.null_count:
+        if data.values.null_count and _elements(data).null_count:
             return "an element is null"
-        if (lengths % self.element.components).any():
+        components = self.element.components
+        if len(self.shape) == 1 and components == 1:
+            return None
+        offsets = np.asarray(data.offsets)
+        lengths = offsets[1:] - offsets[:-1]
+        if components > 1 and (lengths % components).any():
             return "a complex element needs two stored values"
         if len(self.shape) == 1:
             return None
-        shapes = _stored_shapes(array)
-        fit = (shapes >= 0).all(axis=1)
-        for axis, n in enumerate(self.shape):
-            fit &= n is None or shapes[:, axis] == n
-        elements = shapes.astype(np.float64)  # integers would wrap around
-        fit &= elements.prod(axis=1) * self.element.components == lengths
-        fit &= np.maximum(elements, 1).prod(axis=1) * self.element.logical.itemsize < 2.0**62
+        # Floats, because integers would wrap around; axis by axis, because rows are many and axes few.
+        elements, size = (
+            np.full(len(array), float(components)),
+            np.full(len(array), float(self.element.logical.itemsize)),
+        )
+        fit = np.ones(len(array), bool)
+        for n, found in zip(self.shape, _stored_shapes(array).T, strict=True):
+            fit &= found >= 0 if n is None else found == n
+            elements *= found
+            size *= np.maximum(found, 1)
+        fit &= (elements == lengths) & (size < 2.0**62)
         return None if (fit | ~np.asarray(array.is_valid())).all() else "its shape does not match its data"
 
     def view(self, array: pa.Array) -> npt.NDArray[Any]:
@@ -215,8 +223,8 @@ class Tensor(Kind):
     def _ragged_values(self, array: pa.Array) -> list[Any]:
         data = array if len(self.shape) == 1 else array.field("data")
         offsets = np.asarray(data.offsets)
-        flat = np.asarray(data.values)
-        rows = [flat[a:b] for a, b in pairwise(offsets)]
+        flat = np.asarray(_elements(data))
+        rows = [flat[a:b] for a, b in pairwise(offsets - offsets[0])]
         if self.element.components == 2:
             rows = [row.reshape(-1, 2) for row in rows]
         rows = [self.element.from_stored(row) for row in rows]
@@ -225,6 +233,12 @@ class Tensor(Kind):
             shapes = zip(rows, _stored_shapes(array), present, strict=True)
             rows = [row.reshape(shape) if valid else row for row, shape, valid in shapes]
         return [row if valid else None for row, valid in zip(rows, present, strict=True)]
+
+
+def _elements(lists: pa.Array) -> pa.Array:
+    """The elements of all rows of a list array; those of a slice only."""
+    offsets = np.asarray(lists.offsets)
+    return lists.values.slice(offsets[0], offsets[-1] - offsets[0])
 
 
 def _stored_shapes(array: pa.Array) -> npt.NDArray[np.int32]:
