@@ -11,7 +11,16 @@ from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
-from penstock.table import ROW_ID, Int64Array, Reader, as_batch, find_positions, resolve_positions, take_positions
+from penstock.table import (
+    ROW_ID,
+    Int64Array,
+    Reader,
+    as_batch,
+    find_positions,
+    is_position,
+    resolve_positions,
+    take_positions,
+)
 
 _ARROW_ROWS = 1 << 14
 
@@ -45,7 +54,7 @@ class View(Streaming):
         """
         if isinstance(key, str):
             return ColumnView(self, key)
-        if isinstance(key, int | np.integer):
+        if is_position(key):
             row = self._reader.columns(self._columns, [self._positions(key)])[0]
             return {name: column.item(0) for name, column in row.items()}
         if isinstance(key, slice) and isinstance(self._rows, range):
@@ -138,7 +147,7 @@ class ColumnView:
         Missing values of a nullable column are masked in the array.
         """
         column = self._view._reader.columns([self.name], [self._view._positions(key)])[0][self.name]
-        if isinstance(key, int | np.integer):
+        if is_position(key):
             return column.item(0)
         if column.mask is not None and not column.mask.all():
             return np.ma.masked_array(column.values, np.broadcast_to(

@@ -1,6 +1,6 @@
 """Kinds: the value types of columns, and their conversion to and from Arrow arrays."""
 
-from penstock.format.kinds._kind import KINDS, BadValueError, Kind, Values, kind_from_json, kind_to_json
+from penstock.format.kinds._kind import KINDS, BadValueError, Kind, Values, kind_from_json, kind_to_json, to_numpy
 from penstock.format.kinds._link import Link, Linked, LinkTarget
 from penstock.format.kinds._media import Audio, Image, Mask, Video
 from penstock.format.kinds._nested import List, Struct
@@ -34,4 +34,5 @@ __all__ = [
     "kind_from_json",
     "kind_to_json",
     "parse_type",
+    "to_numpy",
 ]
