@@ -102,7 +102,8 @@ def to_numpy(values: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+    """Whether a value is a tensor of another library; Arrow arrays have no dtype."""
+    return hasattr(value, "__dlpack__") and hasattr(value, "dtype") and not isinstance(value, np.ndarray | np.generic)
 
 
 def _tensor_to_numpy(tensor: Any) -> npt.NDArray[Any]:
