@@ -1,6 +1,7 @@
 """Penstock: a data lake for training. Tensors in chunks on object storage, streamed to GPUs."""
 
 from penstock import errors, storage, types
+from penstock._version import __version__
 from penstock.dataset import (
     Branches,
     ColumnView,
@@ -99,6 +100,7 @@ __all__ = [
     "Video",
     "View",
     "Workers",
+    "__version__",
     "compact",
     "create",
     "delete",

@@ -12,7 +12,7 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 LEVELS = [
-    {"errors"},
+    {"_version", "errors"},
     {"types"},
     {"device"},
     {"codecs", "storage", "plan"},

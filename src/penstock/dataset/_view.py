@@ -11,7 +11,16 @@ from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
-from penstock.table import ROW_ID, Int64Array, Reader, as_batch, find_positions, resolve_positions, take_positions
+from penstock.table import (
+    ROW_ID,
+    Int64Array,
+    Reader,
+    as_batch,
+    find_positions,
+    is_position,
+    resolve_positions,
+    take_positions,
+)
 
 _ARROW_ROWS = 1 << 14
 
@@ -51,7 +60,7 @@ class View(Streaming):
         if isinstance(key, str):
             return ColumnView(self, key)
         view = self._pinned()
-        if isinstance(key, int | np.integer):
+        if is_position(key):
             row = view._reader.columns(view._columns, [view._positions(key)])[0]
             return {name: column.item(0) for name, column in row.items()}
         if isinstance(key, slice) and isinstance(view._rows, range):
@@ -151,7 +160,7 @@ class ColumnView:
         """
         view = self._view._pinned()
         column = view._reader.columns([self.name], [view._positions(key)])[0][self.name]
-        if isinstance(key, int | np.integer):
+        if is_position(key):
             return column.item(0)
         if column.mask is not None and not column.mask.all():
             return np.ma.masked_array(column.values, np.broadcast_to(

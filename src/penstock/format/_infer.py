@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.codecs import IMAGE_CODECS, sniff
 from penstock.errors import InvalidInputError
 from penstock.format._schema import Column, Schema, kind_from_arrow, make_schema
-from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Link, Linked, List, Tensor, Text, Video
+from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Link, Linked, List, Tensor, Text, Video, to_numpy
 
 _AUDIO = ("wav", "flac", "mp3", "ogg")
 _VIDEO = ("mp4", "webm", "avi")
@@ -32,6 +32,7 @@ def _infer_column(name: str, values: Sequence[Any] | pa.Array | pa.ChunkedArray)
         if isinstance(stored, Bytes):
             stored = _infer_bytes({sniff(value) for value in values.slice(0, 16).drop_null().to_pylist()})
         return Column(stored, nullable=values.null_count > 0)
+    values = to_numpy(values)
     if hasattr(values, "__array__") and not isinstance(values, np.ndarray):
         values = np.asarray(values)
     if isinstance(values, np.ma.MaskedArray):

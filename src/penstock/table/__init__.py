@@ -14,7 +14,7 @@ from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._random_read import RandomRowReader
 from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch
 from penstock.table._rows import append_rows, delete_rows, update_rows
-from penstock.table._select import Where, find_positions, resolve_positions, take_positions
+from penstock.table._select import Where, find_positions, is_position, resolve_positions, take_positions
 from penstock.table._session import Session, author
 from penstock.table._verify import Verifier, VerifyReport
 from penstock.table.merging import Conflict, OnConflict, merge
@@ -58,6 +58,7 @@ __all__ = [
     "from_arrow",
     "gather",
     "gather_dense",
+    "is_position",
     "merge",
     "page_requests",
     "read_direct",

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError, StorageError
 from penstock.format import BLOB_REFERENCE, MAX_INLINE_BYTES, Blob, Field, Schema
-from penstock.format.kinds import Audio, BadValueError, Bytes, Image, Kind, Linked, Tensor, Text, Values
+from penstock.format.kinds import Audio, BadValueError, Bytes, Image, Kind, Linked, Tensor, Text, Values, to_numpy
 from penstock.history import discard
 from penstock.storage import Store
 from penstock.table._blobs import write_blob
@@ -93,6 +93,7 @@ class Encoder:
                 if not field.nullable and field.fill is None:
                     raise BadValueError(0, "no value was given, and the column is not nullable")
                 return {field.id: fill_values(field, rows)}
+            values = to_numpy(values)
             references: list[dict[str, Any] | None] = [None] * rows
             bytes_like = isinstance(field.kind, Bytes | Image | Audio)
             if bytes_like and isinstance(values, pa.Array | pa.ChunkedArray) and values.nbytes > MAX_INLINE_BYTES:

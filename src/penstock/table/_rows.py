@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInputError
 from penstock.format import Field, Schema, infer_schema
-from penstock.format.kinds import Image, Tensor, Values
+from penstock.format.kinds import Image, Tensor, Values, to_numpy
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._input import Appendable, column_batches
 from penstock.table._read import as_batch
@@ -87,6 +87,7 @@ def delete_rows(stage: Stage, where: Any) -> int:
 
 def _broadcast(field: Field, value: Any, count: int) -> Any:
     """A column from the value of an update: a list with one value per row, or one value repeated."""
+    value = to_numpy(value)
     if isinstance(field.kind, Tensor) and not isinstance(value, pa.Array | pa.ChunkedArray):
         one = value is None or _is_one_tensor(field.kind, value, count)
     elif isinstance(field.kind, Image) and isinstance(value, np.ndarray) and value.dtype != object:

@@ -1,5 +1,6 @@
 """Resolve a user's selection of rows: positions, slices, masks, or an expression over the columns."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from penstock.table._read import Reader, as_native_arrow
 Where: TypeAlias = int | slice | Sequence[int] | Int64Array | pc.Expression
 
 _SCAN_ROWS = 1 << 16
+_NO_COLUMN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
 
 
 def find_positions(reader: Reader, where: Any) -> Int64Array:
@@ -23,6 +25,14 @@ def find_positions(reader: Reader, where: Any) -> Int64Array:
     if isinstance(where, pc.Expression):
         return _filter(reader, where)
     return resolve_positions(where, reader.snapshot.live)
+
+
+def is_position(where: Any) -> bool:
+    """Whether a selection is one row: an integer of Python or numpy, or an array or tensor of integers without axes."""
+    if isinstance(where, int | np.integer):
+        return not isinstance(where, bool)
+    dtype = str(getattr(where, "dtype", ""))
+    return getattr(where, "ndim", None) == 0 and "int" in dtype
 
 
 def resolve_positions(where: Any, count: int) -> Int64Array:
@@ -65,7 +75,7 @@ def _filter(reader: Reader, expression: pc.Expression) -> Int64Array:
         try:
             found.append(np.asarray(table.filter(expression)["_"]))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _filter_error(error) from None
+            raise _filter_error(error, reader) from None
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
@@ -76,7 +86,7 @@ def _referenced_fields(reader: Reader, expression: pc.Expression) -> list[Field]
     try:
         empty.filter(expression)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
-        raise _filter_error(error) from None
+        raise _filter_error(error, reader) from None
     if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
         return fields
     return [field for field in fields if not _binds(empty.drop_columns([field.name]), expression)]
@@ -90,7 +100,12 @@ def _comparable(field: Field, array: pa.Array) -> pa.Array:
     return as_native_arrow(field, array)
 
 
-def _filter_error(error: Exception) -> InvalidInputError:
+def _filter_error(error: Exception, reader: Reader) -> InvalidInputError:
+    if (missing := _NO_COLUMN.match(str(error))) is not None:
+        known = ", ".join(reader.snapshot.schema.names)
+        return InvalidInputError(
+            f"the filter does not fit the table: there is no column {missing[1]!r}; the table has {known}"
+        )
     return InvalidInputError(f"the filter does not fit the table: {str(error).splitlines()[0]}")
 
 

@@ -8,6 +8,7 @@ from penstock.format.kinds._kind import (
     corrupt_struct_reason,
     kind_from_json,
     kind_to_json,
+    to_numpy,
 )
 from penstock.format.kinds._link import Link, Linked, LinkTarget
 from penstock.format.kinds._media import Audio, Image, Mask, Video
@@ -43,4 +44,5 @@ __all__ = [
     "kind_from_json",
     "kind_to_json",
     "parse_type",
+    "to_numpy",
 ]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError, UnsupportedFormatError
+from penstock.types import SMALL_FLOATS
 
 Values: TypeAlias = npt.NDArray[Any] | list[Any]
 """Rows of one column: an array if all rows have the same shape, else a list with one item per row."""
@@ -109,6 +110,31 @@ def as_shape(given: Any) -> tuple[int | None, ...]:
         return tuple(None if length is None else operator.index(length) for length in given)
     except TypeError:
         raise InvalidInputError(f"a shape is a tuple of lengths, not {given!r}") from None
+
+
+def to_numpy(values: Any) -> Any:
+    """Values with tensors of other libraries (torch, jax, …) as numpy arrays: a column, or the rows of one."""
+    if isinstance(values, np.ndarray):
+        return values
+    if _is_tensor(values):
+        return _tensor_to_numpy(values)
+    if isinstance(values, list | tuple) and any(map(_is_tensor, values)):
+        return [_tensor_to_numpy(value) if _is_tensor(value) else value for value in values]
+    return values
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of another library; Arrow arrays have no dtype."""
+    return hasattr(value, "__dlpack__") and hasattr(value, "dtype") and not isinstance(value, np.ndarray | np.generic)
+
+
+def _tensor_to_numpy(tensor: Any) -> npt.NDArray[Any]:
+    for step in ("detach", "cpu"):
+        tensor = getattr(tensor, step)() if hasattr(tensor, step) else tensor
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in SMALL_FLOATS and hasattr(tensor, "float"):  # numpy has no such dtype, and float32 holds it exactly
+        return np.asarray(tensor.float()).astype(SMALL_FLOATS[name])
+    return np.asarray(tensor)
 
 
 def validity_bitmap(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:

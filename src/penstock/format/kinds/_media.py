@@ -84,7 +84,9 @@ class Image(Kind):
         try:
             return codec.encode(value)
         except InvalidInputError as error:
-            raise BadValueError(index, str(error)) from None
+            first = value.ndim == 3 and value.shape[0] in (1, 3, 4) and value.shape[2] not in (1, 3, 4)
+            hint = "; channels come last: transpose it by (1, 2, 0)" if first else ""
+            raise BadValueError(index, f"{error}{hint}") from None
 
     def _check_size(self, index: int, data: _Bytes) -> None:
         """Compare height and width; readers convert channels."""
