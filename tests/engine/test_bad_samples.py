@@ -226,6 +226,24 @@ def test_a_fractional_limit_ends_the_run() -> None:
     assert sum(int(batch["_pad"].sum()) for batch in loader) == 300
 
 
+@pytest.mark.parametrize(("limit", "allowed"), [(0.0, 0), (0.001, 1), (0.01, 10), (0.0299, 29)])
+def test_a_share_of_a_thousand_rows_ends_the_run_at_the_next_bad_one(limit: float, allowed: int) -> None:
+    made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=1024)})
+    made.append({"n": np.arange(1000)})
+    made.commit()
+    loader = made.pytorch(batch_size=5, transform=fails_at_threes, bad_samples=BadSamples(limit=limit))
+    with pytest.raises(SampleError, match=rf"{allowed + 1} samples were bad"):
+        list(loader)
+    assert loader.stats().bad_count == allowed + 1
+
+
+def test_the_limit_holds_for_each_epoch(ds: Dataset) -> None:
+    loader = ds.pytorch(batch_size=4, bad_samples=BadSamples(limit=len(BAD)))
+    for _ in range(3):
+        assert len(list(loader)) == 30
+    assert loader.stats().bad_count == 3 * len(BAD)
+
+
 def page_of(ds: Dataset, folder: Path, name: str, row: int) -> tuple[Path, int, range]:
     """The file, a byte in the middle of the page, and the rows of the page that holds a row's column."""
     reader = ds._reader

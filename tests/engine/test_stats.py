@@ -197,3 +197,37 @@ def test_many_tiny_fragments_are_noted() -> None:
     assert "merge them with penstock.compact('memory://')" in note
     penstock.compact(store)
     assert penstock.load(store).pytorch(batch_size=16).stats().notes == ()
+
+
+def test_rows_are_counted_without_padding(ds: Dataset) -> None:
+    seen = 0
+    for rank in range(3):
+        with ds[:100].pytorch(batch_size=16, distributed=(rank, 3)) as loader:
+            read(loader)
+            seen += loader.stats().rows
+    assert seen == 100
+
+
+def test_quality_is_at_most_that_of_a_uniform_shuffle() -> None:
+    """Fragments of few rows make more blocks than their average size suggests."""
+    table = penstock.create("memory://", {"n": int})
+    for start in range(0, 64, 2):
+        table.append({"n": [start, start + 1]})
+    table.append({"n": np.arange(64, 5000)})
+    table.commit()
+    with table[:400].pytorch(batch_size=50, shuffle=Shuffle(block_bytes=2000)) as loader:
+        read(loader)
+        quality = loader.stats().quality
+    assert quality is not None
+    assert quality.blocks_per_batch <= quality.expected
+
+
+def test_the_read_factor_is_measured_if_pages_are_read_repeatedly(ds: Dataset) -> None:
+    shuffle = Shuffle(block_bytes=4 * PAGE_ROWS * ROW_BYTES, lanes=4, spread=40)
+    with ds.pytorch(batch_size=16, shuffle=shuffle, memory_budget=1 << 20) as loader:
+        read(loader)
+        loader.close()
+        stats = loader.stats()
+    assert stats.read_factor == pytest.approx(stats.bytes / (ROWS * ROW_BYTES), rel=0.05)
+    assert stats.read_factor > 2
+    assert f"each byte is read {stats.read_factor:.2f} times" in str(stats)

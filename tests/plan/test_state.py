@@ -89,7 +89,11 @@ GOOD = LoaderState(ORDER, 3, 4).to_json()
         ({**GOOD, "order": {**GOOD["order"], "shuffle": {"lanes": 0, "block_bytes": 1, "spread": 1.0}}}, "damaged"),
         ({**GOOD, "consumed": "many"}, "damaged"),
         ({**GOOD, "epoch": None}, "damaged"),
-        ({**GOOD, "consumed": -1}, "damaged.*-1 of"),
+        ({**GOOD, "consumed": -1}, "damaged.*consumed is -1 and not a whole number"),
+        ({**GOOD, "consumed": 1.5}, "damaged.*consumed is 1.5"),
+        ({**GOOD, "consumed": True}, "damaged.*consumed is True"),
+        ({**GOOD, "epoch": -1}, "damaged.*epoch is -1"),
+        ({**GOOD, "epoch": 0.5}, "damaged.*epoch is 0.5"),
         ({**GOOD, "consumed": ORDER.rows + 1}, "damaged"),
     ],
 )

@@ -9,6 +9,7 @@ from penstock.codecs._image import (
     ImageCodec,
     decode_image,
     decode_image_into,
+    decode_images,
     decode_images_into,
     image_size,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "decode_audio",
     "decode_image",
     "decode_image_into",
+    "decode_images",
     "decode_images_into",
     "decode_video",
     "image_size",

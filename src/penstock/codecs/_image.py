@@ -1,8 +1,8 @@
 """Encode and decode images of any supported format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -132,6 +132,42 @@ def decode_images_into(
             errors[index] = error
         out[index] = 0
     return errors
+
+
+def decode_images(
+    images: Sequence[Buffer | None],
+    shape: tuple[int, ...],
+    *,
+    resize: bool = False,
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], PixelArray] = np.empty,
+) -> tuple[PixelArray, dict[int, SampleError]]:
+    """A batch of images of one shape, and the errors by index; rows of None and of errors are zeros.
+
+    HxWxC images are converted to uint8 and to C channels, whatever they are stored as. HxW images must be gray; the
+    batch is uint16 if one of them is.
+    """
+    if len(shape) == 3 or resize:
+        out = empty((len(images), *shape), _UINT8)
+        return out, decode_images_into(images, out, resize=resize)
+    errors: dict[int, SampleError] = {}
+    found: dict[int, PixelArray] = {}
+    for index, data in enumerate(images):
+        try:
+            if data is not None:
+                found[index] = _decode_gray(data, shape)
+        except SampleError as error:
+            errors[index] = error
+    out = empty((len(images), *shape), np.result_type(np.uint8, *{image.dtype for image in found.values()}))
+    for index in range(len(images)):
+        out[index] = found.get(index, 0)
+    return out, errors
+
+
+def _decode_gray(data: Buffer, shape: tuple[int, ...]) -> PixelArray:
+    image = decode_image(data)
+    if image.shape != shape:
+        raise SampleError(f"an image has shape {image.shape}, not the column's {shape}")
+    return image
 
 
 def image_size(data: Buffer) -> tuple[int, int, int]:

@@ -1,7 +1,9 @@
 """From what a user passes to a loader to the engine's options."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, TypedDict
 
 from penstock.device import DeviceOptions
@@ -42,14 +44,15 @@ class LoaderKeywords(TypedDict, total=False):
     """The columns to read, `_row_id` among them if named; by default all columns of the view."""
     decode: bool | Mapping[str, bool | Decoder]
     """False leaves media encoded; a mapping decides by column, or names a function of the encoded bytes."""
-    image_size: tuple[int, int] | None
-    """Resize images to this height and width, so that they can share a batch."""
+    image_size: int | tuple[int, int] | None
+    """Resize images to this height and width, or to a square, so that they can share a batch."""
     collate_fn: str | Callable[[list[Any]], Any] | None
     """A function from a list of samples to a batch; or a name for how values of different shapes share a batch."""
     drop_last: bool
     """Drop the rows that do not fill the last step."""
-    memory_budget: int | None
-    """Bytes for everything fetched, decoded or queued; by default what the shuffle window needs."""
+    memory_budget: int | str | None
+    """Bytes, or text such as "1GB" or "512MiB", for all that is fetched, decoded or queued; by default what the shuffle
+    window needs."""
     bad_samples: Literal["raise", "replace", "skip"] | BadSamples
     """What happens to a row that cannot be read or transformed."""
     progress: Progress | bool | None
@@ -95,11 +98,25 @@ def loader_options(given: LoaderKeywords, *, batch_size: int, device: DeviceOpti
         workers=count if isinstance(count, Workers) else Workers(count),
         prefetch_factor=_PREFETCH_FACTOR if prefetch is None else prefetch,
         drop_last=given["drop_last"],
-        memory_budget=given["memory_budget"],
+        memory_budget=as_bytes("memory_budget", given["memory_budget"]),
         decode=DecodeOptions(given["decode"], given["image_size"]),
         bad_samples=bad if isinstance(bad, BadSamples) else BadSamples(action=bad),
         device_memory=None if device is None else device.memory,
     )
+
+
+def as_bytes(name: str, size: object) -> int | None:
+    """A number of bytes, given as such or as text with a unit; raises `InvalidInputError` for anything else."""
+    if size is None or (isinstance(size, Integral) and not isinstance(size, bool)):
+        return None if size is None else int(size)
+    found = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size, re.IGNORECASE) if isinstance(size, str) else None
+    )
+    if found is None:
+        raise InvalidInputError(f'{name} is a number of bytes, or text such as "1GB" or "512MiB", not {size!r}')
+    number, unit, binary = found.groups()
+    factor: int = (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0)
+    return round(float(number) * factor)
 
 
 def as_shuffle(shuffle: bool | Shuffle | None) -> Shuffle | None:

@@ -48,7 +48,7 @@ class Streaming:
         columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
-        image_size: tuple[int, int] | None = None,
+        image_size: int | tuple[int, int] | None = None,
     ) -> "RowDataset": ...
     @overload
     def pytorch(
@@ -64,9 +64,9 @@ class Streaming:
         batch_transform: Transform | None = None,
         collate_fn: Literal["nested", "pad", "list"] | Callable[[list[Any]], Any] | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
-        image_size: tuple[int, int] | None = None,
+        image_size: int | tuple[int, int] | None = None,
         drop_last: bool = False,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
         device: "str | DeviceOptions | Any | None" = None,
         progress: Progress | bool | None = None,
@@ -84,9 +84,9 @@ class Streaming:
         batch_transform: Transform | None = None,
         collate_fn: Literal["nested", "pad", "list"] | Callable[[list[Any]], Any] | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
-        image_size: tuple[int, int] | None = None,
+        image_size: int | tuple[int, int] | None = None,
         drop_last: bool = False,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
         device: Any = None,
         progress: Progress | bool | None = None,
@@ -114,10 +114,11 @@ class Streaming:
             "nested", the default, makes nested tensors of numbers that differ in their first length and lists of the
             rest; "pad" pads with zeros and adds the shapes as `<column>_shape`; "list" gives lists.
         decode: False leaves media encoded; a mapping decides by column, or names a function of the encoded bytes.
-        image_size: resize images to this height and width, so that they can share a batch.
+        image_size: resize images to this height and width, or to a square, so that they can share a batch.
         drop_last: drop the rows that do not fill the last step. Otherwise a single rank gets a short last batch, and
             several ranks get theirs filled with repeated rows, flagged in `batch["_pad"]`.
-        memory_budget: bytes for everything fetched, decoded or queued; by default what the shuffle window needs.
+        memory_budget: bytes, or text such as "1GB", for everything fetched, decoded or queued; by default what the
+            shuffle window needs. A small one makes reading slower, and changes nothing else.
         bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
             (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
             `penstock.BadSamples(…)` for a limit and a callback.

@@ -13,7 +13,7 @@ from penstock.engine._decode import ColumnDecoder, Columns, DecodeOptions, with_
 from penstock.engine._slab import Layout, Slab
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
-from penstock.format.kinds import Audio, Image, Values
+from penstock.format.kinds import Tensor, Values
 from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader, take
 from penstock.types import Buffer
 
@@ -120,7 +120,7 @@ class Collator:
 
     def _variable(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> Columns:
         decoded = field.name in self._decoder.fields
-        if not decoded and not isinstance(value_kind(field.kind), Image | Audio):
+        if not decoded and not self._options.leaves_encoded(field):
             return self._values(field, cells, bad)
         assert cells.array is not None
         encoded = self._reader.load_external(field, cells)
@@ -136,11 +136,14 @@ class Collator:
     def _values(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> Columns:
         try:
             filled = self._reader.decode(field, cells)
+            values, mask = filled.values, filled.mask
         except SampleError:
-            return {field.name: self._values_by_row(field, cells, bad)}
-        found: Columns = {field.name: filled.values}
-        if filled.mask is not None:
-            found[f"{field.name}_mask"] = filled.mask
+            values, mask = self._values_by_row(field, cells, bad), None
+        found: Columns = {field.name: values}
+        if field.nullable and isinstance(value_kind(field.kind), Tensor) and mask is None:  # ragged: a list
+            mask = np.array([value is not None for value in values], bool)
+        if mask is not None:
+            found[f"{field.name}_mask"] = mask
         return found
 
     def _values_by_row(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> list[Any]:

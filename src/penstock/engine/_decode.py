@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.codecs import decode_audio, decode_image, decode_images_into, decode_video
+from penstock.codecs import decode_audio, decode_image, decode_images, decode_video
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, value_kind
-from penstock.format.kinds import Audio, Image, Mask, Values, Video
+from penstock.format.kinds import Audio, Image, List, Mask, Values, Video
 from penstock.table import Allocator
 from penstock.types import Buffer
 
@@ -26,13 +25,19 @@ class DecodeOptions:
 
     decode: bool | Mapping[str, bool | Decoder] = True
     """Whether media are decoded; or, by column, whether, or a function of the encoded bytes."""
-    image_size: tuple[int, int] | None = None
-    """Height and width that images are resized to; None leaves them as stored."""
+    image_size: int | tuple[int, int] | None = None
+    """Height and width that images are resized to, or one number for both; None leaves them as stored."""
 
     def __post_init__(self) -> None:
-        size = self.image_size
-        if size is not None and (len(size) != 2 or any(not isinstance(length, int) or length < 1 for length in size)):
-            raise InvalidInputError(f"image_size is a height and a width in pixels, not {size!r}")
+        size: Any = self.image_size
+        if size is None:
+            return
+        sizes = (size, size) if isinstance(size, Integral) else size
+        if not isinstance(sizes, Sequence) or len(sizes) != 2 or any(not _is_length(length) for length in sizes):
+            raise InvalidInputError(
+                f"image_size is a height and a width in pixels, or one number for both, not {size!r}"
+            )
+        object.__setattr__(self, "image_size", (int(sizes[0]), int(sizes[1])))
 
     def check(self, schema: Schema) -> None:
         """Raise `NotFoundError` for unknown columns and `InvalidInputError` for columns without encoded bytes."""
@@ -51,6 +56,13 @@ class DecodeOptions:
         choice = self.decoder(field)
         return callable(choice) or (choice and isinstance(value_kind(field.kind), Image | Audio))
 
+    def leaves_encoded(self, field: Field) -> bool:
+        """Whether a column's media, also in lists, are delivered as they are stored."""
+        kind = value_kind(field.kind)
+        while isinstance(kind, List):
+            kind = kind.of
+        return isinstance(kind, Image | Audio) and self.decoder(field) is False
+
     def resizes(self, field: Field) -> bool:
         """Whether a column's images are resized; masks of class indices are not."""
         return self.image_size is not None and not isinstance(value_kind(field.kind), Mask)
@@ -61,8 +73,13 @@ class DecodeOptions:
         if not isinstance(kind, Image) or self.decoder(field) is not True:
             return None
         if self.image_size is not None and self.resizes(field):
+            assert isinstance(self.image_size, tuple)
             return (*self.image_size, *(kind.shape[2:] if kind.shape else (3,)))
         return kind.shape
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 class ColumnDecoder:
@@ -85,16 +102,9 @@ class ColumnDecoder:
         shape, resize = self._options.image_shape(field), self._options.resizes(field)
         if shape is None:
             return {field.name: _each(encoded, decode_image, field.name, bad)}
-        if len(shape) == 3 or resize:
-            out = empty((len(encoded), *shape), np.uint8)
-            for row, error in decode_images_into(encoded, out, resize=resize).items():
-                bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
-        else:  # grayscale may be 8 or 16 bits, which only the image says
-            images = _each(encoded, partial(_shaped, shape), field.name, bad)
-            kinds = {image.dtype for image in images if image is not None}
-            out = empty((len(encoded), *shape), np.result_type(np.uint8, *kinds))
-            for row, image in enumerate(images):
-                out[row] = 0 if image is None else image
+        out, errors = decode_images(encoded, shape, resize=resize, empty=empty)
+        for row, error in errors.items():
+            bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
         return with_mask(field, out, encoded)
 
     def columns(self, columns: Columns, empty: Allocator) -> tuple[Columns, dict[int, Exception]]:
@@ -112,13 +122,6 @@ def with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:
     if not field.nullable:
         return {field.name: values}
     return {field.name: values, f"{field.name}_mask": np.array([value is not None for value in encoded], bool)}
-
-
-def _shaped(shape: tuple[int, ...], data: bytes) -> npt.NDArray[Any]:
-    image = decode_image(data)
-    if image.shape != shape:
-        raise SampleError(f"an image has shape {image.shape}, not the column's {shape}")
-    return image
 
 
 def _each(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
 from penstock.device import Accelerator, BufferPool, empty_small_pages
 from penstock.engine._batch_builder import BatchBuilder, BatchFormatter, Failure, Placement
 from penstock.engine._collate import Collator
@@ -90,6 +92,8 @@ class LoaderEngine:
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )
         self._retries = reader.store.retries
+        self._by_blocks = True
+        """Whether the last run read whole blocks, each once."""
         fits = 0 < self._light_bytes <= min(_MAX_CACHE_BYTES, self._budget // 8)
         self._page_cache = PageCache(reader.store) if fits else None
 
@@ -106,13 +110,16 @@ class LoaderEngine:
         """Start reading at a state."""
         return EngineRun(self, self._pipeline(), state)
 
-    def report(self, bad: BadSample) -> None:
-        """Record a bad sample of the next batch; raises `SampleError` over the limit, or what the callback raises."""
+    def report(self, bad: BadSample, count: int, rows: int) -> None:
+        """Record a bad sample, the `count`th in `rows` rows of this epoch.
+
+        Raises `SampleError` over the limit, or what the callback raises.
+        """
         policy = self._options.bad_samples
-        count = self.collector.record_bad(bad)
+        self.collector.record_bad(bad)
         if policy.callback is not None:
             policy.callback(bad)
-        policy.check(count, self.collector.rows)
+        policy.check(count, rows, -(-self.order.rows // self.world.num_ranks))
 
     def stats(self) -> LoaderStats:
         collector, options, totals = self.collector, self._options, self.collector.totals()
@@ -120,7 +127,8 @@ class LoaderEngine:
         quality = None
         if options.shuffle and collector.batches_drawn:
             drawn = collector.blocks_drawn / collector.batches_drawn
-            quality = ShuffleQuality(drawn, expected_blocks(min(options.batch_size, max(1, self.order.rows)), blocks))
+            uniform = expected_blocks(min(options.batch_size, max(1, self.order.rows)), blocks)
+            quality = ShuffleQuality(min(drawn, uniform), uniform)  # blocks differ in size, so more can be drawn
         return LoaderStats(
             seconds=collector.seconds,
             rows=collector.rows,
@@ -130,7 +138,7 @@ class LoaderEngine:
             latency_s=totals.latency_s,
             retries=self._reader.store.retries - self._retries,
             hedges=collector.hedges,
-            read_factor=self._partitioner.read_amplification,
+            read_factor=self._read_factor(totals.bytes),
             window_bytes=collector.window_bytes,
             window_peak_bytes=collector.window_peak_bytes,
             device_bytes=totals.device_bytes,
@@ -143,6 +151,13 @@ class LoaderEngine:
             notes=tuple(collector.notes),
             unanswered_s=time.perf_counter() - since if (since := collector.unanswered_since) is not None else 0.0,
         )
+
+    def _read_factor(self, fetched: int) -> float:
+        """How often a byte is read: as planned, or as measured if pages are read for the rows of each span."""
+        planned, rows = self._partitioner.read_amplification, self.collector.rows
+        if self._by_blocks or not rows:
+            return planned
+        return max(planned, fetched / (rows * self._selection.stored_row_bytes))
 
     @property
     def _window_need(self) -> int:
@@ -250,7 +265,7 @@ class LoaderEngine:
             collector.note(note)
         span_rows = budget.batches_per_span * options.batch_size
         whole = self._partitioner.owns_lanes or self.order.shuffle.spread > 0
-        by_blocks = budget.window_fits and whole and not selection.scattered
+        by_blocks = self._by_blocks = budget.window_fits and whole and not selection.scattered
         slab: Slab
         if accelerator is not None and by_blocks and budget.on_device:
             slab = DeviceSlab(
@@ -337,6 +352,7 @@ class EngineRun:
         collector, order, placement = self._engine.collector, self.state.order, self._engine.placement
         began = mark = time.perf_counter()
         first = True
+        epoch_rows = bad_count = 0
         last = not self._engine.steps_from(self.state.consumed)
         while not last:
             found = self._pipeline.next_span()
@@ -356,8 +372,11 @@ class EngineRun:
                 if isinstance(batch, Failure):
                     raise batch.error
                 end += rows
+                real = rows if span.padding is None else rows - int(np.count_nonzero(span.padding))
+                epoch_rows += real
                 while bad and bad[-1][0] < end:
-                    self._engine.report(bad.pop()[1])
+                    bad_count += 1
+                    self._engine.report(bad.pop()[1], bad_count, epoch_rows)
                 last = span.last and not waiting
                 self.state = LoaderState(order, span.epoch, consumed)
                 now = time.perf_counter()
@@ -365,7 +384,7 @@ class EngineRun:
                 mark = now
                 if first:
                     collector.first_batch_s, first = now - began, False
-                collector.rows += rows
+                collector.rows += real
                 collector.batches += 1
                 yield batch if placement is None else placement.make_ready(batch)
                 del batch

@@ -12,7 +12,7 @@ from penstock.plan import Shuffle
 from penstock.types import World
 
 _DEFAULT_LIMIT = 0.01
-_LIMIT_GRACE = 100
+_DEFAULT_GRACE, _LIMIT_ROWS = 100, 1000
 _MIN_BUDGET_BYTES = 1 << 20
 
 
@@ -27,8 +27,10 @@ class BadSamples:
     """"raise" ends the run. A loader replaces the row by another one, so that all ranks stay in step; an ingest leaves
     it out. "replace" and "skip" mean the same."""
     limit: int | float | None = None
-    """Largest number of bad samples, or (a float) largest share of the rows, before the run ends with a `SampleError`;
-    by default 1 % of the rows in a loader, and 1,000 in an ingest."""
+    """Largest number of bad samples, or (a float) largest share of the rows, before the run ends with a `SampleError`.
+    A loader counts those of its rank in the current epoch, and a share is one of the rows read in the epoch, or of the
+    first 1,000 rows while fewer were read: so 0.01 allows ten in 1,000 rows, and 0.0 none. By default 1 % of the rows,
+    or 100 if that is more, in a loader, and 1,000 in an ingest."""
     callback: Callable[[BadSample], None] | None = None
     """Called with each bad sample before the batch that replaces it is delivered; it may raise. Loaders only."""
 
@@ -45,10 +47,13 @@ class BadSamples:
         """Whether the run continues after a bad sample."""
         return self.action != "raise"
 
-    def check(self, count: int, rows: int) -> None:
-        """Raise `SampleError` if `count` bad samples of `rows` rows are more than the limit allows."""
+    def check(self, count: int, rows: int, epoch_rows: int) -> None:
+        """Raise `SampleError` if `count` bad samples in `rows` rows, of `epoch_rows` in all, are over the limit."""
         limit = _DEFAULT_LIMIT if self.limit is None else self.limit
-        allowed = limit if isinstance(limit, Integral) else max(_LIMIT_GRACE, limit * rows)
+        share = int(limit * max(rows, min(_LIMIT_ROWS, epoch_rows)))
+        allowed = (
+            limit if isinstance(limit, Integral) else share if self.limit is not None else max(_DEFAULT_GRACE, share)
+        )
         if count > allowed:
             raise SampleError(
                 f"{count} samples were bad, more than BadSamples(limit={limit}) allows; "

@@ -158,6 +158,11 @@ class Selection:
         return max(count, self._memory_sizes.largest(count))
 
     @property
+    def stored_row_bytes(self) -> float:
+        """Approximate bytes of a row in files."""
+        return max(1.0, sum(map(self._sizes.average, self._sizes.bytes)))
+
+    @property
     def heavy_row_bytes(self) -> float:
         return max(1.0, self._sizes.average(self.heaviest.id) if self.heaviest else 1.0)
 

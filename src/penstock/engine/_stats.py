@@ -41,6 +41,7 @@ class LoaderStats:
 
     seconds: float
     rows: int
+    """Rows delivered, without those that only fill the last step."""
     batches: int
     bytes: int
     """Bytes of pages fetched, prefetch for the next epoch included."""
@@ -50,7 +51,8 @@ class LoaderStats:
     retries: int
     hedges: int
     read_factor: float
-    """Approximate number of times that a byte of an epoch is read, over all ranks."""
+    """Approximate number of times that a byte of an epoch is read, over all ranks; measured if too little memory makes
+    the loader read pages repeatedly, or if rows have an order of their own."""
     window_bytes: int
     window_peak_bytes: int
     device_bytes: int

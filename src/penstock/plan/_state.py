@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 from penstock.errors import InvalidInputError
@@ -68,9 +69,17 @@ class LoaderState:
         try:
             order = dict(value["order"])
             shuffle = ShuffleLayout(**order.pop("shuffle"))
-            state = cls(OrderSpec(**order, shuffle=shuffle), int(value["epoch"]), int(value["consumed"]))
-            if not 0 <= state.consumed <= state.order.rows:
+            state = cls(
+                OrderSpec(**order, shuffle=shuffle), *(_count(name, value[name]) for name in ("epoch", "consumed"))
+            )
+            if state.consumed > state.order.rows:
                 raise ValueError(f"{state.consumed} of {state.order.rows} rows were read")
             return state
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(f"this state of a loader is damaged: {error!r}") from error
+
+
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is {value!r} and not a whole number from 0 on")
+    return int(value)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import PIL.Image
 import pyarrow as pa
 
-from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, image_size, sniff
+from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_images, image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format.kinds._kind import BadValueError, Kind, Values, as_shape, binary_array
 
@@ -43,17 +43,13 @@ class Image(Kind):
         return binary_array([self._encode(index, value, codec) for index, value in enumerate(values)])
 
     def to_values(self, array: pa.Array) -> Values:
-        images = [None if data is None else decode_image(data) for data in array.to_pylist()]
+        encoded = array.to_pylist()
         if self.shape is None:
-            return images
-        dtype = np.result_type(np.uint8, *{image.dtype for image in images if image is not None})
-        out = np.zeros((len(array), *self.shape), dtype)
-        for row, image in enumerate(images):
-            if image is not None:
-                if image.shape != self.shape:
-                    raise SampleError(f"an image has shape {image.shape}, not the column's {self.shape}")
-                out[row] = image
-        return out
+            return [None if data is None else decode_image(data) for data in encoded]
+        images, errors = decode_images(encoded, self.shape)
+        for error in errors.values():
+            raise error
+        return images
 
     def invalid_reason(self, array: pa.Array) -> str | None:
         return _encode_error(self, array)
