@@ -95,20 +95,43 @@ def test_views_are_datasets_too(ds: Dataset, key: Any) -> None:
     assert set(ds[key].pytorch(columns=["x"]).__getitems__([0])[0] if expected else {"x"}) == {"x"}
 
 
-def test_transforms_get_reproducible_generators(ds: Dataset) -> None:
-    def drawn(sample: dict[str, Any], generator: np.random.Generator) -> tuple[int, float]:
-        return int(sample["n"]), float(generator.random())
+def drawn(sample: dict[str, Any], generator: np.random.Generator) -> tuple[int, float]:
+    return int(sample["n"]), float(generator.random())
 
+
+@pytest.mark.parametrize(
+    "workers",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
+    ids=["here", "workers", "persistent workers"],
+)
+def test_random_values_differ_by_row_and_epoch_and_follow_torchs_seed(ds: Dataset, workers: dict[str, Any]) -> None:
+    def epochs(seed: int) -> list[dict[int, float]]:
+        torch.manual_seed(seed)
+        loader = DataLoader(ds.pytorch(transform=drawn), 7, shuffle=True, **workers)
+        return [
+            {n: x for batch in loader for n, x in zip(batch[0].tolist(), batch[1].tolist(), strict=True)}
+            for _ in range(4)
+        ]
+
+    first = epochs(3)
+    assert all(sorted(epoch) == list(range(ROWS)) for epoch in first)
+    values = {value for epoch in first for value in epoch.values()}
+    assert len(values) == 4 * ROWS, "no row of no epoch has the value of another"
+    assert epochs(3) == first
+    assert values.isdisjoint(value for epoch in epochs(4) for value in epoch.values())
+
+
+def test_random_values_of_samples_that_are_read_directly(ds: Dataset) -> None:
     rows = ds.pytorch(transform=drawn)
     torch.manual_seed(3)
-    first = rows.__getitems__([4, 5, 4, -1])
-    assert [number for number, _ in first] == [4, 5, 4, ROWS - 1]
-    assert first[0] == first[2]
-    assert len({value for _, value in first}) == 3
-    assert rows.__getitems__([ROWS - 1, 4]) == [first[3], first[0]]
-    torch.manual_seed(4)
-    assert rows[4] != first[0]
+    first = [*rows.__getitems__([4, 5, 4, -1]), rows[4]]
+    assert [number for number, _ in first] == [4, 5, 4, ROWS - 1, 4]
+    assert len({value for _, value in first}) == 5
+    torch.manual_seed(3)
+    assert [*rows.__getitems__([4, 5, 4, -1]), rows[4]] == first
+    state = torch.get_rng_state()
     assert ds.pytorch(transform=doubled)[7]["n"] == 14
+    assert torch.equal(torch.get_rng_state(), state), "a transform without a generator leaves torch's alone"
 
 
 def test_standard_samplers_subsets_and_splits(ds: Dataset) -> None:

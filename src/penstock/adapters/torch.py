@@ -121,9 +121,9 @@ class RowDataset(Dataset[dict[str, Any]]):
             return samples
         if not accepts_generator(self._transform):
             return [self._transform(sample) for sample in samples]
-        seed = torch.initial_seed()
-        generators = (np.random.default_rng([seed, int(index) % len(self)]) for index in indices)
-        return [self._transform(sample, generator) for sample, generator in zip(samples, generators, strict=True)]
+        # Drawn for each batch: the seed of a process stays the same from epoch to epoch.
+        seed = int(torch.randint(1 << 62, ()))
+        return [self._transform(sample, np.random.default_rng([seed, k])) for k, sample in enumerate(samples)]
 
 
 @dataclass

@@ -108,7 +108,9 @@ class Streaming:
             of a DeviceMesh, or (rank, num_ranks).
         columns: the columns to read, `_row_id` among them if named; by default all columns of the view.
         transform: a function of a sample, a dictionary of tensors; with a second parameter it also gets a
-            `numpy.random.Generator` that depends only on the seed, the epoch and the row.
+            `numpy.random.Generator` that depends only on the seed, the epoch and the row. In a dataset of rows, torch
+            decides: the generator's seed is drawn from torch's own, so that each row of each epoch gets other numbers,
+            and `torch.manual_seed` before a DataLoader makes them the same again for the same number of workers.
         batch_transform: the same for a whole batch.
         collate_fn: a function from a list of samples to a batch. Or how values of different shapes share a batch:
             "nested", the default, makes nested tensors of numbers that differ in their first length and lists of the
