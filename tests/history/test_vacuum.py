@@ -280,3 +280,4 @@ def test_files_that_are_not_of_the_table_are_ignored(tmp_path: Path) -> None:
         vacuum_all(ds._session.store)
     assert xs(penstock.load(tmp_path, tag="v")) == list(range(1, 11))
     assert all(path.exists() for path in stray), "vacuum deletes objects of the table alone"
+    assert not penstock.verify(tmp_path).damaged

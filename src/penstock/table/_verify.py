@@ -38,7 +38,7 @@ from penstock.format import (
     verify_pages,
 )
 from penstock.format.kinds import Linked
-from penstock.history import Intent, Lease, Ref, VacuumRecord
+from penstock.history import Intent, Lease, Ref, VacuumRecord, list_objects
 from penstock.storage import Store, thread_map
 from penstock.table._blobs import decode_reference
 from penstock.table._gather import dense_kind
@@ -81,8 +81,7 @@ class Verifier:
         self._check_no_gaps(info, keys)
         self._check_refs(info, set(keys))
         for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
-            here = [key for key in self._keys(prefix) if key.endswith(".json")]
-            self._check_all(here, partial(decode_sealed, cls), may_be_gone=True)
+            self._check_all(self._keys(prefix), partial(decode_sealed, cls), may_be_gone=True)
         vacuums = self._check_all(self._keys("vacuums/"), partial(decode_sealed, VacuumRecord))
         expired = {id for record in vacuums for id in record.snapshots}
         gone = expired - {key.rpartition("/")[2] for key in self._keys("snapshots/")}
@@ -90,7 +89,7 @@ class Verifier:
         return self._report
 
     def _keys(self, prefix: str) -> list[str]:
-        return [item.key for item in self._store.list(prefix)]
+        return [item.key for item in list_objects(self._store, prefix)]
 
     def _check_refs(self, info: TableInfo | None, keys: set[str]) -> None:
         """Check that branches and tags refer to versions that exist."""

@@ -35,8 +35,8 @@ def adopt_files(
 ) -> tuple[Fragment, list[FileRows]]:
     """Our fragment with the files that only they replaced; and their files that must be merged value by value.
 
-    `keep` masks the rows that stay live although they deleted them, and `keep_fields` are the columns that stay although
-    they dropped them: what their files hold of these is not part of their version.
+    `keep` masks the rows that stay live although they deleted them, and `keep_fields` are the columns that stay
+    although they dropped them: what their files hold of these is not part of their version.
     """
     gone = [file for file in base.files if file not in theirs.files]
     new = [file for file in theirs.files if file not in base.files]
