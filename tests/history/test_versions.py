@@ -401,6 +401,17 @@ def test_rows_added_after_a_drop_are_null_in_the_column_that_the_other_side_kept
     assert ours.schema["t"].nullable
 
 
+def test_a_column_that_stays_has_our_values_though_they_updated_it_before_they_dropped_it() -> None:
+    ours, theirs = diverged()
+    ours.rename_column("t", "text")
+    ours.commit()
+    theirs.update([0], {"t": "lost", "x": -1})
+    theirs.drop_column("t")
+    theirs.commit()
+    ours.merge("other", on_conflict="ours")
+    assert (ours[0]["text"], ours[0]["x"]) == ("row 0", -1)
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_column_dropped_by_one_side_and_updated_by_the_other_is_a_conflict(compacted: bool) -> None:
     for policy in POLICIES[1:]:

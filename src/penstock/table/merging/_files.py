@@ -1,6 +1,6 @@
 """Merge the files of a fragment that two sides changed, without reading any."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from penstock.format import DataFile, Fragment
@@ -30,16 +30,25 @@ def all_files(fragment: Fragment) -> list[FileRows]:
     return [FileRows(fragment, file) for file in fragment.files]
 
 
-def adopt_files(base: Fragment, ours: Fragment, theirs: Fragment, keep: Mask) -> tuple[Fragment, list[FileRows]]:
+def adopt_files(
+    base: Fragment, ours: Fragment, theirs: Fragment, *, keep: Mask, keep_fields: Set[int]
+) -> tuple[Fragment, list[FileRows]]:
     """Our fragment with the files that only they replaced; and their files that must be merged value by value.
 
-    `keep` masks the rows that stay live although they deleted them: their files have no meaningful values for these.
+    `keep` masks the rows that stay live although they deleted them, and `keep_fields` are the columns that stay
+    although they dropped them: what their files hold of these is not part of their version.
     """
     gone = [file for file in base.files if file not in theirs.files]
     new = [file for file in theirs.files if file not in base.files]
     our_new = [file for file in ours.files if file not in base.files]
     contested_gone = {file for file in gone if file not in ours.files}
-    contested = {file for file in new if _overlaps_any(file, our_new) or keep[file.row_start : file.row_end].any()}
+    contested = {
+        file
+        for file in new
+        if _overlaps_any(file, our_new)
+        or keep[file.row_start : file.row_end].any()
+        or not keep_fields.isdisjoint(file.fields)
+    }
     size = -1
     while size < len(contested) + len(contested_gone):  # a file and what replaces it are adopted together or not at all
         size = len(contested) + len(contested_gone)

@@ -121,7 +121,7 @@ class _Merge:
         stage.containers.declared.update(containers)
         stage.row_ids.claims = max(stage.row_ids.claims, theirs.claims)
         with FileWriter(stage.store) as files:
-            by_value = self._adopt_files(plan)
+            by_value = self._adopt_files(columns, plan)
             if len(plan.deletes):
                 delete_rows(stage, stage.reader.positions_of(plan.deletes))
             self._update_values(files, columns, plan, by_value)
@@ -204,10 +204,11 @@ class _Merge:
                 kept.append(id)
         return np.array(kept, np.int64), decided
 
-    def _adopt_files(self, plan: _RowPlan) -> list[FileRows]:
+    def _adopt_files(self, columns: "_Columns", plan: _RowPlan) -> list[FileRows]:
         """Share the files that only they replaced; returns the files whose values must be merged one by one."""
         found = self.their_diff.fragments
         appended = {fragment.id for fragment in self.their_diff.appended}
+        outgoing = {known.id for known in columns.outgoing}
         by_value, changed = [], []
         for id, theirs in found.new.items():
             if id in appended:
@@ -219,7 +220,7 @@ class _Merge:
             elif base.files != theirs.files:
                 keep = ~ours.deleted_rows & theirs.deleted_rows
                 keep[keep] = ~np.isin(ours.row_ids_at(np.flatnonzero(keep)), plan.deletes)
-                after, rest = adopt_files(base, ours, theirs, keep)
+                after, rest = adopt_files(base, ours, theirs, keep=keep, keep_fields=outgoing)
                 changed.append((ours, after))
                 by_value += rest
         if changed:
