@@ -85,15 +85,13 @@ class LoaderEngine:
             shuffle=shuffle,
         )
         self.world = world
-        advice = compaction_advice(reader.store.uri, reader.snapshot.nodes)
-        if advice is not None:
+        for advice in compaction_advice(reader.store.uri, reader.snapshot.nodes):
             collector.note(advice)
         self._partitioner = RankPartitioner(
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )
         self._retries = reader.store.retries
-        self._by_blocks = True
-        """Whether the last run read whole blocks, each once."""
+        self._by_blocks = True  # the last run read whole blocks, each once
         fits = 0 < self._light_bytes <= min(_MAX_CACHE_BYTES, self._budget // 8)
         self._page_cache = PageCache(reader.store) if fits else None
 
@@ -129,6 +127,8 @@ class LoaderEngine:
             drawn = collector.blocks_drawn / collector.batches_drawn
             uniform = expected_blocks(min(options.batch_size, max(1, self.order.rows)), blocks)
             quality = ShuffleQuality(min(drawn, uniform), uniform)  # blocks differ in size, so more can be drawn
+        fresh = self._by_blocks or not collector.rows  # else pages are read again for the rows of each span
+        measured = 0.0 if fresh else totals.bytes / (collector.rows * self._selection.stored_row_bytes)
         return LoaderStats(
             seconds=collector.seconds,
             rows=collector.rows,
@@ -138,7 +138,7 @@ class LoaderEngine:
             latency_s=totals.latency_s,
             retries=self._reader.store.retries - self._retries,
             hedges=collector.hedges,
-            read_factor=self._read_factor(totals.bytes),
+            read_factor=max(self._partitioner.read_amplification, measured),
             window_bytes=collector.window_bytes,
             window_peak_bytes=collector.window_peak_bytes,
             device_bytes=totals.device_bytes,
@@ -151,13 +151,6 @@ class LoaderEngine:
             notes=tuple(collector.notes),
             unanswered_s=time.perf_counter() - since if (since := collector.unanswered_since) is not None else 0.0,
         )
-
-    def _read_factor(self, fetched: int) -> float:
-        """How often a byte is read: as planned, or as measured if pages are read for the rows of each span."""
-        planned, rows = self._partitioner.read_amplification, self.collector.rows
-        if self._by_blocks or not rows:
-            return planned
-        return max(planned, fetched / (rows * self._selection.stored_row_bytes))
 
     @property
     def _window_need(self) -> int:

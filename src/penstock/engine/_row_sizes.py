@@ -75,12 +75,12 @@ def _blob_bytes(blobs: pa.ListArray) -> npt.NDArray[np.int64]:
     return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]], np.int64)
 
 
-def compaction_advice(uri: str, nodes: Sequence[Node]) -> str | None:
-    """A note for users of a table with many tiny fragments."""
+def compaction_advice(uri: str, nodes: Sequence[Node]) -> list[str]:
+    """A note for users of a table with many tiny fragments; none for others."""
     fragments, size = sum(node.fragments for node in nodes), sum(node.bytes for node in nodes)
     if fragments < _MANY_FRAGMENTS or size >= fragments * _TINY_FRAGMENT_BYTES:
-        return None
-    return (
+        return []
+    return [
         f"the table has {fragments:,} fragments of {size / fragments / 1e3:,.0f} kB, each of which costs time and a "
         f"request: merge them with penstock.compact({uri!r})"
-    )
+    ]
