@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import av
@@ -544,6 +545,20 @@ def test_batches_that_are_held_stay_unchanged() -> None:
         for batch, (n, x) in zip(kept, held, strict=True):
             assert torch.equal(batch["x"], n[:, None].expand(-1, 512))
             assert torch.equal(batch["x"], x)
+
+
+@pytest.mark.parametrize("workers", [0, 2, penstock.Workers(1, "process")], ids=["here", "threads", "processes"])
+def test_a_saved_batch_or_sample_takes_its_own_size(tmp_path: Path, workers: Any) -> None:
+    ds = penstock.create("memory://", {"x": Tensor("float32", (128,)), "n": Tensor("int64")})
+    ds.append({"x": np.zeros((4096, 128), np.float32), "n": np.arange(4096)})
+    ds.commit()
+    with ds.pytorch(batch_size=32, shuffle=True, num_workers=workers) as loader:
+        for name, saved, size in (
+            ("batch", next(iter(loader)), 32 * (128 * 4 + 8)),
+            ("sample", ds.pytorch().__getitems__(list(range(4096)))[7], 128 * 4 + 8),
+        ):
+            torch.save(saved, tmp_path / name)
+            assert (tmp_path / name).stat().st_size < size + 4096
 
 
 def test_an_empty_table_has_no_batches() -> None:

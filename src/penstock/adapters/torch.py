@@ -47,6 +47,8 @@ from penstock.errors import InvalidInputError, PenstockWarning
 from penstock.table import Int64Array, Reader
 from penstock.types import World
 
+_SMALL_BYTES = 64 << 10  # a copy is cheap beside the work per batch
+
 Distributed = bool | tuple[int, int] | dist.ProcessGroup | DeviceMesh | None
 
 
@@ -115,8 +117,12 @@ class RowDataset(Dataset[dict[str, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch, read together; rows of one column are views of one tensor."""
-        samples = samples_of(self._rows.read(indices), _tensor)
+        """The samples of a batch, read together; large rows of one column are views of one tensor."""
+        columns = {
+            name: _own_storage(_tensor(values).unbind()) if isinstance(values, np.ndarray) else values
+            for name, values in self._rows.read(indices).items()
+        }
+        samples = samples_of(columns, _tensor)
         if self._transform is None:
             return samples
         if not accepts_generator(self._transform):
@@ -178,8 +184,15 @@ def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[
     """Split tensors into batches that are independent for autograd, so that each can be modified in place."""
     if len(lengths) == 1:
         return [batch]
-    parts = [torch.unsafe_split_with_sizes(tensor, list(lengths)) for tensor in batch.values()]
+    parts = [_own_storage(torch.unsafe_split_with_sizes(tensor, list(lengths))) for tensor in batch.values()]
     return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
+
+
+def _own_storage(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Copies of small views of one tensor: torch saves and sends a tensor with all of its storage."""
+    if not views or views[0].device.type != "cpu" or views[0].nbytes > _SMALL_BYTES:
+        return views
+    return [view.clone() for view in views]
 
 
 def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) -> torch.Tensor:
