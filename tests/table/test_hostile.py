@@ -299,7 +299,7 @@ def test_any_sealed_metadata_reads_cleanly(original: Store, where: str, data: st
     check(forge_sealed(data, original, where))
 
 
-@pytest.mark.parametrize("where", ["log/", "leases/", "intents/", "vacuums/"])
+@pytest.mark.parametrize("where", ["log/", "refs/", "leases/", "intents/", "vacuums/"])
 @settings(max_examples=25)
 @given(data=st.data())
 def test_vacuum_survives_any_sealed_metadata(original: Store, where: str, data: st.DataObject) -> None:
