@@ -3,6 +3,8 @@
 import ast
 import importlib
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,3 +122,10 @@ def test_no_event_loop() -> None:
     for path in FILES:
         if room_of(path) != "server":
             assert "asyncio" not in list(imports(path)), f"{path} imports asyncio"
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    """Some take seconds, and worker processes would take them too."""
+    heavy = ("av", "boto3", "jax", "pandas", "soundfile", "tensorflow", "torch")
+    program = f"import sys, penstock; print(*(name for name in {heavy} if name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"

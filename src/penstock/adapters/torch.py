@@ -167,7 +167,7 @@ class TorchFormatter(NumpyFormatter):
 
     def seed_global_generators(self, seed: int) -> None:
         super().seed_global_generators(seed)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes milliseconds: it formats the stack
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -67,9 +67,14 @@ _PLACEHOLDER_HANDLER = "penstock-placeholder"
 codecs.register_error(
     _PLACEHOLDER_HANDLER, lambda error: (_PLACEHOLDER, error.end if isinstance(error, UnicodeDecodeError) else 0)
 )
-_NULL_MARKERS = pa.array(pacsv.ConvertOptions().null_values)
 _MAX_LINE_BYTES = 64 << 20
 _SAMPLED_FILES, _SAMPLED_LINES, _SAMPLED_BYTES = 8, 1024, 4 << 20
+
+
+@cache
+def _null_markers() -> pa.Array:
+    """Made on first use: `pa.array` imports pandas, which takes longer than everything else that penstock imports."""
+    return pa.array(pacsv.ConvertOptions().null_values)
 
 
 class _RawText(io.RawIOBase):
@@ -161,7 +166,7 @@ def _parsed(array: pa.Array, type: pa.DataType) -> Converted:
     if type == pa.string():
         return text, errors
     text = pc.ascii_trim_whitespace(text)
-    text = pc.if_else(pc.is_in(text, value_set=_NULL_MARKERS), pa.scalar(None, pa.string()), text)
+    text = pc.if_else(pc.is_in(text, value_set=_null_markers()), pa.scalar(None, pa.string()), text)
     values, cast_errors = cast_to(text, type)
     return values, errors | cast_errors
 
