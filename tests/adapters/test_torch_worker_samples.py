@@ -212,7 +212,7 @@ def resized(samples: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [sample["x"].resize_(2, WIDTH // 4) for sample in samples]
 
 
-WORKERS = {"here": 0, "threads": 2, "processes": penstock.Workers(1, "process")}
+WORKERS: dict[str, Any] = {"here": 0, "threads": 2, "processes": penstock.Workers(1, "process")}
 
 
 def by_turns(samples: list[dict[str, Any]]) -> Any:
