@@ -212,7 +212,7 @@ def resized(samples: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [sample["x"].resize_(2, WIDTH // 4) for sample in samples]
 
 
-WORKERS: dict[str, int | penstock.Workers] = {"here": 0, "threads": 2, "processes": penstock.Workers(1, "process")}
+WORKERS: dict[str, Any] = {"here": 0, "threads": 2, "processes": penstock.Workers(1, "process")}
 
 
 def by_turns(samples: list[dict[str, Any]]) -> Any:
@@ -338,3 +338,23 @@ def test_a_killed_worker_raises_an_error(ds: Dataset) -> None:
     program.join(240)
     program.kill()
     assert program.exitcode == READ_AFTER_A_KILL
+
+
+def shared(samples: list[dict[str, Any]]) -> bool:
+    return all(tensor.is_shared() for tensor in leaves(default_collate(samples)))  # type: ignore[no-untyped-call]
+
+
+def test_workers_exit_cleanly_after_an_early_break(local: Dataset) -> None:
+    """A worker does not wait for the thread that sends its batches.
+
+    If that thread still moved tensors into shared memory when the interpreter ends, torch would abort the process; so
+    a batch must be there when the collate_fn returns.
+    """
+    loader = DataLoader(
+        local.pytorch(), BATCH, collate_fn=shared, num_workers=2, multiprocessing_context="spawn", timeout=240
+    )
+    batches: Any = iter(loader)
+    assert next(batches) is True
+    workers = list(batches._workers)
+    del batches
+    assert [worker.exitcode for worker in workers] == [0, 0]

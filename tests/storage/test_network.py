@@ -1,15 +1,20 @@
 """Object stores on a network that fails."""
 
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from penstock.errors import AccessDeniedError, NotFoundError, StorageError, StorageTimeoutError
+import penstock
+from penstock import Link
+from penstock.errors import AccessDeniedError, NotFoundError, SourceChangedError, StorageError, StorageTimeoutError
 from penstock.storage import RetryPolicy, Store, open_store
+from penstock.types import ByteRange
 from tests.servers import moto_port, new_location, s3_options
 from tests.storage.proxy import Action, FaultProxy
 
@@ -131,6 +136,42 @@ def test_wrong_credentials_are_access_denied() -> None:
         open_store(location.uri, options=wrong, retry=POLICY).get("k")
     with pytest.raises(NotFoundError):
         location.open().get("k")
+
+
+@pytest.fixture
+def recorded() -> Iterator[tuple[str, list[bytes]]]:
+    """The endpoint of a server that answers every request with one byte, and the requests."""
+    requests: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            requests.append(self.request.recv(65536))
+            headers = 'Content-Length: 1\r\nETag: "x"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT'
+            headers += "\r\nContent-Range: bytes 0-0/1"
+            self.request.sendall(f"HTTP/1.1 206 Partial Content\r\n{headers}\r\nConnection: close\r\n\r\nx".encode())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("etag", ['"x"\r\nX-Other: 1\r\n\r\nGET /other HTTP/1.1', '"x\n"', "\x00", "a b", "", "\u00e9"])
+def test_no_header_is_built_from_the_text_of_a_table(recorded: tuple[str, list[bytes]], etag: str) -> None:
+    endpoint, requests = recorded
+    options = s3_options(endpoint)
+    with pytest.raises(SourceChangedError, match=r"^[^\x00-\x1f]*no longer has etag[^\x00-\x1f]*$"):
+        open_store("s3://bucket", options=options, retry=HASTY).get("k", byte_range=ByteRange(0, 1), etag=etag)
+    ds = penstock.create("memory://", {"link": penstock.Linked(penstock.Bytes())}, links={"s3://bucket": options})
+    ds.append({"link": [Link("s3://bucket/k", offset=0, length=1, etag=each) for each in ('"x"', etag or "\n")]})
+    assert bytes(ds["link"][0]) == b"x"
+    sent = list(requests)
+    with pytest.raises(SourceChangedError):
+        ds["link"][1]
+    assert requests == sent
+    assert [request.lower().count(b"\r\nif-match:") for request in sent] == [1]
 
 
 def _call(store: Store, verb: str) -> None:

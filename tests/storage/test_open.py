@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, StorageError
 from penstock.storage import FolderStore, RetryPolicy, open_store
+from penstock.storage._obstore_errors import translated
 from tests.servers import StoreLocation, new_location, s3_options
 
 
@@ -62,6 +63,33 @@ def test_invalid_addresses(address: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
         open_store(address)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bucket", ["a b", "a?b", "a#b", "a%0d%0a", "a\r\nX-Other: 1", "user:secret@a", "\u00e9"])
+def test_a_bucket_cannot_change_the_meaning_of_a_url(bucket: str) -> None:
+    with pytest.raises(InvalidInputError, match="must be followed by a bucket's name alone") as raised:
+        open_store(f"s3://{bucket}/t")
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "localhost", "http://", "http://a b", "ftp://host", "//host"])
+@pytest.mark.parametrize("where", ["options", "environment"])
+def test_an_endpoint_that_is_no_url_is_named(endpoint: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint if where == "environment" else "")
+    options = {"endpoint": endpoint} if where == "options" else {}
+    with pytest.raises(InvalidInputError, match=r"(?i)endpoint\w* is '.*'; write a URL with its scheme, such as http"):
+        open_store("s3://bucket/t", options=options)
+
+
+def test_a_panic_of_obstore_is_a_storage_error() -> None:
+    class PanicException(BaseException):
+        """What pyo3 raises."""
+
+    panicked = r"cannot read s3://b/k: obstore panicked: unwrap on None"
+    with pytest.raises(StorageError, match=panicked), translated("read", "s3://b/k"):
+        raise PanicException("unwrap on None")
+    with pytest.raises(KeyboardInterrupt), translated("read", "s3://b/k"):
+        raise KeyboardInterrupt
 
 
 def test_unknown_option_is_named_in_the_error() -> None:

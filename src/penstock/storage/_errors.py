@@ -24,7 +24,8 @@ def already_exists(uri: str) -> AlreadyExistsError:
 
 def source_changed(uri: str, etag: str) -> SourceChangedError:
     """The object does not have the expected etag."""
-    return SourceChangedError(f"{uri} no longer has etag {etag}; restore that object, or link the new one")
+    shown = etag if etag.isprintable() else ascii(etag)
+    return SourceChangedError(f"{uri} no longer has etag {shown}; restore that object, or link the new one")
 
 
 def access_denied(verb: str, uri: str, reason: str) -> AccessDeniedError:

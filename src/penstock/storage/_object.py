@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ _PART_RETRIES = 8
 _LIST_PAGE = 1000
 _DELETE_WORKERS = 8
 _WARN_AFTER_S = 10.0
+_ETAG = re.compile(r"[\x21-\x7e]+")
 
 
 class ObjectStore(Store):
@@ -68,6 +70,8 @@ class ObjectStore(Store):
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a range of it in one request."""
+        if etag is not None and not _ETAG.fullmatch(etag):  # a table may hold any text, but none becomes a header
+            raise _errors.source_changed(object_uri(self.uri, key), etag)
         if runtime_is_lost():
             view: memoryview = request_sidecar(self, "get", key, byte_range, etag, deadline_s=self._policy.deadline_s)
             return view

@@ -1,6 +1,7 @@
 """Build obstore's clients from options, the environment and the clouds' own files."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.errors import InvalidInputError
 from penstock.storage._aws_credentials import ProfileCredentials, load_aws_profile
+from penstock.storage._obstore_errors import is_panic
 
 Client: TypeAlias = AzureStore | GCSStore | S3Store
 
@@ -21,6 +23,9 @@ _ENDPOINT_VARIABLES = {
     "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
 }
 _ENDPOINT_OPTIONS = ("endpoint", "_url", "_url_s3", "service_account", "service_account_path", "service_account_key")
+
+_ENDPOINT_NAME = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url(_s3)?)?")
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 CLOUD_SCHEMES = tuple(_CONSTRUCTORS)
 
@@ -46,6 +51,7 @@ def make_client(
     scheme: str, bucket: str, config: ClientConfig, *, timeout_s: float, max_retries: int, retry_timeout_s: float
 ) -> Client:
     """Build a client whose requests time out after `timeout_s`; raises `InvalidInputError` for wrong options."""
+    _check_endpoints(scheme, config.settings)
     settings = {"connect_timeout": _milliseconds(min(timeout_s, 5.0))} | config.settings
     settings["timeout"] = _milliseconds(timeout_s)
     kwargs: dict[str, Any] = {
@@ -55,9 +61,21 @@ def make_client(
         kwargs["credential_provider"] = config.credentials
     try:
         return _CONSTRUCTORS[scheme](bucket, config=settings, **kwargs)
-    except (exceptions.BaseError, OSError, ValueError) as error:
+    except BaseException as error:
+        if not isinstance(error, exceptions.BaseError | OSError | ValueError) and not is_panic(error):
+            raise
         reason = str(error).partition("\n")[0]
         raise InvalidInputError(f"cannot open {scheme}://{bucket}: {reason}; correct the options") from error
+
+
+def _check_endpoints(scheme: str, settings: Mapping[str, str]) -> None:
+    given = {name: value for name, value in settings.items() if _ENDPOINT_NAME.fullmatch(name.lower())}
+    given |= {name: os.environ.get(name, "") for name in _ENDPOINT_VARIABLES[scheme] if "ENDPOINT" in name}
+    for name, value in given.items():
+        if value and not _ENDPOINT.fullmatch(value):
+            raise InvalidInputError(
+                f"{name} is {value!r}; write a URL with its scheme, such as http://127.0.0.1:9000 or https://host"
+            )
 
 
 def _endpoints(scheme: str, settings: Mapping[str, str]) -> list[str]:

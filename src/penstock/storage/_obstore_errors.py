@@ -53,6 +53,15 @@ def translated(verb: str, uri: str, etag: str | None = None) -> Iterator[None]:
         if isinstance(error, PenstockError):
             raise
         raise _translate(error, verb, uri, etag) from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise _errors.failed(verb, uri, f"obstore panicked: {error}") from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether obstore panicked; that is no `Exception`, and its class cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 @contextmanager

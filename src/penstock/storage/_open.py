@@ -1,6 +1,7 @@
 """Open the store at an address."""
 
 import os
+import re
 from collections.abc import Mapping
 
 from penstock.errors import InvalidInputError
@@ -11,6 +12,8 @@ from penstock.storage._object import ObjectStore
 from penstock.storage._obstore_clients import CLOUD_SCHEMES
 from penstock.storage._retry import RetryPolicy
 from penstock.storage._store import Store
+
+_BUCKET = re.compile(r"[\w.:$-]+", re.ASCII)  # no character that would change the meaning of a URL
 
 
 def open_store(
@@ -35,6 +38,6 @@ def open_store(
         return open_memory(bucket, prefix)
     if scheme not in CLOUD_SCHEMES:
         raise InvalidInputError(f"{text}: no store for {scheme}://; use a path, file, memory, s3, gs or az")
-    if not bucket or "@" in bucket:
+    if not _BUCKET.fullmatch(bucket):
         raise InvalidInputError(f"{scheme}:// must be followed by a bucket's name alone; credentials go into options")
     return ObjectStore(scheme, bucket, prefix, options=options or {}, policy=retry or RetryPolicy())
