@@ -24,7 +24,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "table/ files": (22, "one operation on rows or columns per file"),
     "engine/ files": (26, "a flat pipeline of stages until worker processes own lanes; see engine/README.md"),
     "engine/_pipeline.py Pipeline methods": (27, "the scheduler: every method runs under its one lock"),
-    "engine/_selection.py Selection methods": (28, "one method per level of rows: leaves, sections, parts, blocks"),
+    "engine/_selection.py Selection methods": (27, "one method per level of rows: leaves, sections, parts, blocks"),
     "engine/_pipeline.py Pipeline.__init__ parameters": (10, "built in one place, from stages that know nothing of it"),
     "engine/_batch_builder.py BatchBuilder.__init__ parameters": (9, "built in one place, from the stages it connects"),
     "engine/_loader.py Loader.__init__ parameters": (9, "built by adapters only, from values a user chose"),

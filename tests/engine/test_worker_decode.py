@@ -1,6 +1,7 @@
 """Decoding in worker processes: the same values as in threads, and batches that are never overwritten."""
 
 import io
+import gc
 import os
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_processes_decode_the_same_values_as_threads(ds: Dataset, options: Any) 
 def test_held_batches_are_not_overwritten(ds: Dataset) -> None:
     """Even more batches than the worker has shared memory for."""
     columns = ["n", "jpeg", "raw"]
+    gc.collect()  # files of earlier tests
     image = {batch["n"].item(): (batch["jpeg"], batch["raw"]) for batch in ds.select(columns).pytorch(batch_size=1)}
     with ds.select(columns).pytorch(
         batch_size=8, shuffle=True, num_workers=Workers(1, "process"), memory_budget=4 << 20

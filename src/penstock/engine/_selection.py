@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -81,8 +81,7 @@ class Selection:
         self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
         self._requested = rows
         self.rows = rows if isinstance(rows, range) and rows.step == 1 else _sorted(rows, shuffled)
-        self._leaf = lru_cache(_LEAVES_CACHED)(self._read_leaf)
-        self._small_leaf = lru_cache(_LEAVES_CACHED)(self._decode_leaf)
+        self._small_leaves = lru_cache(_LEAVES_CACHED)(partial(_decode_leaf, reader))
 
     def __len__(self) -> int:
         return len(self._requested)
@@ -193,7 +192,7 @@ class Selection:
         if isinstance(leaf, Manifest):
             fragments = leaf.fragments[part : part + 1] if self.coarse else leaf.fragments
         elif self.coarse and self.leaves[section].length <= _SMALL_LEAF_BYTES:
-            fragments = self._small_leaf(section)[part : part + 1]
+            fragments = self._small_leaves(self.leaves[section])[part : part + 1]
         else:
             fragments = decode_fragments(leaf.slice(part, 1) if self.coarse else leaf)
         if self.coarse:
@@ -225,11 +224,7 @@ class Selection:
         requests = page_requests([FragmentRows(block.fragment, rows)], [self.heaviest.id])
         return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
 
-    def _decode_leaf(self, section: int) -> tuple[Fragment, ...]:
-        leaf, _ = self._leaf(section)
-        return leaf.fragments if isinstance(leaf, Manifest) else decode_fragments(leaf)
-
-    def _read_leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
+    def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
         """A section's leaf, and the positions at which its fragments start and the last one ends."""
         with self.reader.missing_as_corrupt():
             leaf = self.reader.tree.leaf(self.leaves[section])
@@ -325,6 +320,11 @@ class Selection:
             stored = np.zeros(len(self._sizes.rows)) if field is None else self._sizes.bytes[field.id]
             sizes[0 if field is None else field.id] = np.maximum(stored, 0 if column is None else column.row_bytes)
         return RowSizes(self._sizes.rows, sizes)
+
+
+def _decode_leaf(reader: Reader, node: Node) -> tuple[Fragment, ...]:
+    leaf = reader.tree.leaf(node)
+    return leaf.fragments if isinstance(leaf, Manifest) else decode_fragments(leaf)
 
 
 def _linked_bytes(field: Field | None) -> int:
