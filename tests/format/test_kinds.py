@@ -200,6 +200,8 @@ OTHERS: list[Kind] = [
     Label(("katze", "Hund 🐕")),
     Image(),
     Image("jpeg:80", (4, 4, 3)),
+    Image("png", (4, 4), inferred=True),
+    Mask("png", (4, 4), inferred=True),
     Mask(),
     Audio(),
     Audio("wav"),
