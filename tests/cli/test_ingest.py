@@ -73,7 +73,7 @@ def test_a_dry_run_shows_the_columns_and_writes_nothing(tmp_path: Path, cli: Cli
     fill(place)
     code, out, _ = cli("create", str(tmp_path / "t"), f"from-{place.uri}", "--dry-run")
     assert code == 0
-    assert "image(jpeg)" in out
+    assert "image(jpeg, (24, 32, 3) inferred)" in out
     assert "With --decode" in out
     assert "nothing was written" in out
     assert not (tmp_path / "t").exists()
@@ -152,7 +152,7 @@ def test_columns_are_shown_before_rows_are_written(tmp_path: Path, cli: Cli) -> 
     place = new_location("folder")
     fill(place)
     _, out, _ = cli("create", str(tmp_path / "t"), f"from-{place.uri}")
-    assert out.index("image(jpeg)") < out.index("12 rows")
+    assert out.index("image(jpeg, (24, 32, 3)") < out.index("12 rows")
     _, _, err = cli("create", str(tmp_path / "u"), f"from-{place.uri}", "--json")
     events = [json.loads(line)["event"] for line in err.splitlines()]
     assert events[0] == "plan"

@@ -134,23 +134,65 @@ def test_columns_that_are_left_out_reject_nothing(write: Callable[[Path], None],
     assert sorted(np.ravel(penstock.load(tmp_path / "table")["x"][:]).tolist()) == [1, 2, 3]
 
 
-def test_images_of_one_shape_are_noticed_and_stack_if_declared(
+ANY_SHAPE, ONE_SHAPE = penstock.Image("png"), penstock.Image("png", (8, 6, 3), inferred=True)
+SHAPE_NOTE = (
+    "column 'image': all sampled images have shape (8, 6, 3);"
+    " loaders stack them until an image of another shape is added"
+)
+
+
+def write_images(folder: Path, count: int) -> None:
+    folder.mkdir()
+    for number in range(count):
+        pixels = np.full((8, 6, 3), number, np.uint8)
+        (folder / f"{number:03}.png").write_bytes(ImageCodec("png").encode(pixels))
+
+
+def test_images_of_one_shape_stack_until_a_sync_finds_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "source").mkdir()
-    for number in range(4):
-        pixels = np.full((8, 6, 3), number, np.uint8)
-        (tmp_path / "source" / f"{number}.png").write_bytes(ImageCodec("png").encode(pixels))
-    [cost] = penstock.ingest(tmp_path / "source", tmp_path / "open").image_costs
-    assert cost.shape == (8, 6, 3)
-    assert penstock.load(tmp_path / "open").schema["image"].kind == penstock.Image("png")
-    assert main(["create", str(tmp_path / "t"), f"from-{tmp_path}/source", "--dry-run"]) == 0
-    assert "--column 'image:image[8,6,3]'" in " ".join(capsys.readouterr().out.split())
+    source = tmp_path / "source"
+    write_images(source, 100)
+    result = penstock.ingest(source, tmp_path / "table")
+    assert (result.rows, result.schema["image"].kind, result.notes) == (100, ONE_SHAPE, (SHAPE_NOTE,))
+    ds = penstock.load(tmp_path / "table")
+    assert next(iter(ds.numpy(batch_size=100)))["image"].shape == (100, 8, 6, 3)
+    assert main(["create", str(tmp_path / "t"), f"from-{source}", "--dry-run"]) == 0
+    assert f"{SHAPE_NOTE}." in " ".join(capsys.readouterr().out.split())
+    (source / "other.png").write_bytes(ImageCodec("png").encode(np.zeros((5, 5, 3), np.uint8)))
+    [synced] = penstock.sync(tmp_path / "table")
+    assert (synced.rows, synced.rejects, synced.schema["image"].kind) == (1, (), ANY_SHAPE)
+    [note] = synced.notes
+    assert "an image of another shape was added" in note
+    found = next(iter(penstock.load(tmp_path / "table").numpy(batch_size=101)))["image"]
+    assert sorted({image.shape for image in found}) == [(5, 5, 3), (8, 6, 3)]
+    old = penstock.load(tmp_path / "table", version=ds.version)
+    assert next(iter(old.numpy(batch_size=100)))["image"].shape == (100, 8, 6, 3)
+
+
+def test_an_image_of_another_shape_that_was_not_sampled_is_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path / "source", 100)
+    (tmp_path / "source" / "001.png").write_bytes(ImageCodec("png").encode(np.zeros((8, 6), np.uint8)))
+
+    def interrupt(progress: penstock.IngestProgress) -> None:
+        if progress.files_done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        penstock.ingest(tmp_path / "source", tmp_path / "resumed", progress=interrupt)
+    result = penstock.ingest(tmp_path / "source", tmp_path / "resumed")
+    assert (result.resumed_rows, result.schema["image"].kind) == (100, ANY_SHAPE), "a staged part has it too"
+    assert penstock.load(tmp_path / "resumed")["image"][1].shape == (8, 6)
+    assert main(["create", str(tmp_path / "new"), f"from-{tmp_path}/source"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count(SHAPE_NOTE) == shown.count("an image of another shape was added") == 1
+
+
+def test_images_of_a_declared_shape_reject_others(tmp_path: Path) -> None:
+    write_images(tmp_path / "source", 4)
     (tmp_path / "source" / "9.png").write_bytes(ImageCodec("png").encode(np.zeros((5, 5, 3), np.uint8)))
-    [cost] = penstock.ingest(tmp_path / "source", tmp_path / "open", dry_run=True).image_costs
-    assert cost.shape is None
-    [synced] = penstock.sync(tmp_path / "open")
-    assert (synced.rows, synced.rejects) == (1, ())
     result = penstock.ingest(tmp_path / "source", tmp_path / "declared", schema={"image": "image[8,6,3]"})
     [reject] = result.rejects
     assert (reject.name, "(8, 6, 3), got 5 x 5 pixels" in reject.reason) == ("9.png", True)

@@ -108,7 +108,9 @@ def create(
         on_plan=renderer.show_plan,
         progress=renderer,
     )
-    return CommandResult(ingest_document(result), render_result(result, renderer.seconds, dry_run=dry_run))
+    notes = [f"{note}." for note in result.notes if note not in renderer.shown_notes]
+    rendered = [*notes, *render_result(result, renderer.seconds, dry_run=dry_run)]
+    return CommandResult(ingest_document(result), rendered)
 
 
 def _check_destination(

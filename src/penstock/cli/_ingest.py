@@ -151,11 +151,13 @@ class ProgressRenderer:
     def __init__(self, context: CommandContext) -> None:
         self._context, self._start, self._last_event_s = context, time.monotonic(), 0.0
         self.seconds = 0.0
+        self.shown_notes: tuple[str, ...] = ()
         context.status = lambda: "inspecting the source"
 
     def show_plan(self, planned: penstock.IngestResult) -> None:
         """Show the plan before rows are written."""
         self._context.print_early(render_plan(planned))
+        self.shown_notes = planned.notes
         self._context.emit_event({"event": "plan"} | ingest_document(planned))
 
     def __call__(self, progress: IngestProgress) -> None:
@@ -211,7 +213,6 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
                 "encoded_bytes": round(cost.encoded_bytes),
                 "decoded_bytes": round(cost.decoded_bytes),
                 "decode_ms": round(cost.decode_s * 1e3, 3),
-                "shape": None if cost.shape is None else list(cost.shape),
             }
             for cost in result.image_costs
         ],
@@ -229,22 +230,7 @@ def render_plan(planned: penstock.IngestResult) -> list[RenderableType]:
         "",
         *(f"{note}." for note in planned.notes),
         *(_render_image_cost(cost, decode=planned.options.decode) for cost in planned.image_costs),
-        *(_render_shape(cost) for cost in planned.image_costs if _has_open_shape(planned, cost)),
     ]
-
-
-def _has_open_shape(planned: penstock.IngestResult, cost: ImageCost) -> bool:
-    """Whether the sampled images of a column have one shape, to which the column is not bound."""
-    kind = planned.schema[cost.column].kind if cost.column in planned.schema else None
-    return cost.shape is not None and isinstance(kind, penstock.Image) and kind.shape is None
-
-
-def _render_shape(cost: ImageCost) -> str:
-    height, width, channels = cost.shape or (0, 0, 0)
-    return (
-        f"{cost.column}: all sampled images are {height} x {width} x {channels}. Declare it, if all are, and batches"
-        f" are one tensor: --column '{cost.column}:image[{height},{width},{channels}]'"
-    )
 
 
 def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: bool) -> list[RenderableType]:

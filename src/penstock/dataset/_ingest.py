@@ -59,7 +59,7 @@ class IngestResult:
     rejects: tuple[Reject, ...]
     """Rows and files that were skipped, each with its name and the reason."""
     notes: tuple[str, ...]
-    """What the rows differ in from the source, a sentence each: converted types, columns from names of folders, …"""
+    """What the rows differ in from the source, and what is inferred, a sentence each: converted types, shapes, …"""
     image_costs: tuple[ImageCost, ...]
     """Average cost of images, encoded and decoded."""
     options: IngestOptions
@@ -229,7 +229,7 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         uri=ds.uri,
         source=prepared.plan.source,
         kind=prepared.plan.kind,
-        schema=prepared.plan.schema,
+        schema=ds.schema if outcome is not None and outcome.rows else prepared.plan.schema,
         version=ds.version if outcome is not None and outcome.rows else None,
         rows=0 if outcome is None else outcome.rows,
         files=len(prepared.new),
@@ -239,7 +239,7 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         damaged_parts=0 if outcome is None else outcome.damaged_parts,
         changed=prepared.changed,
         rejects=prepared.rejects if outcome is None else outcome.rejects,
-        notes=prepared.notes,
+        notes=prepared.notes if outcome is None else (*prepared.notes, *outcome.notes),
         image_costs=prepared.sample.image_costs,
         options=prepared.plan.options,
     )

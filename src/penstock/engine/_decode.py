@@ -74,7 +74,7 @@ class DecodeOptions:
             return None
         if self.image_size is not None and self.resizes(field):
             assert isinstance(self.image_size, tuple)
-            return (*self.image_size, *(kind.shape[2:] if kind.shape else (3,)))
+            return (*self.image_size, *(kind.shape[2:] if kind.shape and not kind.inferred else (3,)))
         return kind.shape
 
 

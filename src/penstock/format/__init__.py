@@ -16,7 +16,7 @@ from penstock.format._datafile import (
 )
 from penstock.format._dtypes import Dtype
 from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, Statistics, pack_bitmap, unpack_bitmap
-from penstock.format._infer import infer_schema
+from penstock.format._infer import infer_schema, with_inferred_shape
 from penstock.format._layout import (
     LOG_PREFIX,
     TABLE_KEY,
@@ -126,4 +126,5 @@ __all__ = [
     "verify_blob_block",
     "verify_frame",
     "verify_pages",
+    "with_inferred_shape",
 ]

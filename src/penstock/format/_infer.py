@@ -1,6 +1,7 @@
 """Infer a schema from the first rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
@@ -12,7 +13,22 @@ import pyarrow as pa
 from penstock.codecs import IMAGE_CODECS, sniff
 from penstock.errors import InvalidInputError
 from penstock.format._schema import Column, Schema, kind_from_arrow, make_schema
-from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Link, Linked, List, Tensor, Text, Video, to_numpy
+from penstock.format.kinds import (
+    Audio,
+    Bytes,
+    Image,
+    Json,
+    Kind,
+    Link,
+    Linked,
+    List,
+    Tensor,
+    Text,
+    Video,
+    any_shape,
+    encoded_shape,
+    to_numpy,
+)
 
 _AUDIO = ("wav", "flac", "mp3", "ogg")
 _VIDEO = ("mp4", "webm", "avi")
@@ -30,7 +46,7 @@ def _infer_column(name: str, values: Sequence[Any] | pa.Array | pa.ChunkedArray)
     if isinstance(values, pa.Array | pa.ChunkedArray):
         stored = kind_from_arrow(pa.field(name, values.type))
         if isinstance(stored, Bytes):
-            stored = _infer_bytes({sniff(value) for value in values.slice(0, 16).drop_null().to_pylist()})
+            stored = _infer_bytes(values.slice(0, 16).drop_null().to_pylist())
         return Column(stored, nullable=values.null_count > 0)
     values = to_numpy(values)
     if hasattr(values, "__array__") and not isinstance(values, np.ndarray):
@@ -57,13 +73,13 @@ def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:
     if all_are(str):
         return Text()
     if all_are(bytes, bytearray, memoryview):
-        return _infer_bytes({sniff(value) for value in values})
+        return _infer_bytes(values)
     if all_are(PIL.Image.Image):
-        return Image()
+        return with_inferred_shape(Image(), values)
     if all_are(Link):
-        return Linked(_infer_bytes({_format_from_extension(value.uri) for value in values}))
+        return Linked(_infer_media({_format_from_extension(value.uri) for value in values}))
     if all_are(PurePath):
-        return _infer_bytes({_format_from_extension(str(value)) for value in values})
+        return _infer_media({_format_from_extension(str(value)) for value in values})
     if all_are(dict):
         return Json()
     if all_are(datetime):
@@ -81,8 +97,22 @@ def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:
         inner = _infer_kind(name, items)
         if isinstance(inner, Tensor):
             return Tensor(inner.dtype, (None,) * (1 + len(inner.shape)))
-        return None if inner is None else List(inner)
+        return None if inner is None else List(any_shape(inner))
     return None
+
+
+def with_inferred_shape(kind: Image, values: Iterable[Any]) -> Image:
+    """A kind of images with the shape of these values if all have the same; nulls do not count."""
+    shapes = {_image_shape(value) for value in values if value is not None}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    return replace(kind, shape=shape, inferred=True)
+
+
+def _image_shape(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, PIL.Image.Image):
+        channels = len(value.getbands())
+        return (value.height, value.width) if channels == 1 else (value.height, value.width, channels)
+    return encoded_shape(value) if isinstance(value, bytes | bytearray | memoryview) else None
 
 
 def _infer_arrays(name: str, values: Sequence[Any]) -> Kind:
@@ -108,7 +138,12 @@ def _tensor(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> T
         raise InvalidInputError(f"column {name!r}: {error}; or give a schema") from None
 
 
-def _infer_bytes(formats: set[str | None]) -> Kind:
+def _infer_bytes(values: Sequence[Any]) -> Kind:
+    kind = _infer_media({sniff(value) for value in values})
+    return with_inferred_shape(kind, values) if isinstance(kind, Image) else kind
+
+
+def _infer_media(formats: set[str | None]) -> Kind:
     names = {name for name in formats if name is not None}
     if names and None not in formats:
         codec = names.pop() if len(names) == 1 else None

@@ -2,7 +2,7 @@
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any, TypeAlias
@@ -22,6 +22,7 @@ from penstock.format.kinds import (
     Linked,
     Tensor,
     Text,
+    any_shape,
     kind_from_json,
     kind_to_json,
     parse_type,
@@ -245,6 +246,12 @@ class Schema:
     def with_field(self, changed: Field) -> "Schema":
         """This schema with the field of the same id replaced."""
         return Schema(tuple(changed if field.id == changed.id else field for field in self.fields))
+
+    def with_any_shape(self, ids: Collection[int]) -> "Schema":
+        """This schema with images of any shape in the fields of these ids whose shape was inferred."""
+        if not ids:
+            return self
+        return Schema(tuple(replace(f, kind=any_shape(f.kind)) if f.id in ids else f for f in self.fields))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))

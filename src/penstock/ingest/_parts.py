@@ -108,7 +108,7 @@ def run_part(
             rejects.add(*found)
         try:
             remaining = [file for file in part.files if file.key not in rejected]
-            fragments = _write_rows(job, part, remaining, rejects, stop, read_slot)
+            fragments, other_shapes = _write_rows(job, part, remaining, rejects, stop, read_slot)
         except SourceChangedError:
             new = job.reader.find_changed(remaining)
             if not new:
@@ -118,7 +118,10 @@ def run_part(
         except RejectedFileError as error:
             rejected[error.key] = Reject(error.key, error.reason)
             continue
-        finished = FinishedPart(tuple(map(file_id, part.files)), tuple(fragments), tuple(rejects.found), part.bytes)
+        files = tuple(map(file_id, part.files))
+        finished = FinishedPart(
+            files, tuple(fragments), tuple(rejects.found), part.bytes, other_shapes=tuple(other_shapes)
+        )
         job.staged.add(job.plan, finished)
         return finished
 
@@ -130,8 +133,8 @@ def _write_rows(
     rejects: "Rejects",
     stop: Event,
     read_slot: AbstractContextManager[Any],
-) -> list[Fragment]:
-    """Store the rows of some files of a part."""
+) -> tuple[list[Fragment], set[int]]:
+    """Store the rows of some files of a part; see `write_part`."""
 
     def until_stopped(items: Iterable[SourceItem]) -> Generator[SourceItem, None, None]:
         with read_slot:

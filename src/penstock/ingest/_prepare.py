@@ -1,6 +1,6 @@
 """Inspect a source and plan its ingest: detect its kind, find the new files, and derive the columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,7 +85,18 @@ def prepare(
     if options.shuffle_seed is not None:
         order = np.random.default_rng(options.shuffle_seed).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
-    return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(rejects), (*scan.notes, *sample.notes, *note))
+    notes = (*scan.notes, *sample.notes, *_shape_notes(plan.schema, session.snapshot.schema), *note)
+    return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(rejects), notes)
+
+
+def _shape_notes(planned: Schema, table: Schema) -> Iterator[str]:
+    """What is inferred about the shapes of images in columns that are new to the table."""
+    for field in planned:
+        if isinstance(field.kind, Image) and field.kind.inferred and field.name not in table:
+            yield (
+                f"column {field.name!r}: all sampled images have shape {field.kind.shape}; loaders stack them until an"
+                " image of another shape is added"
+            )
 
 
 def source_uri(store: Store, only: str | None) -> str:
@@ -156,7 +167,7 @@ def _is_current(earlier: Plan, plan: Plan) -> bool:
 def _stores(planned: Kind, found: Kind) -> bool:
     """Whether a planned column stores values of another kind, such as images of any format and ragged tensors."""
     if isinstance(planned, Image) and type(planned) is type(found):
-        return planned.shape in (None, found.shape)
+        return planned.inferred or planned.shape in (None, found.shape)
     if isinstance(planned, Tensor) and type(planned) is type(found) and len(planned.shape) == len(found.shape):
         fits = all(length in (None, other) for length, other in zip(planned.shape, found.shape, strict=True))
         return fits and planned.dtype == found.dtype

@@ -24,7 +24,7 @@ from penstock.ingest._parts import Job, Rejects, Runner, ThreadRunner, check_rej
 from penstock.ingest._prepare import PreparedIngest
 from penstock.ingest._reader import ByteCounter, SourceReader
 from penstock.ingest._source import Reject
-from penstock.ingest._staging import FileId, FinishedPart, StagedParts, file_id, write_manifest
+from penstock.ingest._staging import FileId, FinishedPart, Plan, StagedParts, file_id, write_manifest
 from penstock.table import Session, append_parts
 
 _MAX_REQUESTS = 512
@@ -71,6 +71,8 @@ class IngestOutcome:
     """Parts of an earlier run that were damaged, and were ingested again."""
     bytes_written: int
     rejects: tuple[Reject, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    """What the rows changed about the columns, a sentence each."""
 
 
 def run(
@@ -124,7 +126,9 @@ def run(
     with suppress(StorageError):  # the rows are committed; a later run reads past what is left
         staged.clear()
     written = sum(fragment.bytes for part in finished for fragment in part.fragments)
-    return IngestOutcome(rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects.found))
+    return IngestOutcome(
+        rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects.found), _notes(plan, finished)
+    )
 
 
 def _commit(
@@ -143,10 +147,25 @@ def _commit(
     rejected = {reject.name for reject in rejects}
     files: list[FileId] = [file for part in ordered for file in part.files if file[0] not in rejected]
     plan = prepared.plan
-    rows = append_parts(session, plan.schema, fragments, plan.containers, "ingest")
+    schema = plan.schema.with_any_shape(_other_shapes(ordered))
+    rows = append_parts(session, schema, fragments, plan.containers, "ingest")
     session.add_sources({plan.source: (write_manifest(session.store, plan, files),)})
     session.commit(message or f"ingest {plan.source} ({plan.kind})")
     return rows
+
+
+def _other_shapes(parts: Sequence[FinishedPart]) -> set[int]:
+    return {id for part in parts for id in part.other_shapes}
+
+
+def _notes(plan: Plan, finished: Sequence[FinishedPart]) -> tuple[str, ...]:
+    other_shapes = _other_shapes(finished)
+    return tuple(
+        f"column {known.name!r}: an image of another shape was added to {known.kind}, so loaders give lists from this"
+        " version on"
+        for known in plan.schema
+        if known.id in other_shapes
+    )
 
 
 def _concurrent(reader: SourceReader, readers: int) -> SourceReader:

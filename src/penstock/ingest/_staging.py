@@ -94,6 +94,8 @@ class FinishedPart:
     fragments: tuple[Fragment, ...]
     rejects: tuple[Reject, ...] = ()
     source_bytes: int = 0
+    other_shapes: tuple[int, ...] = ()
+    """Ids of the fields with an image of another shape than was inferred."""
 
     @property
     def rows(self) -> int:
@@ -126,7 +128,7 @@ class StagedParts:
     def add(self, plan: Plan, part: FinishedPart) -> None:
         """Stage a finished part, so that a later run does not repeat it."""
         _, fragments = encode_manifest("", Manifest(0, part.fragments))
-        metadata = {"rejects": part.rejects, "source_bytes": part.source_bytes}
+        metadata = {name: getattr(part, name) for name in ("rejects", "source_bytes", "other_shapes")}
         data = _encode_files(part.files, metadata, bytes(fragments))
         self.store.put(self._key(plan, part.files), data + _checksum(data))
 
@@ -183,7 +185,7 @@ class StagedParts:
         batches = pa.ipc.open_file(pa.py_buffer(encoded)).read_all().combine_chunks().to_batches()
         fragments = decode_fragments(batches[0]) if batches else ()
         rejects = tuple(Reject(*reject) for reject in metadata["rejects"])
-        return FinishedPart(files, fragments, rejects, metadata["source_bytes"])
+        return FinishedPart(files, fragments, rejects, metadata["source_bytes"], tuple(metadata["other_shapes"]))
 
     def clear(self) -> None:
         """Remove the plan and all parts."""

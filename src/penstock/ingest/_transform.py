@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_image_into, image_size
+from penstock.codecs import IMAGE_CODECS, ImageCodec, decode_image, decode_image_into
 from penstock.errors import InvalidInputError, SampleError, SourceChangedError
-from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema, make_schema
-from penstock.format.kinds import Audio, Bytes, Image, Kind, Label, Link, Linked, List, Mask, Tensor, Text
+from penstock.format import Column, ColumnLike, Schema, as_column, infer_schema, make_schema, with_inferred_shape
+from penstock.format.kinds import Audio, Bytes, Image, Kind, Label, Link, Linked, List, Mask, Tensor, Text, any_shape
 from penstock.ingest._options import IngestOptions, find_transform
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, RejectedFileError, Row, RowBatch, SourceItem, SourceScan, evenly_spaced
@@ -170,8 +170,6 @@ class ImageCost:
     decoded_bytes: float
     decode_s: float
     """Seconds of one core to decode one image."""
-    shape: tuple[int, int, int] | None
-    """Height, width and channels, if all sampled images agree; the column is not bound to it unless it is declared."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def sample_source(reader: SourceReader, scan: SourceScan, options: IngestOptions
     if not rows:
         reason = f": {rejects[0].name}: {rejects[0].reason}" if rejects else ""
         raise InvalidInputError(f"no row of {reader.store.uri} could be read{reason}")
-    known = {name: as_column(name, column) for name, column in scan.columns.items()}
+    known = {name: _without_inferred_shape(as_column(name, column)) for name, column in scan.columns.items()}
     source_columns = _columns(rows)
     images = _image_columns(known, source_columns)
     transformer = RowTransformer(
@@ -223,7 +221,7 @@ def _transformed_columns(
 ) -> tuple[dict[str, Column], dict[str, str]]:
     """The columns whose kinds the source decides, and notes on those to which a transform gave another kind."""
     of_source = {
-        name: Column(infer_schema({name: values})[name].kind, nullable=values.null_count > 0)
+        name: Column(any_shape(infer_schema({name: values})[name].kind), nullable=values.null_count > 0)
         for name, values in source.items()
         if isinstance(values, pa.Array) and name not in known
     } | dict(known)
@@ -233,7 +231,7 @@ def _transformed_columns(
         if name not in changed or _keeps_kind(column.kind, columns.get(name, ())):
             given[name] = column
         else:
-            kind = infer_schema({name: columns[name]})[name].kind
+            kind = any_shape(infer_schema({name: columns[name]})[name].kind)
             notes[name] = f"column {name!r} is {column.kind} in the source and {kind} after the transform"
     return given, notes
 
@@ -309,6 +307,11 @@ def _infer_kind(name: str, values: Any) -> Kind | None:
     return infer_schema({name: values})[name].kind
 
 
+def _without_inferred_shape(column: Column) -> Column:
+    """A column of a source; the sampled rows decide whether its images have one shape."""
+    return replace(column, kind=any_shape(column.kind))
+
+
 def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: IngestOptions) -> Column:
     missing = values.null_count if isinstance(values, pa.Array) else sum(value is None for value in values)
     codec = options.codecs.get(name)
@@ -328,6 +331,8 @@ def _column(name: str, values: Any, known: Mapping[str, ColumnLike], options: In
         kind = Linked(kind, mean)
         column = replace(column, page_bytes=max(_MIN_LINKED_PAGE_BYTES, _LINK_BYTES * (_LINKED_PAGE_BYTES // mean)))
     if isinstance(kind, Image):
+        if declared is None and (kind.shape is None or kind.inferred):
+            kind = with_inferred_shape(kind, values.to_pylist() if isinstance(values, pa.Array) else values)
         kind = _image_kind(kind, codec, options)
         codec = None if codec is None or codec.partition(":")[0] in IMAGE_CODECS else codec
     nullable = column.nullable or (missing > 0 and declared is None) or name in options.nullable
@@ -338,7 +343,7 @@ def _image_kind(kind: Image, codec: str | None, options: IngestOptions) -> Image
     if codec is not None and codec.partition(":")[0] in IMAGE_CODECS:
         kind = replace(kind, codec=codec)
     if options.image_size is not None and not isinstance(kind, Mask):
-        kind = replace(kind, shape=(*options.image_size, 3))
+        kind = replace(kind, shape=(*options.image_size, 3), inferred=False)
     return kind
 
 
@@ -346,7 +351,6 @@ def _image_cost(column: str, values: Any) -> ImageCost | None:
     """Measure a few images; None if none can be decoded."""
     images = values.to_pylist() if isinstance(values, pa.Array) else list(values)
     images = [bytes(value) for value in images if isinstance(value, bytes | bytearray | memoryview)]
-    shapes = set(filter(None, map(_image_shape, images)))
     images = images[:_SAMPLED_IMAGES]
     decoded_bytes = []
     start = time.perf_counter()
@@ -359,12 +363,4 @@ def _image_cost(column: str, values: Any) -> ImageCost | None:
     if not decoded_bytes:
         return None
     encoded_mean = float(np.mean([len(value) for value in images]))
-    shape = shapes.pop() if len(shapes) == 1 else None
-    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes), shape)
-
-
-def _image_shape(data: bytes) -> tuple[int, int, int] | None:
-    try:
-        return image_size(data)
-    except SampleError:
-        return None
+    return ImageCost(column, encoded_mean, float(np.mean(decoded_bytes)), elapsed_s / len(decoded_bytes))

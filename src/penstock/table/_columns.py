@@ -120,6 +120,7 @@ def _add_computed(stage: Stage, name: str, column: ColumnLike | None, source: Ca
     if field is None:
         raise InvalidInputError(f"column {name!r}: the table has no rows to compute it from; give its kind")
     _add_field(stage, field)
+    stage.set_schema(stage.snapshot.schema.with_any_shape(encoder.other_shapes))
     stage.changes.computed.append(name)
     if changed:
         stage.replace(changed, encoder.new_containers)

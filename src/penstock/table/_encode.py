@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from itertools import chain
 from math import prod
 from os import PathLike
@@ -16,7 +17,20 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError, StorageError
 from penstock.format import BLOB_REFERENCE, MAX_INLINE_BYTES, Blob, Field, Schema
-from penstock.format.kinds import Audio, BadValueError, Bytes, Image, Kind, Linked, Tensor, Text, Values, to_numpy
+from penstock.format.kinds import (
+    Audio,
+    BadValueError,
+    Bytes,
+    Image,
+    Kind,
+    Linked,
+    Tensor,
+    Text,
+    Values,
+    any_shape,
+    encoded_shape,
+    to_numpy,
+)
 from penstock.history import discard
 from penstock.storage import Store
 from penstock.table._blobs import write_blob
@@ -26,8 +40,8 @@ from penstock.table._links import LinkContainers
 from penstock.types import Buffer
 
 _CHUNK_BYTES = 8 << 20
-_HEAD_BYTES = 4096
-"""The beginning of a blob that is validated against the column's kind."""
+_HEAD_BYTES = 256 << 10
+"""The beginning of a blob that is validated against the column's kind; a JPEG has its size after its metadata."""
 _BYTES = (bytes, bytearray, memoryview)
 ROLLED_BACK = ". The whole call was rolled back"
 
@@ -42,6 +56,8 @@ class Encoder:
     """Link containers that are new to the table, by name; filled while encoding."""
     blobs: list[Blob]
     """Blobs written while encoding."""
+    other_shapes: set[int] = dataclass_field(default_factory=set)
+    """Ids of fields with an image of another shape than was inferred; filled while encoding."""
 
     @contextmanager
     def discard_on_error(self) -> Iterator[None]:
@@ -95,17 +111,19 @@ class Encoder:
                 return {field.id: fill_values(field, rows)}
             values = to_numpy(values)
             references: list[dict[str, Any] | None] = [None] * rows
-            bytes_like = isinstance(field.kind, Bytes | Image | Audio)
+            kind = any_shape(field.kind)
+            bytes_like = isinstance(kind, Bytes | Image | Audio)
             if bytes_like and isinstance(values, pa.Array | pa.ChunkedArray) and values.nbytes > MAX_INLINE_BYTES:
                 values = values.to_pylist()
             if isinstance(values, pa.Array | pa.ChunkedArray):
-                array = from_arrow(field.kind, values)
-            elif isinstance(field.kind, Linked):
-                array = field.kind.to_array(self.containers.resolve(values, self.new_containers))
+                array = from_arrow(kind, values)
+            elif isinstance(kind, Linked):
+                array = kind.to_array(self.containers.resolve(values, self.new_containers))
             elif bytes_like:
-                array = field.kind.to_array(self._extract_blobs(field.kind, values, references))
+                array = kind.to_array(self._extract_blobs(field, values, references))
             else:
-                array = field.kind.to_array(values)
+                array = kind.to_array(values)
+            self._compare_shapes(field, array)
             if absent is not None and field.fill is not None:
                 array = take(concat([array, fill_values(field, 1)]), np.where(absent, rows, np.arange(rows)))
             if not field.nullable and array.null_count:
@@ -116,8 +134,16 @@ class Encoder:
             return {field.id: array, -field.id: pa.array(references, BLOB_REFERENCE)}
         return {field.id: array}
 
+    def _compare_shapes(self, field: Field, images: pa.Array) -> None:
+        """Record a field with an image that may have another shape than was inferred."""
+        kind = field.kind
+        if isinstance(kind, Image) and kind.inferred and field.id not in self.other_shapes:
+            encoded = (memoryview(value.as_buffer()) for value in images if value.is_valid)
+            if any(encoded_shape(data) != kind.shape for data in encoded):
+                self.other_shapes.add(field.id)
+
     def _extract_blobs(
-        self, kind: Kind, values: Sequence[Any] | Values, references: list[dict[str, Any] | None]
+        self, field: Field, values: Sequence[Any] | Values, references: list[dict[str, Any] | None]
     ) -> Sequence[Any]:
         """Inline values; a value too long for a page is stored as a blob and replaced by None."""
         inline = list(values)
@@ -125,10 +151,9 @@ class Encoder:
             if isinstance(value, memoryview):
                 value = inline[index] = value.cast("B") if value.c_contiguous else value.tobytes()
             elif not isinstance(value, _BYTES) and (isinstance(value, PathLike) or hasattr(value, "read")):
-                value = inline[index] = self._read_file(kind, index, value)
+                value = inline[index] = self._read_file(field, index, value)
             if isinstance(value, _BYTES) and len(value) > MAX_INLINE_BYTES:
-                with _at_row(index):
-                    kind.to_array([bytes(value[:_HEAD_BYTES])])
+                self._check_head(field, index, bytes(value[:_HEAD_BYTES]))
                 references[index] = self._write(value)
                 inline[index] = None
             elif isinstance(value, _StreamedBlob):
@@ -136,7 +161,12 @@ class Encoder:
                 inline[index] = None
         return inline
 
-    def _read_file(self, kind: Kind, index: int, source: Any) -> Any:
+    def _check_head(self, field: Field, index: int, head: bytes) -> None:
+        """Validate a blob by its beginning."""
+        with _at_row(index):
+            self._compare_shapes(field, any_shape(field.kind).to_array([head]))
+
+    def _read_file(self, field: Field, index: int, source: Any) -> Any:
         """A file's bytes if they are short enough for a page, else a blob streamed from the file."""
         with _open_source(index, source) as file:
             chunks = _chunks(index, file)
@@ -147,8 +177,7 @@ class Encoder:
                     break
             else:
                 return b"".join(head)
-            with _at_row(index):
-                kind.to_array([b"".join(head)[:_HEAD_BYTES]])
+            self._check_head(field, index, b"".join(head)[:_HEAD_BYTES])
             return _StreamedBlob(self._write_chunks(chain(head, chunks)))
 
     def _write(self, value: Buffer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import ConflictError, InvalidInputError
 from penstock.format import Field, Fragment, Schema, new_int_id
-from penstock.format.kinds import Label
+from penstock.format.kinds import Image, Label
 from penstock.storage import Store
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._encode import ROLLED_BACK, Encoder
@@ -37,10 +37,11 @@ def write_part(
     *,
     containers: Mapping[str, str],
     on_reject: Callable[[str, str], None],
-) -> list[Fragment]:
+) -> tuple[list[Fragment], set[int]]:
     """Store rows that stay invisible until `append_parts`.
 
-    A row that does not fit the schema is skipped and reported to `on_reject` with its name and the reason.
+    Returns their fragments, and the ids of the fields with an image of another shape than was inferred. A row that does
+    not fit the schema is skipped and reported to `on_reject` with its name and the reason.
     """
     encoder = Encoder(store, LinkContainers(True, dict(containers)), {}, [])
     with FileWriter(store) as files, encoder.discard_on_error():
@@ -50,7 +51,7 @@ def write_part(
                 for arrays in _encode_valid(encoder, schema, batch, chunk, on_reject):
                     writer.write(arrays)
         writer.close_fragment()
-    return writer.fragments
+    return writer.fragments, encoder.other_shapes
 
 
 def append_parts(
@@ -71,7 +72,7 @@ def append_parts(
 
 
 def _with_column(schema: Schema, field: Field) -> Schema:
-    """A schema with the column of a part, or with the classes that an existing label column lacks.
+    """A schema with the column of a part, or with what an existing column lacks: classes, or images of any shape.
 
     Raises `ConflictError` if the column is not what it was when the part was written.
     """
@@ -81,6 +82,8 @@ def _with_column(schema: Schema, field: Field) -> Schema:
     changed = ConflictError(f"column {field.name!r} was changed since these rows were written; write them again")
     if known is None or known.dropped:
         raise changed
+    if isinstance(field.kind, Image) and field.kind.shape is None:
+        return schema.with_any_shape({field.id})
     if not isinstance(known.kind, Label) or not isinstance(field.kind, Label):
         return schema
     classes, more = sorted((known.kind.names, field.kind.names), key=len)

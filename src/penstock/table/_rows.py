@@ -38,7 +38,7 @@ def append_rows(stage: Stage, data: Appendable) -> int:
             return 0
         writer.close_fragment()
     nodes = stage.tree.append(stage.snapshot.nodes, writer.fragments)
-    stage.update_snapshot(nodes, schema, encoder.new_containers)
+    stage.update_snapshot(nodes, schema.with_any_shape(encoder.other_shapes), encoder.new_containers)
     stage.changes.record("append", added=rows)
     return rows
 
@@ -67,6 +67,7 @@ def update_rows(
             arrays.update(encoder.column(field, column, rows=len(positions), first_row=0))
         changed = update_fragments(stage, files, positions, fields, arrays)
     stage.replace(changed, encoder.new_containers)
+    stage.set_schema(stage.snapshot.schema.with_any_shape(encoder.other_shapes))
     stage.changes.record("update", updated=len(positions))
     return len(positions)
 

@@ -1,7 +1,7 @@
 """Media kinds: encoded bytes, stored unchanged; images decode to arrays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -26,6 +26,8 @@ class Image(Kind):
 
     codec: str = "png"
     shape: tuple[int, ...] | None = None
+    inferred: bool = False
+    """Whether the shape is that of the images so far: one of another shape is not rejected, but ends it."""
 
     name: ClassVar[str] = "image"
 
@@ -33,6 +35,7 @@ class Image(Kind):
         object.__setattr__(self, "codec", ImageCodec.parse(self.codec).spec)
         if self.shape is not None:
             object.__setattr__(self, "shape", as_shape(self.shape))
+        object.__setattr__(self, "inferred", self.shape is not None and bool(self.inferred))
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -55,10 +58,12 @@ class Image(Kind):
         return _encode_error(self, array)
 
     def to_json(self) -> dict[str, Any]:
-        return {"codec": self.codec, "shape": None if self.shape is None else list(self.shape)}
+        described = {"codec": self.codec, "shape": None if self.shape is None else list(self.shape)}
+        return described | ({"inferred": True} if self.inferred else {})
 
     def __str__(self) -> str:
-        return f"{self.name}({self.codec}{'' if self.shape is None else f', {self.shape}'})"
+        shape = "" if self.shape is None else f", {self.shape}{' inferred' if self.inferred else ''}"
+        return f"{self.name}({self.codec}{shape})"
 
     def _encode(self, index: int, value: Any, codec: ImageCodec) -> _Bytes | None:
         if value is None:
@@ -147,6 +152,20 @@ class Video(Audio):
     """Encoded video, stored unchanged; large values become blobs."""
 
     name: ClassVar[str] = "video"
+
+
+def any_shape(kind: Kind) -> Kind:
+    """The kind without a shape that was inferred."""
+    return replace(kind, shape=None) if isinstance(kind, Image) and kind.inferred else kind
+
+
+def encoded_shape(data: _Bytes) -> tuple[int, ...] | None:
+    """The shape of an encoded image once it is decoded, from its header; None if that cannot be read."""
+    try:
+        height, width, channels = image_size(data)
+    except SampleError:
+        return None
+    return (height, width) if channels == 1 else (height, width, channels)
 
 
 def _encode_error(kind: Kind, array: pa.Array) -> str | None:

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.format import Column, as_column, infer_schema
-from penstock.format.kinds import Audio, Bytes, Embedding, Image, Json, Kind, Label, List, Tensor, Video
+from penstock.format.kinds import Audio, Bytes, Embedding, Image, Json, Kind, Label, List, Tensor, Video, any_shape
 
 _VECTOR_NAME = re.compile(r"vector|emb(?!er)", re.IGNORECASE)  # not: members, december
 _FEATURE_KINDS: dict[str, Kind] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
@@ -196,8 +196,8 @@ def _media_kind(values: pa.Array, feature: Mapping[str, Any]) -> Kind | None:
     [found] = infer_schema({"column": _media_bytes(values)[0]})
     kind = _FEATURE_KINDS.get(str(feature.get("_type")))
     if kind is None:
-        return None if isinstance(found.kind, Bytes) else found.kind
-    return found.kind if isinstance(kind, Image) and isinstance(found.kind, Image) else kind
+        return None if isinstance(found.kind, Bytes) else any_shape(found.kind)
+    return any_shape(found.kind) if isinstance(kind, Image) and isinstance(found.kind, Image) else kind
 
 
 def _media_bytes(array: pa.Array) -> Converted:

@@ -144,7 +144,7 @@ class _Merge:
                     f"column {known.name!r} was added on one side, and has no value for rows that the other side added"
                 )
             try:
-                schema = schema.with_field(replace(known, nullable=True))
+                schema = schema.with_field(replace(schema.by_id(known.id), nullable=True))
             except InvalidInputError as error:
                 raise MergeConflictError(
                     f"column {known.name!r} has no value for rows of one side, and cannot become nullable: {error}"

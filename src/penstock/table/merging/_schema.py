@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidInputError, MergeConflictError
 from penstock.format import Field, Schema
-from penstock.format.kinds import Kind, Label
+from penstock.format.kinds import Image, Kind, Label, any_shape
 from penstock.table.merging._conflicts import Conflict, Resolver, Side
 
 
@@ -127,7 +127,14 @@ class _Columns:
         return f"renamed from {before!r}" if before != name else "unchanged"
 
     def _merge_kind(self, sides: list[Field]) -> Kind:
-        """The kind of a column; only the classes of a label can differ, and only by new ones at the end."""
+        """The kind of a column.
+
+        Only an inferred shape of images can differ, if one side has images of other shapes; and the classes of a label,
+        only by new ones at the end.
+        """
+        if isinstance(sides[0].kind, Image):
+            shapes = {side.kind.shape for side in sides if isinstance(side.kind, Image)}
+            return any_shape(sides[0].kind) if None in shapes else sides[0].kind
         names = sorted((side.kind.names for side in sides if isinstance(side.kind, Label)), key=len)
         if not names:
             return sides[0].kind
