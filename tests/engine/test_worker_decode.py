@@ -1,7 +1,7 @@
 """Decoding in worker processes: the same values as in threads, and batches that are never overwritten."""
 
-import io
 import gc
+import io
 import os
 from typing import Any
 

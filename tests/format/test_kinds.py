@@ -408,7 +408,7 @@ def test_a_mask_preserves_16_bits(shape: tuple[int, ...] | None) -> None:
 
 def test_an_image_of_another_shape_raises_sample_error() -> None:
     encoded = Image().to_array([np.zeros((2, 3, 3), np.uint8)])
-    with pytest.raises(SampleError, match=r"shape \(2, 3, 3\), not the column's \(2, 2, 3\)"):
+    with pytest.raises(SampleError, match=r"shape \(2, 3, 3\), the buffer is uint8 of shape \(2, 2, 3\)"):
         Image(shape=(2, 2, 3)).to_values(encoded)
 
 
