@@ -147,6 +147,7 @@ def test_ddp_goes_on_as_two_nodes(table: Path, tmp_path: Path) -> None:
     assert_same(torch.load(checkpoint)["model"], learnt(penstock.load(table), 3 * STEPS))
 
 
+@pytest.mark.slow
 def test_fsdp_goes_on_with_more_ranks(table: Path, tmp_path: Path) -> None:
     command = [EXAMPLES / "train_fsdp.py", table, "--checkpoints", tmp_path / "fsdp", "--save-every", 5]
     one = [*torchrun("--nproc-per-node=1", "--standalone"), *command, "--batch-size", BATCH]

@@ -85,7 +85,9 @@ def test_conversions_of_types_and_names_are_noted(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     pq.write_table(pa.table(TYPES | {"_id": TYPES["small"]}), tmp_path / "source" / "a.parquet")
     notes = penstock.ingest(tmp_path / "source", tmp_path / "table", dry_run=True).notes
-    assert sorted(note.split("'")[1] for note in notes) == ["_id", "aware", "clock", "map", "price"]
+    assert sorted(note.split("'")[1] for note in notes) == [
+        "_id", "aware", "clock", "image", "map", "price"
+    ]  # fmt: skip
     assert "column 'price' is decimal128(3, 2) in the source and is stored as float64, with about 15 digits" in notes
 
 

@@ -168,6 +168,7 @@ def test_a_run_that_fails_drops_what_it_staged_without_a_warning(
         with pytest.raises(CommitStateUnknownError):
             penstock.ingest(tmp_path / "text", store)
 
+    gc.collect()  # what other tests left behind
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fail()

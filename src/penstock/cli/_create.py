@@ -109,8 +109,7 @@ def create(
         progress=renderer,
     )
     notes = [f"{note}." for note in result.notes if note not in renderer.shown_notes]
-    rendered = [*notes, *render_result(result, renderer.seconds, dry_run=dry_run)]
-    return CommandResult(ingest_document(result), rendered)
+    return CommandResult(ingest_document(result), [*notes, *render_result(result, renderer.seconds, dry_run=dry_run)])
 
 
 def _check_destination(
