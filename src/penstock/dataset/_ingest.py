@@ -225,21 +225,22 @@ def _run(ds: Dataset, location: SourceLocation, prepared: PreparedIngest, option
 
 
 def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None) -> IngestResult:
+    outcome = outcome or IngestOutcome(0, 0, 0, 0, prepared.rejects)
     return IngestResult(
         uri=ds.uri,
         source=prepared.plan.source,
         kind=prepared.plan.kind,
-        schema=ds.schema if outcome is not None and outcome.rows else prepared.plan.schema,
-        version=ds.version if outcome is not None and outcome.rows else None,
-        rows=0 if outcome is None else outcome.rows,
+        schema=ds.schema if outcome.rows else prepared.plan.schema,
+        version=ds.version if outcome.rows else None,
+        rows=outcome.rows,
         files=len(prepared.new),
         source_bytes=sum(file.size for file in prepared.new),
-        written_bytes=0 if outcome is None else outcome.bytes_written,
-        resumed_rows=0 if outcome is None else outcome.resumed_rows,
-        damaged_parts=0 if outcome is None else outcome.damaged_parts,
+        written_bytes=outcome.bytes_written,
+        resumed_rows=outcome.resumed_rows,
+        damaged_parts=outcome.damaged_parts,
         changed=prepared.changed,
-        rejects=prepared.rejects if outcome is None else outcome.rejects,
-        notes=prepared.notes if outcome is None else (*prepared.notes, *outcome.notes),
+        rejects=outcome.rejects,
+        notes=(*prepared.notes, *outcome.notes),
         image_costs=prepared.sample.image_costs,
         options=prepared.plan.options,
     )

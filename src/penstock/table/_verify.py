@@ -1,6 +1,5 @@
 """Verify a whole table: read every byte and report damaged and missing objects."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +48,6 @@ from penstock.types import Buffer, ByteRange
 T = TypeVar("T")
 
 _WORKERS = 8
-_COMMIT = re.compile(rf"{LOG_PREFIX}[^/]+/\d{{20}}\.json")
 
 
 @dataclass
@@ -75,9 +73,10 @@ class Verifier:
         """Verify everything; damage is reported, and `StorageError` raised only for a store that does not respond."""
         info = self._check(TABLE_KEY, TableInfo.decode)
         self._check_all(self._keys("ids/"), Claim.decode)
-        keys = self._keys(LOG_PREFIX)
-        self._check_all([key for key in keys if key.endswith("/HINT")], decode_hint)
-        commits = self._check_all([key for key in keys if _COMMIT.fullmatch(key)], _decode_commit)
+        logged = self._keys(LOG_PREFIX)
+        keys = [key for key in logged if not key.endswith("/HINT")]
+        self._check_all([key for key in logged if key.endswith("/HINT")], decode_hint)
+        commits = self._check_all(keys, _decode_commit)
         self._check_no_gaps(info, keys)
         self._check_refs(info, set(keys))
         for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
@@ -94,10 +93,12 @@ class Verifier:
     def _check_refs(self, info: TableInfo | None, keys: set[str]) -> None:
         """Check that branches and tags refer to versions that exist."""
         for prefix in ("refs/branches/", "refs/tags/"):
-            for ref in self._check_all(self._keys(prefix), partial(decode_sealed, Ref)):
+            for ref in self._check_all(self._keys(prefix), Ref.decode):
+                if ref.branch is None:
+                    continue
                 with self._reporting():
-                    key = TABLE_KEY if ref.branch is None else commit_key(ref.branch, ref.version or 0)
-                    if info is not None and key not in keys and ref.branch is not None:
+                    key = commit_key(ref.branch, ref.version or 0)
+                    if info is not None and key not in keys:
                         raise CorruptError(f"{self._store.uri}/{key} is missing, and {prefix[:-1]} refer to it")
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
@@ -191,7 +192,7 @@ class Verifier:
     def _check_no_gaps(self, info: TableInfo | None, keys: Sequence[str]) -> None:
         """Version numbers are consecutive from 0: a gap means that a commit was deleted."""
         branches: dict[str, set[str]] = {} if info is None else {info.main: set()}
-        for key in filter(_COMMIT.fullmatch, keys):
+        for key in keys:
             branches.setdefault(key.split("/")[1], set()).add(key)
         for branch, mine in branches.items():
             with self._reporting():
