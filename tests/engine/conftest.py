@@ -9,5 +9,11 @@ import pytest
 def small_parts() -> Iterator[None]:
     """Tables here are small: split first blocks as in large tables."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine._selection._FIRST_READ_BYTES", 2 << 10)
+        patch.setattr("penstock.engine.planning._selection._FIRST_READ_BYTES", 2 << 10)
         yield
+
+
+@pytest.fixture
+def not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables here are small: read them in every epoch, as large tables."""
+    monkeypatch.setattr("penstock.engine._engine.LoaderEngine._fits", lambda *_, **__: False)

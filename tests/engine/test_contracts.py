@@ -263,6 +263,7 @@ class TestErrors:
         with pytest.raises(CorruptError):
             list(table.pytorch(batch_size=16))
 
+    @pytest.mark.usefixtures("not_resident")
     def test_a_page_damaged_after_an_earlier_epoch_is_never_delivered(self, tmp_path: Path) -> None:
         table = penstock.create(tmp_path / "t", {"x": Tensor("float32", (32,))})
         table.append({"x": np.zeros((5000, 32), np.float32)})

@@ -15,6 +15,8 @@ from penstock.errors import CorruptError
 from tests.engine.reading import LARGE_BYTES, Int64Array, batch_of, joined, large
 from tests.servers import new_location
 
+pytestmark = pytest.mark.usefixtures("not_resident")
+
 MIXED: dict[str, Any] = {"shuffle": Shuffle(block_bytes=6 * LARGE_BYTES, lanes=3), "batch_size": 8}
 
 
@@ -23,13 +25,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts of reads into batches, of reads into the slab, and of pages that need parsing."""
     counted: Counter[str] = Counter()
     for name in ("read_direct_scattered", "read_direct", "read_pages"):
-        real = getattr(penstock.engine._window, name)
+        real = getattr(penstock.engine.window._block_io, name)
 
         def counting(*args: Any, name: str = name, real: Any = real) -> Any:
             counted[name] += 1
             return real(*args)
 
-        monkeypatch.setattr(penstock.engine._window, name, counting)
+        monkeypatch.setattr(penstock.engine.window._block_io, name, counting)
     return counted
 
 

@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from penstock.engine._fetch import Fetcher, Request
 from penstock.engine._stats import StatsCollector
+from penstock.engine.window import Fetcher, Request
 from penstock.errors import StorageError, StorageTimeoutError
 from tests.engine.watch import soon
 

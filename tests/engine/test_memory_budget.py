@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.engine._machine import available_memory
 from penstock.engine._memory_budget import MemoryNeeds, split_budget
-from penstock.engine._slab import Layout, Slab
+from penstock.engine.planning import Layout
+from penstock.engine.window import Slab
 from penstock.format import Field, Schema
 from penstock.format.kinds import Tensor
 

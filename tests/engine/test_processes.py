@@ -1,6 +1,5 @@
 """Worker processes: the same batches as from threads, also if processes die."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -20,15 +19,18 @@ from penstock.engine import RowKeys
 from penstock.errors import InvalidInputError, PenstockError, SampleError
 from tests.adapters import transforms
 from tests.adapters.transforms import BrokenError, Carrier, Pair
-from tests.engine.watch import open_files, our_threads, soon, threads_end
+from tests.engine.watch import open_files, our_threads, soon, threads_end, worker_processes
 
 ROWS = 60
 MIXED: dict[str, Any] = {"shuffle": Shuffle(block_bytes=256, lanes=2)}
 
 
 @pytest.fixture(scope="module")
-def ds() -> Dataset:
-    made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=64), "t": Text(), "b": Boxes()})
+def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    made = penstock.create(
+        tmp_path_factory.mktemp("processes") / "t",
+        {"n": Column(Tensor("int64"), page_bytes=64), "t": Text(), "b": Boxes()},
+    )
     made.append([{"n": k, "t": f"row {k}", "b": [[k] * 4] * (k % 3)} for k in range(ROWS)])
     made.commit()
     return made
@@ -38,14 +40,14 @@ def ds() -> Dataset:
 def _no_threads_or_processes_left() -> Iterator[None]:
     yield
     assert threads_end(), our_threads()
-    assert soon(lambda: not multiprocessing.active_children()), multiprocessing.active_children()
+    assert soon(lambda: not worker_processes()), worker_processes()
 
 
 def numbers(batches: Any) -> list[int]:
     return [n for batch in batches for n in batch["n"].tolist()]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_processes_build_the_same_batches_as_threads(ds: Dataset, num_workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 8, "columns": ["n"], **MIXED}
     remote = ds.pytorch(num_workers=Workers(num_workers, "process"), transform=transforms.drawn_in_every_way, **options)
@@ -61,7 +63,7 @@ def test_processes_build_the_same_batches_as_threads(ds: Dataset, num_workers: i
                 if not epoch:
                     drawn.update(zip(one["n"].tolist(), zip(one["numpy"], one["torch"], strict=True), strict=True))
         assert os.getpid() not in pids
-        assert 1 <= len(pids) <= len(multiprocessing.active_children()) <= max(1, num_workers)
+        assert 1 <= len(pids) <= len(worker_processes()) <= max(1, num_workers)
     for n, found in drawn.items():
         seed = int(RowKeys(0, 0, np.array([n])).generator(0).integers(1 << 32))
         expected = np.random.RandomState(seed).random(), torch.rand((), generator=torch.Generator().manual_seed(seed))
@@ -89,13 +91,38 @@ def test_batches_of_all_types_are_transported(ds: Dataset) -> None:
             n += 1  # a batch is the user's to write to
 
 
-def test_functions_that_cannot_be_pickled_are_rejected(ds: Dataset) -> None:
-    sentence = r'Workers\(…, "process"\) needs transforms and decoders that another process can import.*lambda'
+def test_functions_that_cannot_be_sent_are_rejected_or_run_in_threads(ds: Dataset, tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(sample: Any) -> Any:
+        with lock:
+            return sample
+
+    sentence = r'Workers\(…, "process"\) needs transforms and decoders that can be sent.*lock'
     with pytest.raises(InvalidInputError, match=sentence):
-        ds.pytorch(batch_size=8, num_workers=Workers(2, "process"), transform=lambda sample: sample)
-    media = penstock.create("memory://", {"p": Bytes()})
+        ds.pytorch(batch_size=8, num_workers=Workers(2, "process"), transform=locked)
+    media = penstock.create(tmp_path / "t", {"p": Bytes()})
     with pytest.raises(InvalidInputError, match=sentence):
-        media.pytorch(batch_size=8, num_workers=Workers(2, "process"), decode={"p": lambda data: data})
+        media.pytorch(batch_size=8, num_workers=Workers(2, "process"), decode={"p": locked})
+    with ds.pytorch(batch_size=8, num_workers=4, transform=locked) as loader:
+        assert sorted(numbers(loader)) == list(range(ROWS))
+        assert (loader.stats().processes, loader.stats().threads) == (0, 4)
+        assert any("threads are used" in note for note in loader.stats().notes)
+
+
+def test_lambdas_closures_and_classes_of_scripts_travel(ds: Dataset) -> None:
+    class Local:
+        def __init__(self, n: Any) -> None:
+            self.n = n
+
+    offset = 1000
+    with ds.pytorch(
+        batch_size=8, num_workers=4, columns=["n"], collate_fn=lambda samples: [Local(s["n"] + offset) for s in samples]
+    ) as loader:
+        found = [sample for batch in loader for sample in batch]
+        assert loader.stats().processes == 4
+    assert all(type(sample) is Local for sample in found)
+    assert [int(sample.n) for sample in found] == [1000 + k for k in range(ROWS)]
 
 
 def test_errors_keep_their_type_and_position_and_the_process_survives(ds: Dataset) -> None:
@@ -137,16 +164,15 @@ def test_a_killed_process_is_restarted_and_no_row_is_lost(ds: Dataset) -> None:
         for step, batch in enumerate(loader):
             seen += batch["n"].tolist()
             if step == 1:
-                [child] = multiprocessing.active_children()
-                assert child.pid is not None
-                os.kill(child.pid, signal.SIGKILL)
+                [pid] = worker_processes()
+                os.kill(pid, signal.SIGKILL)
         assert seen == list(range(ROWS))
         assert any("exit code -9" in note for note in loader.stats().notes)
 
 
 def test_a_process_that_keeps_dying_raises_with_its_exit_code(ds: Dataset) -> None:
     loader = ds.pytorch(batch_size=4, num_workers=Workers(1, "process"), transform=transforms.dies)
-    with pytest.raises(PenstockError, match="3 times while it made the same batch, the last time exit code 3"):
+    with pytest.raises(PenstockError, match="ended 3 times while one batch was made, the last time exit code 3"):
         list(loader)
 
 
@@ -158,9 +184,9 @@ def test_closing_neither_waits_for_a_transform_nor_restarts_it(ds: Dataset) -> N
     assert time.monotonic() - started < 60
     reader.join(60)
     assert not reader.is_alive()
-    assert soon(lambda: not multiprocessing.active_children())
+    assert soon(lambda: not worker_processes())
     time.sleep(0.5)
-    assert not multiprocessing.active_children()
+    assert not worker_processes()
     assert loader.stats().notes == ()
 
 
@@ -173,7 +199,7 @@ def start_reading(batches: Iterator[Any]) -> threading.Thread:
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert soon(lambda: len(multiprocessing.active_children()) == 1)
+    assert soon(lambda: len(worker_processes()) == 1)
     time.sleep(0.5)
     return reader
 
@@ -193,7 +219,7 @@ def test_an_early_exit_keeps_the_process_for_the_next_epoch(tmp_path: Path) -> N
     assert len(set(pids)) == 1
     assert files[-1] <= files[2] + 2
     loader.close()
-    assert soon(lambda: not multiprocessing.active_children())
+    assert soon(lambda: not worker_processes())
     assert sorted(numbers(loader)) == list(range(12)), "a closed loader can be iterated again"
     del loader
-    assert soon(lambda: not multiprocessing.active_children()), "and one that is dropped ends its process"
+    assert soon(lambda: not worker_processes()), "and one that is dropped ends its process"

@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def sound(seed: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def ds() -> Dataset:
+def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     schema = {
         "n": int,
         "jpeg": Column(Image("jpeg", (SIDE, SIDE, 3)), page_bytes=16 << 10),
@@ -52,7 +53,7 @@ def ds() -> Dataset:
         "raw": Tensor("uint8", (SIDE, SIDE)),
         "data": Bytes(),
     }
-    made = penstock.create("memory://", schema)
+    made = penstock.create(tmp_path_factory.mktemp("decode") / "t", schema)
     made.append([
         {
             "n": k,
@@ -142,8 +143,8 @@ def test_a_batch_outlives_its_process(ds: Dataset) -> None:
         batch["jpeg"].zero_()
 
 
-def test_bad_images_are_reported_and_replaced_as_in_threads() -> None:
-    table = penstock.create("memory://", {"n": int, "p": Image("jpeg", (16, 16, 3))})
+def test_bad_images_are_reported_and_replaced_as_in_threads(tmp_path: Path) -> None:
+    table = penstock.create(tmp_path / "t", {"n": int, "p": Image("jpeg", (16, 16, 3))})
     broken = penstock.codecs.ImageCodec("jpeg").encode(noise(0, 16, 16, 3))[:300]
     table.append([{"n": k, "p": broken if k in (3, 4, 11, 30) else noise(k, 16, 16, 3)} for k in range(40)])
     table.commit()

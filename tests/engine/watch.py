@@ -38,6 +38,20 @@ def open_files(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def worker_processes() -> list[int]:
+    """The worker processes of this process, zombies aside."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
+            if b"_worker_main" in command:
+                found.append(int(pid))
+    return found
+
+
 def processes_of_session(session: int) -> set[int]:
     """Processes, zombies aside, of the session that a process has started."""
     found = set()

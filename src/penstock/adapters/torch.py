@@ -27,6 +27,7 @@ from penstock.device import (
 from penstock.engine import (
     Columns,
     DecodeOptions,
+    Jagged,
     Loader,
     LoaderOptions,
     NumpyFormatter,
@@ -38,7 +39,6 @@ from penstock.engine import (
     explicit_world,
     map_leaves,
     ragged_columns,
-    ragged_in_first_dimension,
     rank_consistency_check,
     samples_of,
     writable,
@@ -160,10 +160,10 @@ class TorchFormatter(NumpyFormatter):
     def stack(self, values: list[Any]) -> Any:
         return default_collate(values)
 
-    def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
-        if self.ragged == "nested" and empty is not None and ragged_in_first_dimension(empty):
-            return {name: _nested(values, empty)}
-        return super().format_ragged(name, values, empty)
+    def jagged(self, rows: Jagged) -> torch.Tensor:
+        return torch.nested.nested_tensor_from_jagged(
+            _tensor(rows.values), torch.from_numpy(rows.offsets), min_seqlen=rows.shortest, max_seqlen=rows.longest
+        )
 
     def seed_global_generators(self, seed: int) -> None:
         super().seed_global_generators(seed)
@@ -193,20 +193,6 @@ def _own_storage(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     if not views or views[0].device.type != "cpu" or views[0].nbytes > _SMALL_BYTES:
         return views
     return [view.clone() for view in views]
-
-
-def _nested(values: Sequence[npt.NDArray[Any] | None], empty: npt.NDArray[Any]) -> torch.Tensor:
-    """Rows of different lengths as one nested tensor; a missing row is empty."""
-    rows = [empty if value is None else value for value in values]
-    lengths = [len(row) for row in rows]
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return torch.nested.nested_tensor_from_jagged(
-        _tensor(np.concatenate(rows)),
-        torch.from_numpy(offsets),
-        min_seqlen=min(lengths),
-        max_seqlen=max(lengths),
-    )
 
 
 class _TransportTensor(NamedTuple):

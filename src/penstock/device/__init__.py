@@ -6,16 +6,10 @@ from penstock.device._fused_image import FusedImageTransform
 from penstock.device._image_transform import RANDOM_VALUES_PER_IMAGE, ImageTransform
 from penstock.device._lazy_array import lazy_empty
 from penstock.device._options import DeviceOptions, DeviceTransform
-from penstock.device._shared_memory_pool import (
-    MIN_SHARED_BYTES,
-    SharedMemoryHandle,
-    SharedMemoryPool,
-    SharedMemoryReceiver,
-)
+from penstock.device._shared_memory import SharedMemory, forks
 from penstock.device._tensors import as_array, as_tensor, writable_view
 
 __all__ = [
-    "MIN_SHARED_BYTES",
     "RANDOM_VALUES_PER_IMAGE",
     "Accelerator",
     "BufferPool",
@@ -26,13 +20,12 @@ __all__ = [
     "DeviceTransform",
     "FusedImageTransform",
     "ImageTransform",
-    "SharedMemoryHandle",
-    "SharedMemoryPool",
-    "SharedMemoryReceiver",
+    "SharedMemory",
     "Staging",
     "as_array",
     "as_tensor",
     "empty_small_pages",
+    "forks",
     "lazy_empty",
     "writable_view",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ The contract; if the code disagrees with this list, the code is wrong:
   stream that was current at delivery has finished the work that was queued on it while the tensors were alive.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device._shared_memory import SharedMemory
 from penstock.device._tensors import as_tensor
 
 if TYPE_CHECKING:
@@ -112,6 +114,13 @@ class Accelerator:
                 self._pinned_chunk = pt.empty(chunk_bytes, dtype=pt.uint8, pin_memory=self.is_cuda).numpy()
             memory, self._pinned_chunk = self._pinned_chunk[:size], self._pinned_chunk[aligned:]
         return memory
+
+    def pin(self, memory: SharedMemory) -> None:
+        """Page-lock shared memory of this process, until its last array is dropped."""
+        if self.is_cuda:
+            cuda = self._torch.cuda.cudart()
+            self._torch.cuda.check_error(cuda.cudaHostRegister(memory.address, len(memory.bytes), 0))
+            weakref.finalize(memory, cuda.cudaHostUnregister, memory.address)
 
     def allocate_rows(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "DeviceRows":
         """Device memory for rows of one shape."""

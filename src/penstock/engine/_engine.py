@@ -1,31 +1,37 @@
-"""Build the pipeline for a table, options and a rank, and run it."""
+"""Decide how the rows of a rank are read, by threads or by worker processes; run that."""
 
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import cloudpickle
 
 from penstock.device import Accelerator, BufferPool, empty_small_pages
-from penstock.engine._batch_builder import BatchBuilder, BatchFormatter, Failure, Placement
-from penstock.engine._collate import Collator
-from penstock.engine._fetch import Fetcher
 from penstock.engine._machine import available_cores, available_memory
-from penstock.engine._memory_budget import MemoryNeeds, split_budget
+from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, split_budget
 from penstock.engine._options import LoaderOptions
-from penstock.engine._page_cache import PageCache
-from penstock.engine._pipeline import Pipeline
-from penstock.engine._planner import Planner, PlanOptions
-from penstock.engine._row_sizes import compaction_advice
-from penstock.engine._selection import Selection
-from penstock.engine._slab import DeviceSlab, Layout, Slab, on_device, reads_into_batch
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
-from penstock.engine._window import Window
+from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Failure, Placement, RowGatherer
+from penstock.engine.planning import Layout, PlanOptions, Selection, compaction_advice
+from penstock.engine.window import PooledBatches, on_device, reads_into_batch
+from penstock.engine.workers import (
+    LoaderSource,
+    PipelineOptions,
+    ProcessPool,
+    ProcessRun,
+    ShareEngine,
+    SpanStream,
+    ThreadedRun,
+    WorkerCounts,
+    choose_workers,
+    worker_formatter,
+)
 from penstock.errors import InvalidInputError
 from penstock.plan import (
     SEQUENTIAL,
+    LaneShare,
     LoaderState,
     OrderSpec,
     RankPartitioner,
@@ -34,11 +40,11 @@ from penstock.plan import (
     resolve_shuffle,
 )
 from penstock.table import Int64Array, Reader
-from penstock.types import World
+from penstock.types import World, cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
 _MAX_CACHE_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS, _READERS_FOR_PROCESSES = 96, 10, 2
+_MAX_FETCHERS, _MAX_READERS = 96, 10
 _MIN_BUDGET = 1 << 30
 _SKEW = 2.0
 """Largest bytes of a window, relative to average rows."""
@@ -60,14 +66,12 @@ class LoaderEngine:
         *,
         world: World,
         options: LoaderOptions,
-        formatters: Sequence[BatchFormatter],
+        formatter: BatchFormatter,
         placement: Placement | None,
-        collector: StatsCollector,
     ) -> None:
-        """One finisher for each worker, or one for the loop's own thread."""
         options.decode.check(reader.snapshot.schema)
-        self._reader, self._names, self._options = reader, tuple(names), options
-        self.formatters, self.placement, self.collector = formatters, placement, collector
+        self._reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
+        self._formatter, self.placement, self.collector = formatter, placement, StatsCollector()
         self._selection = Selection(reader, names, rows, shuffled=options.shuffle is not None)
         shuffle = SEQUENTIAL
         if options.shuffle is not None:
@@ -86,14 +90,15 @@ class LoaderEngine:
         )
         self.world = world
         for advice in compaction_advice(reader.store.uri, reader.snapshot.nodes):
-            collector.note(advice)
+            self.collector.note(advice)
         self._partitioner = RankPartitioner(
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )
+        self._layout = Layout(reader.snapshot.schema, names)
+        self._pool: ProcessPool | None = None
+        if self._workers.processes:
+            self._pool = ProcessPool(self._source, formatter, placement, self._workers, self.collector)
         self._retries = reader.store.retries
-        self._by_blocks = True  # the last run read whole blocks, each once
-        fits = 0 < self._light_bytes <= min(_MAX_CACHE_BYTES, self._budget // 8)
-        self._page_cache = PageCache(reader.store) if fits else None
 
     @property
     def steps(self) -> int:
@@ -106,7 +111,12 @@ class LoaderEngine:
 
     def run(self, state: LoaderState) -> "EngineRun":
         """Start reading at a state."""
-        return EngineRun(self, self._pipeline(), state)
+        return EngineRun(self, self._stream(), state)
+
+    def close(self) -> None:
+        """End the worker processes; a later run starts them again."""
+        if self._pool is not None:
+            self._pool.close()
 
     def report(self, bad: BadSample, count: int, rows: int) -> None:
         """Record a bad sample, the `count`th in `rows` rows of this epoch.
@@ -127,8 +137,8 @@ class LoaderEngine:
             drawn = collector.blocks_drawn / collector.batches_drawn
             uniform = expected_blocks(min(options.batch_size, max(1, self.order.rows)), blocks)
             quality = ShuffleQuality(min(drawn, uniform), uniform)  # blocks differ in size, so more can be drawn
-        fresh = self._by_blocks or not collector.rows  # else pages are read again for the rows of each span
-        measured = 0.0 if fresh else totals.bytes / (collector.rows * self._selection.stored_row_bytes)
+        reads_again = collector.rows and not self._source.pipeline.plan.by_blocks  # pages, for the rows of each span
+        measured = totals.bytes / (collector.rows * self._selection.stored_row_bytes) if reads_again else 0.0
         return LoaderStats(
             seconds=collector.seconds,
             rows=collector.rows,
@@ -136,11 +146,11 @@ class LoaderEngine:
             bytes=totals.bytes,
             gets=totals.gets,
             latency_s=totals.latency_s,
-            retries=self._reader.store.retries - self._retries,
-            hedges=collector.hedges,
+            retries=self._reader.store.retries - self._retries + totals.retries,
+            hedges=collector.hedges + totals.hedges,
             read_factor=max(self._partitioner.read_amplification, measured),
-            window_bytes=collector.window_bytes,
-            window_peak_bytes=collector.window_peak_bytes,
+            window_bytes=collector.window_bytes + totals.window_bytes,
+            window_peak_bytes=collector.window_peak_bytes + totals.window_peak_bytes,
             device_bytes=totals.device_bytes,
             budget_bytes=self._budget,
             first_batch_s=collector.first_batch_s,
@@ -149,10 +159,103 @@ class LoaderEngine:
             bad_samples=tuple(collector.bad),
             bad_count=collector.bad_count,
             notes=tuple(collector.notes),
+            processes=self._workers.processes,
+            threads=self._workers.threads,
             unanswered_s=time.perf_counter() - since if (since := collector.unanswered_since) is not None else 0.0,
         )
 
+    @cached_property
+    def _workers(self) -> WorkerCounts:
+        """How many processes and threads build batches."""
+        counts = choose_workers(
+            self._options.workers,
+            self._partitioner,
+            functions=self._formatter.on_host or self._options.decode.has_functions,
+            table_bytes=round(self._selection.stored_row_bytes * self.order.rows),
+            threads_because=self._threads_because,
+            send_error=self._send_error,
+        )
+        for note in counts.notes:
+            self.collector.note(note)
+        return counts
+
+    def _send_error(self) -> Exception | None:
+        """Why another process cannot get the table and the functions; None if it can."""
+        try:
+            cloudpickle.dumps((self._reader, self._options.decode, worker_formatter(self._formatter)))
+        except Exception as error:  # what a user's object raises
+            return error
+        return None
+
     @property
+    def _threads_because(self) -> str | None:
+        """Why batches must be built in this process; None if others can build them."""
+        if self._reader.store.is_process_local:
+            return f"other processes cannot open {self._reader.store.uri}"
+        if self._accelerator is not None and (self._decodes_on_device or any(map(on_device, self._layout.fixed))):
+            return "batches are built on the device"
+        return None
+
+    @cached_property
+    def _source(self) -> LoaderSource:
+        """What a worker process has to know; built once, and so the same for all runs."""
+        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None))
+        return LoaderSource(
+            reader=self._reader, names=self._names, rows=self._rows, order=self.order, partitioner=self._partitioner,
+            options=options, pipeline=self._pipeline_options(),
+        )  # fmt: skip
+
+    def _pipeline_options(self) -> PipelineOptions:
+        options, selection, accelerator, workers = self._options, self._selection, self._accelerator, self._workers
+        processes = max(1, workers.processes)
+        budget = split_budget(self._memory_needs)
+        for note in budget.notes:
+            self.collector.note(note)
+        span_rows = budget.batches_per_span * options.batch_size
+        owned = LaneShare(0, processes, self._partitioner).by_lane and (
+            self._partitioner.owns_lanes or self.order.shuffle.spread > 0
+        )
+        by_blocks = budget.window_fits and owned and not selection.scattered
+        in_device = accelerator is not None and by_blocks and budget.on_device
+        resident = by_blocks and not workers.processes and self._fits(budget, in_device=in_device)
+        into_batch = by_blocks and not in_device and not resident and self._reader.store.is_local
+        into_batch = into_batch and any(map(reads_into_batch, self._layout.fixed))
+        fixed_bytes = max(1, sum(column.row_bytes for column in self._layout.fixed))
+        slab_rows = min(budget.window_bytes / processes / fixed_bytes, self.order.rows)
+        page_bytes = budget.window_bytes / processes / _PAGE_SHARE * selection.heavy_row_bytes / selection.row_bytes
+        window_spans = round(min(budget.window_bytes, self._window_need) / max(1.0, selection.row_bytes * span_rows))
+        return PipelineOptions(
+            plan=PlanOptions(
+                plan_rows=self._plan_rows if by_blocks else span_rows,
+                page_bytes=max(1, round(page_bytes)),
+                by_blocks=by_blocks,
+                resident=resident,
+                trim=not options.bad_samples.tolerant,
+            ),
+            batches_per_span=budget.batches_per_span,
+            depth=budget.prefetch_spans + (into_batch and workers.processes > 0) * window_spans,
+            into_batch=into_batch,
+            window_bytes=budget.window_bytes // processes,
+            slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
+            on_device=in_device,
+            cache_pages=self._caches_pages,
+            threads=self._num_threads,
+            builders=self._num_builders,
+            fetch_threads=-(-_MAX_FETCHERS // processes),
+        )
+
+    def _fits(self, budget: MemoryBudget, *, in_device: bool) -> bool:
+        """Whether all rows fit the window, so that they can stay there.
+
+        Among several ranks each would come to read all rows, because lanes have other rows in each epoch.
+        """
+        if self.world.num_ranks > 1 or self._selection.coarse or self._selection.repeats_rows:
+            return False
+        if in_device and budget.device_rows < self.order.rows:
+            return False
+        return self._selection.largest_rows_bytes(self.order.rows) <= budget.window_bytes
+
+    @cached_property
     def _window_need(self) -> int:
         """Bytes of a window that holds all blocks that rows are drawn from, with some in flight."""
         rows = self._window_rows
@@ -176,6 +279,12 @@ class LoaderEngine:
         """Bytes of all columns but the heaviest, in the whole table, because the cache holds whole pages."""
         rows = self._reader.snapshot.live
         return round((self._selection.row_bytes - self._selection.heavy_row_bytes) * rows)
+
+    @property
+    def _caches_pages(self) -> bool:
+        """Whether each process has room for all pages of light columns."""
+        size = self._light_bytes * max(1, self._workers.processes)
+        return 0 < size <= min(_MAX_CACHE_BYTES, self._budget // 8)
 
     @property
     def _batch_bytes(self) -> int:
@@ -203,7 +312,7 @@ class LoaderEngine:
         device = self._accelerator
         return device is not None and any(shape is not None and device.can_decode(shape) for shape in shapes)
 
-    @property
+    @cached_property
     def _budget(self) -> int:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
@@ -211,152 +320,119 @@ class LoaderEngine:
         return min(wanted, available_memory() // 2)
 
     @property
+    def _num_builders(self) -> int:
+        if self._accelerator is not None and self._memory_needs.device_free_bytes is not None:
+            return min(self._workers.threads, _DEVICE_WORKERS)
+        return self._workers.threads
+
+    @property
     def _num_threads(self) -> int:
-        """Threads that plan, build and read local files; a thread that waits for a process does nothing else."""
-        workers, in_processes = self._options.workers.count, self._options.workers.type == "process"
+        """Threads of a process that plan, build and read local files."""
+        workers = self._workers
         if not self._reader.store.is_local:
-            return workers + 1
-        if in_processes:
-            return workers + _READERS_FOR_PROCESSES
-        return max(workers, min(available_cores(), _MAX_READERS))
+            return workers.threads + 1
+        return workers.threads if workers.processes else max(workers.threads, min(available_cores(), _MAX_READERS))
 
     @property
     def _accelerator(self) -> Accelerator | None:
         """The device that builds batches; None if a formatter needs them in host memory."""
-        on_host = any(formatter.on_host for formatter in self.formatters)
-        return None if self.placement is None or on_host else self.placement.accelerator
+        return None if self.placement is None or self._formatter.on_host else self.placement.accelerator
 
-    def _memory_needs(self, layout: Layout) -> MemoryNeeds:
+    @cached_property
+    def _memory_needs(self) -> MemoryNeeds:
         options, accelerator = self._options, self._accelerator
         there = accelerator is not None and (accelerator.is_cuda or options.device_memory is not None)
+        scattered = self._selection.scattered
         return MemoryNeeds(
             budget_bytes=self._budget,
             batch_size=options.batch_size,
             batch_bytes=self._batch_bytes,
             device_batch_bytes=self._device_batch_bytes,
-            by_rows=any(formatter.by_rows for formatter in self.formatters),
+            by_rows=self._formatter.by_rows,
             workers=max(1, options.workers.count),
             prefetch_factor=options.prefetch_factor,
-            window_rows=0 if self._selection.scattered else self._window_rows,
-            window_bytes=0 if self._selection.scattered else self._window_need,
-            device_row_bytes=(
-                0
-                if self._selection.scattered
-                else sum(column.row_bytes for column in layout.fixed if on_device(column))
-            ),
-            cache_bytes=self._light_bytes if self._page_cache is not None else 0,
+            window_rows=0 if scattered else self._window_rows,
+            window_bytes=0 if scattered else self._window_need,
+            device_row_bytes=0 if scattered else sum(c.row_bytes for c in self._layout.fixed if on_device(c)),
+            cache_bytes=self._light_bytes * max(1, self._workers.processes) if self._caches_pages else 0,
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,
         )
 
-    def _pipeline(self) -> Pipeline:
-        options, selection, collector, accelerator = self._options, self._selection, self.collector, self._accelerator
-        layout = Layout(self._reader.snapshot.schema, self._names)
-        needs = self._memory_needs(layout)
-        budget = split_budget(needs)
-        for note in budget.notes:
-            collector.note(note)
-        span_rows = budget.batches_per_span * options.batch_size
-        whole = self._partitioner.owns_lanes or self.order.shuffle.spread > 0
-        by_blocks = self._by_blocks = budget.window_fits and whole and not selection.scattered
-        slab: Slab
-        if accelerator is not None and by_blocks and budget.on_device:
-            slab = DeviceSlab(
-                layout.fixed,
-                budget.device_rows,
-                accelerator=accelerator,
-                on_copied=collector.record_device_copy,
-            )
-        else:
-            fixed_bytes = max(1, sum(column.row_bytes for column in layout.fixed))
-            rows = min(budget.window_bytes / fixed_bytes, self.order.rows)
-            slab = Slab(layout.fixed, round(_SLAB_SLACK * (rows + span_rows)))
-        into_batch = by_blocks and not isinstance(slab, DeviceSlab) and self._reader.store.is_local
-        into_batch = into_batch and any(reads_into_batch(column) for column in layout.fixed)
-        buffers = BufferPool(
-            max_idle_bytes=(budget.prefetch_spans + 2) * budget.batches_per_span * needs.batch_bytes
-            + into_batch * budget.window_bytes,
-            allocator=accelerator.allocate_pinned
-            if accelerator is not None
-            else empty_small_pages
-            if into_batch
-            else None,
-        )
-        window = Window(
-            self._reader, layout, slab,
-            budget_bytes=budget.window_bytes, heaviest=selection.heaviest, page_cache=self._page_cache,
-            collector=collector,
-            allocate=accelerator.allocate_pinned if accelerator is not None and self._decodes_on_device else None,
-            batch_buffers=buffers if into_batch else None,
-        )  # fmt: skip
-        plan_options = PlanOptions(
-            span_rows=span_rows,
-            plan_rows=self._plan_rows if by_blocks else span_rows,
-            page_bytes=max(
-                1, round(budget.window_bytes / _PAGE_SHARE * selection.heavy_row_bytes / selection.row_bytes)
-            ),
-            by_blocks=by_blocks,
-            trim=not options.bad_samples.tolerant,
-            assign_destinations=into_batch,
-        )
-        planner = Planner(selection, self.order, self._partitioner, plan_options)
-        remote = not self._reader.store.is_local
-        return Pipeline(
-            planner, window, Fetcher(collector, max_threads=_MAX_FETCHERS) if remote else None,
-            self._builders(layout, slab, buffers, needs),
-            threads=self._num_threads, inline=options.workers.count == 0, tolerant=options.bad_samples.tolerant,
-            depth=budget.prefetch_spans, collector=collector,
-            init_thread=None if self.placement is None else self.placement.accelerator.bind_thread,
-        )  # fmt: skip
+    def _stream(self) -> SpanStream:
+        if self._pool is not None:
+            return ProcessRun(self._pool, self._formatter, self.placement)
+        return self._threaded_run()
 
-    def _builders(self, layout: Layout, slab: Slab, buffers: BufferPool, needs: MemoryNeeds) -> list[BatchBuilder]:
-        options, accelerator = self._options, self._accelerator
-        in_processes = options.workers.type == "process"
-        collator = Collator(
-            self._reader, layout, options.decode, buffers.allocate, accelerator, defer_decode=in_processes
+    @cached_property
+    def _share(self) -> ShareEngine:
+        """The engine for all rows, in this process."""
+        share = LaneShare(0, 1, self._partitioner)
+        return ShareEngine(
+            self._source, share, self.collector, selection=self._selection, accelerator=self._accelerator
         )
-        count = len(self.formatters) if needs.device_free_bytes is None else _DEVICE_WORKERS
-        return [
-            BatchBuilder(
-                collator, slab, formatter, self.placement, options.bad_samples, self.collector,
-                selection=self._selection, seed=options.seed, flag=options.flags_rows(self.world),
+
+    def _threaded_run(self) -> ThreadedRun:
+        options, accelerator, placement = self._source.pipeline, self._accelerator, self.placement
+        allocator = empty_small_pages if options.into_batch else None
+        buffers = BufferPool(
+            max_idle_bytes=(options.depth + 2) * options.batches_per_span * self._memory_needs.batch_bytes
+            + options.into_batch * options.window_bytes,
+            allocator=allocator if accelerator is None else accelerator.allocate_pinned,
+        )
+
+        def builders(gather: RowGatherer) -> list[BatchBuilder]:
+            assemble = BatchAssembler(
+                self._formatter, placement, self._share.replacer, self.collector, seed=self._options.seed
             )
-            for formatter in self.formatters[:count]
-        ]  # fmt: skip
+            return [BatchBuilder(gather, assemble, lambda _: buffers.allocate)] * max(1, options.builders)
+
+        return ThreadedRun(
+            self._share.pipeline(
+                builders,
+                PooledBatches(buffers),
+                inline=self._options.workers.count == 0,
+                depth=options.depth,
+                page_allocator=(
+                    accelerator.allocate_pinned if accelerator is not None and self._decodes_on_device else None
+                ),
+                init_thread=None if placement is None else placement.accelerator.bind_thread,
+            )
+        )
 
 
 class EngineRun:
-    """A pass over the rest of an epoch and the following ones; dropping or closing it stops its threads."""
+    """A pass over the rest of an epoch and the following ones; dropping or closing it stops it."""
 
-    def __init__(self, engine: LoaderEngine, pipeline: Pipeline, state: LoaderState) -> None:
-        self._engine, self._pipeline = engine, pipeline
+    def __init__(self, engine: LoaderEngine, stream: SpanStream, state: LoaderState) -> None:
+        self._engine, self._stream = engine, stream
         self.state = state
         """The position after the last delivered batch."""
         self.in_progress = False
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
         self._closed_because = "this loader was closed while it was read"
-        self._stop = weakref.finalize(self, pipeline.stop)
-        pipeline.start(state.epoch, state.consumed)
+        self._stop = weakref.finalize(self, stream.stop)
+        stream.start(state.epoch, state.consumed)
 
     def epoch(self) -> Iterator[Any]:
         """The batches up to the end of the epoch; then the state is the start of the next one."""
         self.in_progress = True
-        self._pipeline.resume(self.state.epoch)
+        self._stream.resume(self.state.epoch)
         collector, order, placement = self._engine.collector, self.state.order, self._engine.placement
         began = mark = time.perf_counter()
         first = True
         epoch_rows = bad_count = 0
         last = not self._engine.steps_from(self.state.consumed)
         while not last:
-            found = self._pipeline.next_span()
+            found = self._stream.next_span()
             if found is None:
                 raise InvalidInputError(self._closed_because)
-            span, batches = found
-            collector.blocks_drawn += span.blocks_drawn
-            collector.batches_drawn += len(span.batch_rows)
-            waiting = list(zip(batches, span.batch_rows, span.consumed, strict=False))[::-1]  # a `Failure` is last
-            del batches
-            bad = sorted(span.bad, key=itemgetter(0), reverse=True)
+            steps = found.steps
+            collector.blocks_drawn += found.blocks_drawn
+            collector.batches_drawn += len(steps.batch_rows)
+            waiting = list(zip(found.batches, steps.batch_rows, steps.consumed, strict=False))[::-1]
+            bad, padding = sorted(found.bad.items(), reverse=True), found.padding
+            del found
             end = 0
             while waiting:
                 if not self._stop.alive:
@@ -365,13 +441,13 @@ class EngineRun:
                 if isinstance(batch, Failure):
                     raise batch.error
                 end += rows
-                real = rows if span.padding is None else rows - int(np.count_nonzero(span.padding))
+                real = rows - padding
                 epoch_rows += real
                 while bad and bad[-1][0] < end:
                     bad_count += 1
                     self._engine.report(bad.pop()[1], bad_count, epoch_rows)
-                last = span.last and not waiting
-                self.state = LoaderState(order, span.epoch, consumed)
+                last = steps.last and not waiting
+                self.state = LoaderState(order, steps.epoch, consumed)
                 now = time.perf_counter()
                 collector.seconds += now - mark
                 mark = now
@@ -385,7 +461,7 @@ class EngineRun:
                 collector.add_time("loop", "busy", now - mark)
                 collector.seconds += now - mark
                 mark = now
-        self._pipeline.pause()
+        self._stream.pause()
         self.state = LoaderState(order, self.state.epoch + 1, 0)
         self.in_progress = False
 
@@ -397,4 +473,4 @@ class EngineRun:
         """Stop the threads and join them for a moment; `because` is what its iterator then raises."""
         self._closed_because = because or self._closed_because
         self._stop.detach()
-        self._pipeline.stop(wait=True)
+        self._stream.stop(wait=True)

@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from penstock.engine._batch_builder import BatchFormatter, Placement
-from penstock.engine._decode import ColumnDecoder
 from penstock.engine._engine import EngineRun, LoaderEngine
 from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._progress import Progress, ProgressDisplay
-from penstock.engine._slab import Layout
-from penstock.engine._stats import LoaderStats, StatsCollector
-from penstock.engine._worker_process import ProcessFormatter
+from penstock.engine._stats import LoaderStats
+from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.errors import InvalidInputError
 from penstock.plan import LoaderState
 from penstock.table import Int64Array, Reader
@@ -55,26 +52,12 @@ class Loader:
         check_ranks: ConsistencyCheck | None,
         progress: Progress | None,
     ) -> None:
-        collector = StatsCollector()
-        count = max(1, options.workers.count)
-        self._processes: list[ProcessFormatter] = []
-        if options.workers.type == "process":
-            decoder = ColumnDecoder(options.decode, Layout(reader.snapshot.schema, names).variable)
-            self._processes = [ProcessFormatter(formatter, decoder, collector, processes=count) for _ in range(count)]
-        self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
-        weakref.finalize(self, _shut_down, self._runs, self._processes)
         self._reader, self._check_ranks, self._progress = reader, check_ranks, progress
-        formatters: Sequence[BatchFormatter] = self._processes or [formatter] * count
         self._engine = LoaderEngine(
-            reader,
-            names,
-            rows,
-            world=world,
-            options=options,
-            formatters=formatters,
-            placement=placement,
-            collector=collector,
+            reader, names, rows, world=world, options=options, formatter=formatter, placement=placement
         )
+        self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
+        weakref.finalize(self, _shut_down, self._runs, self._engine)
         self._run: EngineRun | None = None
         self._next = self._state = LoaderState(self._engine.order, 0, 0)
         self._resumed = False
@@ -136,7 +119,7 @@ class Loader:
             self._run.close()
             self._run = None
         self._lease.release()
-        _shut_down(self._runs, self._processes)
+        _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
         return self
@@ -159,8 +142,6 @@ class Loader:
             if run is not None:
                 run.close(_SUPERSEDED if run.in_progress else None)
             self._lease.acquire()
-            for process in self._processes:
-                process.open()
             run = self._run = self._engine.run(start)
             self._runs.add(run)
         complete = False
@@ -180,8 +161,7 @@ class Loader:
                 self._run = None if self._run is run else self._run
 
 
-def _shut_down(runs: "weakref.WeakSet[EngineRun]", processes: Sequence[ProcessFormatter]) -> None:
+def _shut_down(runs: "weakref.WeakSet[EngineRun]", engine: LoaderEngine) -> None:
     for run in list(runs):
         run.stop()  # or it would restart the processes
-    for process in processes:
-        process.close()
+    engine.close()

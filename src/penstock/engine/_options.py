@@ -1,19 +1,24 @@
 """What a user can set on a loader, as frozen values that are validated once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from penstock.engine._decode import DecodeOptions
+import pyarrow as pa
+
 from penstock.engine._stats import BadSample
 from penstock.errors import InvalidInputError, SampleError
+from penstock.format import Field, Schema, value_kind
+from penstock.format.kinds import Audio, Image, List, Mask
 from penstock.plan import Shuffle
 from penstock.types import World
 
 _DEFAULT_LIMIT = 0.01
 _DEFAULT_GRACE, _LIMIT_ROWS = 100, 1000
 _MIN_BUDGET_BYTES = 1 << 20
+
+Decoder = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +67,87 @@ class BadSamples:
 
 
 @dataclass(frozen=True)
+class DecodeOptions:
+    """How encoded columns are decoded."""
+
+    decode: bool | Mapping[str, bool | Decoder] = True
+    """Whether media are decoded; or, by column, whether, or a function of the encoded bytes."""
+    image_size: int | tuple[int, int] | None = None
+    """Height and width that images are resized to, or one number for both; None leaves them as stored."""
+
+    def __post_init__(self) -> None:
+        size: Any = self.image_size
+        if size is None:
+            return
+        sizes = (size, size) if isinstance(size, Integral) else size
+        if not isinstance(sizes, Sequence) or len(sizes) != 2 or any(not _is_length(length) for length in sizes):
+            raise InvalidInputError(
+                f"image_size is a height and a width in pixels, or one number for both, not {size!r}"
+            )
+        object.__setattr__(self, "image_size", (int(sizes[0]), int(sizes[1])))
+
+    def check(self, schema: Schema) -> None:
+        """Raise `NotFoundError` for unknown columns and `InvalidInputError` for columns without encoded bytes."""
+        for name in () if isinstance(self.decode, bool) else self.decode:
+            self.decoder(schema[name])
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether columns are decoded by functions of the user."""
+        return not isinstance(self.decode, bool) and any(map(callable, self.decode.values()))
+
+    def decoder(self, field: Field) -> "bool | Decoder":
+        """The choice for one column; raises `InvalidInputError` for a function if the column holds no bytes."""
+        choice = self.decode if isinstance(self.decode, bool) else self.decode.get(field.name, True)
+        if callable(choice) and value_kind(field.kind).arrow_type != pa.binary():
+            raise InvalidInputError(f"column {field.name!r} holds {field.kind} and no bytes that could be decoded")
+        return choice
+
+    def decodes(self, field: Field) -> bool:
+        """Whether a column is encoded and gets decoded."""
+        choice = self.decoder(field)
+        return callable(choice) or (choice and isinstance(value_kind(field.kind), Image | Audio))
+
+    def leaves_encoded(self, field: Field) -> bool:
+        """Whether a column's media, also in lists, are delivered as they are stored."""
+        kind = value_kind(field.kind)
+        while isinstance(kind, List):
+            kind = kind.of
+        return isinstance(kind, Image | Audio) and self.decoder(field) is False
+
+    def resizes(self, field: Field) -> bool:
+        """Whether a column's images are resized; masks of class indices are not."""
+        return self.image_size is not None and not isinstance(value_kind(field.kind), Mask)
+
+    def image_shape(self, field: Field) -> tuple[int, ...] | None:
+        """The fixed shape of a column's decoded images; None if it varies, or they are not decoded."""
+        kind = value_kind(field.kind)
+        if not isinstance(kind, Image) or self.decoder(field) is not True:
+            return None
+        if self.image_size is not None and self.resizes(field):
+            assert isinstance(self.image_size, tuple)
+            return (*self.image_size, *(kind.shape[2:] if kind.shape and not kind.inferred else (3,)))
+        return kind.shape
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+@dataclass(frozen=True)
 class Workers:
-    """How many workers a loader has, and what they are. Raises `InvalidInputError` for values out of range."""
+    """How many cores a loader uses, and how. Raises `InvalidInputError` for values out of range."""
 
     count: int
-    """Workers that decode, collate and transform; 0 does that in the thread that iterates."""
-    type: Literal["thread", "process"] = "thread"
-    """"process" for decoders and transforms that spend their time in Python."""
+    """Cores for reading, decoding, collating and transforming; 0 uses the thread that iterates."""
+    type: Literal["auto", "thread", "process"] = "auto"
+    """"auto" uses threads for few workers and little work, and else processes, which do not share a GIL; functions then
+    run in other processes, and cannot change variables of this one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", _whole_number("num_workers", self.count, minimum=0))
-        if self.type not in ("thread", "process"):
-            raise InvalidInputError(f'Workers(type=…) is "thread" or "process", not {self.type!r}')
+        if self.type not in ("auto", "thread", "process"):
+            raise InvalidInputError(f'Workers(type=…) is "auto", "thread" or "process", not {self.type!r}')
 
 
 @dataclass(frozen=True)

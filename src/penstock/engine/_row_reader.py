@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engine._collate import Collator
-from penstock.engine._decode import Columns, DecodeOptions
 from penstock.engine._lease import VersionLease
-from penstock.engine._slab import Layout
+from penstock.engine._options import DecodeOptions
+from penstock.engine.assembly import Collator, Columns
+from penstock.engine.planning import Layout
 from penstock.table import Int64Array, RandomRowReader, Reader, take_positions
 
 
@@ -21,8 +21,7 @@ class RowReader:
         decode.check(reader.snapshot.schema)
         self._reader, self._rows = reader, rows
         layout = Layout(reader.snapshot.schema, names)
-        # Samples may outlive the batch, in a cache of the user or across a fork, so their memory is never reused.
-        self._collator = Collator(reader, layout, decode, np.empty)
+        self._collator = Collator(reader, layout, decode)
         self._random_reader = RandomRowReader(reader.store)
         self._lease = VersionLease(reader)
         if lease:

@@ -66,6 +66,10 @@ class LoaderStats:
     bad_samples: tuple[BadSample, ...]
     bad_count: int
     notes: tuple[str, ...]
+    processes: int
+    """Worker processes; 0 if batches are built by threads of this process."""
+    threads: int
+    """Threads that build batches, in each process."""
     unanswered_s: float
     """For how long the store has answered none of the pending requests."""
 
@@ -107,6 +111,22 @@ class LoaderStats:
         return "\n".join([*lines, *self.notes, self.bottleneck])
 
 
+class WorkerStats(NamedTuple):
+    """Counters of a worker process since it started."""
+
+    bytes: int
+    gets: int
+    times: dict[tuple[str, str], float]
+    latencies: list[float]
+    """Those since the last message."""
+    retries: int
+    hedges: int
+    window_bytes: int
+    window_peak_bytes: int
+    notes: tuple[str, ...]
+    unanswered_since: float | None
+
+
 class Totals(NamedTuple):
     """Counters summed over threads."""
 
@@ -115,6 +135,11 @@ class Totals(NamedTuple):
     device_bytes: int
     latency_s: tuple[float, float, float]
     stages: dict[str, StageTimes]
+    retries: int
+    """Of worker processes, as are those below."""
+    hedges: int
+    window_bytes: int
+    window_peak_bytes: int
 
 
 def _bottleneck(stats: LoaderStats) -> str:
@@ -173,6 +198,8 @@ class StatsCollector:
         self._finished = _ThreadStats()
         """Counters of finished threads."""
         self._threads: list[_ThreadStats] = []
+        self._processes: dict[int, WorkerStats] = {}
+        """The latest counters of worker processes, by pid; also of those that have ended."""
         self._local = local()
         self._lock = Lock()
 
@@ -223,12 +250,49 @@ class StatsCollector:
             if text not in self.notes:
                 self.notes.append(text)
 
-    def totals(self) -> Totals:
-        """Counters summed over all threads."""
-        total = _ThreadStats()
+    def record_process(self, pid: int, stats: WorkerStats) -> None:
+        """Take over the counters of a worker process."""
         with self._lock:
+            self._processes[pid] = stats
+            self._finished.latencies += stats.latencies
+            self.notes += [note for note in stats.notes if note not in self.notes]
+            since = [each.unanswered_since for each in self._processes.values() if each.unanswered_since is not None]
+            self.unanswered_since = max(since, default=None)  # the last answer that any process got
+
+    def forget_requests(self, pid: int) -> None:
+        """Forget what a worker process waits for, because it has ended."""
+        with self._lock:
+            if pid in self._processes:
+                self._processes[pid] = self._processes[pid]._replace(unanswered_since=None, window_bytes=0)
+
+    def of_process(self, retries: int) -> WorkerStats:
+        """The counters of this process, if it is a worker."""
+        with self._lock:
+            total = self._sum()
+            latencies = list(total.latencies)
+            times = {what: seconds for what, seconds in total.times.items() if what[0] != "loop"}
             for stats in (self._finished, *self._threads):
-                total.merge(stats)
+                stats.latencies.clear()
+        return WorkerStats(
+            total.bytes, total.gets, times, latencies, retries, self.hedges,
+            self.window_bytes, self.window_peak_bytes, tuple(self.notes), self.unanswered_since,
+        )  # fmt: skip
+
+    def _sum(self) -> _ThreadStats:
+        total = _ThreadStats()
+        for stats in (self._finished, *self._threads):
+            total.merge(stats)
+        return total
+
+    def totals(self) -> Totals:
+        """Counters summed over all threads and processes."""
+        with self._lock:
+            total, processes = self._sum(), list(self._processes.values())
+        for process in processes:
+            total.bytes += process.bytes
+            total.gets += process.gets
+            for what, seconds in process.times.items():
+                total.times[what] += seconds
         ordered = sorted(total.latencies)
         shares = (0.5, 0.95, 0.99)
         middle, slow, slowest = (ordered[int(len(ordered) * share)] if ordered else 0.0 for share in shares)
@@ -236,4 +300,9 @@ class StatsCollector:
             stage: StageTimes(*(total.times[stage, what] for what in ("busy", "starved", "blocked")))
             for stage in ("fetch", "worker", "transform", "loop")
         }
-        return Totals(total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages)
+        return Totals(
+            total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages,
+            sum(process.retries for process in processes), sum(process.hedges for process in processes),
+            sum(process.window_bytes for process in processes),
+            sum(process.window_peak_bytes for process in processes),
+        )  # fmt: skip

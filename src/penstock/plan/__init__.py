@@ -6,6 +6,7 @@ from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_s
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
+from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
 
@@ -13,12 +14,16 @@ __all__ = [
     "SEQUENTIAL",
     "BoundedSpread",
     "Epoch",
+    "LaneShare",
     "LoaderState",
     "OrderSpec",
+    "Places",
     "RankPartitioner",
+    "Schedule",
     "Shuffle",
     "ShuffleLayout",
     "ShuffleQuality",
+    "SpanSteps",
     "derive_key",
     "expected_blocks",
     "random_u64",

@@ -58,7 +58,7 @@ def _reopen(uri: str, prefix: str, token: str) -> "MemoryStore":
 class MemoryStore(Store):
     """Objects in memory: private for `memory://`, shared within the process for `memory://name`."""
 
-    is_local = True
+    is_local = is_process_local = True
 
     def __init__(self, uri: str, prefix: str, namespace: _Namespace) -> None:
         self.uri = uri

@@ -43,6 +43,9 @@ class Store(ABC):
     is_local: bool = False
     """Whether reads do not wait for a network: one thread is enough, and `read_into` fills buffers without a copy."""
 
+    is_process_local: bool = False
+    """Whether other processes cannot open it, or would open another one."""
+
     retries: int = 0
     """Requests repeated after a failure, so far."""
 

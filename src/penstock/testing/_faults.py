@@ -48,7 +48,9 @@ class _Call:
 
 
 class _Wrapper(Store):
-    """Forwards every call to another store through `_call`."""
+    """Forwards every call to another store through `_call`; what it counts or causes stays in this process."""
+
+    is_process_local = True
 
     def __init__(self, store: Store) -> None:
         self.store = store

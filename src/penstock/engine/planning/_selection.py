@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.engine._row_sizes import Floats, RowSizes, leaf_sizes
-from penstock.engine._slab import fixed_column
+from penstock.engine.planning._columns import fixed_column
+from penstock.engine.planning._row_sizes import Floats, RowSizes, leaf_sizes
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
 from penstock.plan import Epoch, ShuffleLayout, split_blocks
@@ -43,6 +43,7 @@ class Block:
         return len(self.selected)
 
     def part(self, first: int, end: int) -> "Block":
+        """A block of some consecutive rows."""
         if first == 0 and end == len(self.selected):
             return self
         return Block(self.fragment, self.start, self.selected[first:end])
@@ -90,6 +91,17 @@ class Selection:
     def scattered(self) -> bool:
         """Whether the rows have an order of their own that must be preserved; they are read by span, not by block."""
         return self.rows is None
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether some rows are selected more than once."""
+        return not isinstance(self.rows, range) and (self.rows is None or not (np.diff(self.rows) > 0).all())
+
+    def first_index(self, block: Block) -> int:
+        """The index of a block's first row among the selected rows in table order."""
+        position = block.position(0)
+        assert self.rows is not None
+        return position - self.rows.start if isinstance(self.rows, range) else int(np.searchsorted(self.rows, position))
 
     def positions(self, places: Int64Array) -> Int64Array:
         """Table positions of rows given by their index in the selection."""

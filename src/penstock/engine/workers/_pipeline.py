@@ -22,25 +22,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from threading import Condition, Lock, Thread, current_thread
-from typing import Any
+from threading import Condition, Thread, current_thread
+from typing import Any, Generic, TypeVar
 
-from penstock.engine._blocks import Span, WindowBlock
-from penstock.engine._fetch import Fetcher, PageRuns, Request
-from penstock.engine._planner import PlannedSpans, Planner
 from penstock.engine._stats import StatsCollector
-from penstock.engine._window import Window
+from penstock.engine.planning import PlannedSpans, Planner, Span
+from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlock
 from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
 _JOIN_S = 0.5
 
-BuildSpan = Callable[[Span], Sequence[Any]]
+Built = TypeVar("Built")
 
-_running: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+_running: "weakref.WeakSet[Pipeline[Any]]" = weakref.WeakSet()
 
 
-class Pipeline:
+class Pipeline(Generic[Built]):
     """The threads of one run of a loader, from a position in an epoch on."""
 
     def __init__(
@@ -48,25 +46,26 @@ class Pipeline:
         planner: Planner,
         window: Window,
         fetcher: Fetcher | None,
-        builders: Sequence[BuildSpan],
+        builders: Sequence[Callable[[Span], Built]],
         *,
         threads: int,
         inline: bool,
         tolerant: bool,
-        depth: int,
+        depth: int | None,
         collector: StatsCollector,
         init_thread: Callable[[], None] | None = None,
     ) -> None:
-        """Up to `depth` spans are built ahead of the loop; with `inline`, the consumer's thread is the only builder.
+        """Up to `depth` spans are built ahead of the consumer, or those that `raise_limit` allows.
 
-        Without a fetcher the threads read by themselves. Each thread calls `init_thread` first. A tolerant pipeline
-        leaves damaged pages to the builders instead of failing the span.
+        With `inline`, the consumer's thread is the only builder. Without a fetcher the threads read by themselves. Each
+        thread calls `init_thread` first. A tolerant pipeline leaves damaged pages to the builders instead of failing
+        the span.
         """
         self._planner, self._window, self._fetcher = planner, window, fetcher
         self._inline_builder = builders[0] if inline else None
         self._idle_builders = [] if inline else list(builders)
-        self._tolerant, self._depth, self._collector, self._init_thread = tolerant, depth, collector, init_thread
-        self._lock = Lock()
+        self._tolerant, self._collector, self._init_thread = tolerant, collector, init_thread
+        self._lock = window.lock
         self._task_ready, self._result_ready = Condition(self._lock), Condition(self._lock)
         self._plan: Iterator[None] = iter(())
         self._planning = False
@@ -74,8 +73,16 @@ class Pipeline:
         self._blocked_since: float | None = None
         self._read_queue: deque[tuple[WindowBlock, int]] = deque()
         self._ready_spans: list[tuple[int, Span]] = []
-        self._results: dict[int, tuple[Span, Sequence[Any] | BaseException]] = {}
-        self._delivered = self._admitted = self._released = self._idle_threads = 0
+        self._undelivered: deque[Span] = deque()
+        self._results: dict[int, Built | BaseException] = {}
+        self._limit = 0
+        """Spans with lower numbers may be built."""
+        self._depth = depth
+        self._next_number = 0
+        """The number after that of the last admitted span."""
+        self._idle_threads = 0
+        self._unbuilt = 0
+        """Spans that are admitted and not built yet."""
         self._filling = 0
         """Blocks that are admitted and not filled yet."""
         self._failure: BaseException | None = None
@@ -85,13 +92,21 @@ class Pipeline:
             Thread(target=self._thread_main, name="penstock-pipeline", daemon=True) for _ in range(threads)
         ]
 
-    def start(self, epoch: int, consumed: int) -> None:
-        """Start the threads."""
-        self._plan = self._admit_spans(epoch, consumed)
+    def start(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> None:
+        """Start to read at a position, where span `number` begins; spans before `first` are skipped."""
+        self._plan = self._admit_spans(epoch, consumed, number, first)
         self._reading_epoch = self._planning_epoch = epoch
+        self._limit = self._depth or 0
         _running.add(self)
         for thread in self._threads:
             thread.start()
+
+    def raise_limit(self, limit: int) -> None:
+        """Allow spans with numbers below `limit` to be built, in memory that is available now."""
+        with self._lock:
+            self._limit = max(self._limit, limit)
+            self._memory_freed(by_thread=False)
+            self._task_ready.notify_all()
 
     def resume(self, epoch: int) -> None:
         """Continue reading, at most up to the end of the epoch after this one."""
@@ -125,12 +140,12 @@ class Pipeline:
                 if thread is not current_thread():
                     thread.join(max(0.0, ends - time.monotonic()))
 
-    def next_span(self) -> tuple[Span, Sequence[Any]] | None:
-        """The next span and its batches, None after `stop`; raises the error that occurred in it."""
+    def next_span(self) -> tuple[Span, Built] | None:
+        """The next span and what was built of it, None after `stop`; raises the error that occurred in it."""
         started, busy = time.perf_counter(), 0.0
         with self._lock:
-            while (found := self._results.pop(self._delivered, None)) is None:
-                if self._failure is not None and self._delivered == self._admitted:
+            while (found := self._next_result()) is None:
+                if self._failure is not None and not self._undelivered:
                     raise self._failure
                 if self._stopped:
                     return None
@@ -145,7 +160,9 @@ class Pipeline:
                         self._lock.acquire()
                 else:
                     self._result_ready.wait()
-            self._delivered += 1
+            span = self._undelivered.popleft()
+            if self._depth is not None:
+                self._limit = span.number + 1 + self._depth
             if self._idle_threads and (self._startable() or self._can_plan()):
                 self._task_ready.notify()
         waited = time.perf_counter() - started
@@ -153,10 +170,16 @@ class Pipeline:
         if self._inline_builder is not None:
             self._collector.add_time("worker", "busy", busy)
             self._collector.add_time("worker", "starved", waited - busy)
-        span, batches = found
-        if isinstance(batches, BaseException):
-            raise batches
-        return span, batches
+        span, built = found
+        if isinstance(built, BaseException):
+            raise built
+        return span, built
+
+    def _next_result(self) -> tuple[Span, Built | BaseException] | None:
+        if not self._undelivered or self._undelivered[0].number not in self._results:
+            return None
+        span = self._undelivered[0]
+        return span, self._results.pop(span.number)
 
     def _thread_main(self) -> None:
         if self._init_thread is not None:
@@ -195,7 +218,7 @@ class Pipeline:
         return None
 
     def _can_plan(self) -> bool:
-        far_ahead = self._admitted >= self._delivered + self._depth + _PLANNED_AHEAD
+        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD
         far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1 or self._paused
         return not self._planning and not far_ahead and self._blocked_since is None
 
@@ -210,57 +233,38 @@ class Pipeline:
         with self._lock:
             self._planning = not going
 
-    def _admit_spans(self, epoch: int, consumed: int) -> Iterator[None]:
-        """Admit spans in order; yields after each one, and while a block waits for memory."""
-        while True:
-            some = False
-            for planned in self._prepared(self._planner.planned_spans(epoch, consumed)):
-                some = True
-                for span in planned.spans:
-                    for block in span.blocks:
-                        if not block.admitted:
-                            while not self._try_admit(block):
-                                yield
-                            self._request(block)
-                    self._admit(span)
-                    yield
-            if not some and not consumed:
-                return
-            epoch, consumed = epoch + 1, 0
-            self._planning_epoch = epoch
-            yield
+    def _admit_spans(self, epoch: int, consumed: int, number: int, first: int) -> Iterator[None]:
+        """Admit spans in order; yields after each one, between epochs, and while a block waits for memory."""
+        for planned in self._prepared(self._planner.planned_spans(epoch, consumed, number, first)):
+            for span in planned.spans:
+                for block in self._window.blocks(span):  # which may name a block twice
+                    if not block.admitted:
+                        while not self._try_admit(block):
+                            yield
+                        self._request(block)
+                self._admit(span)
+                yield
+            if planned.last:
+                self._planning_epoch += 1
+                yield
 
     def _prepared(self, planned_spans: Iterator[PlannedSpans]) -> Iterator[PlannedSpans]:
-        """Plan the requests of new blocks; if rows are read into batches, wait until all destinations are known."""
+        """Register spans with the window; if rows are read into batches, wait until all destinations are known."""
         ahead: deque[PlannedSpans] = deque()
         for planned in planned_spans:
-            for block in self._register(planned):  # together, while the plan is in the CPU cache
-                self._window.plan_requests(block)
+            self._window.register(planned)
             ahead.append(planned)
-            while ahead and not (self._window.reads_into_batch and ahead[0].has_open_blocks):
+            while ahead and (
+                planned.last or not (self._window.reads_into_batch and self._window.has_open_blocks(ahead[0]))
+            ):
                 yield ahead.popleft()
         yield from ahead
-
-    def _register(self, planned: PlannedSpans) -> list[WindowBlock]:
-        """Count the spans that need each block and mark closed blocks; returns the new blocks."""
-        fresh: list[WindowBlock] = []
-        with self._lock:
-            for span in planned.spans:
-                for block in span.blocks:
-                    if not block.pending_spans and not block.admitted:
-                        fresh.append(block)
-                    block.pending_spans += 1
-            for block in planned.closed:
-                block.closed = True
-                if not block.pending_spans and block.admitted:
-                    self._window.free(block)
-        return fresh
 
     def _try_admit(self, block: WindowBlock) -> bool:
         with self._lock:
             if self._blocked_since is not None:
                 return False
-            if not self._window.admit(block, force=self._admitted == self._released and not self._filling):
+            if not self._window.admit(block, force=not self._unbuilt and not self._filling):
                 self._blocked_since = time.perf_counter()
                 return False
             self._filling += 1
@@ -292,12 +296,10 @@ class Pipeline:
     def _admit(self, span: Span) -> None:
         """Queue a span whose blocks have all been requested."""
         with self._lock:
-            for block in span.blocks:
-                if not block.filled:
-                    block.waiting_spans.append(span)
-                    span.pending_blocks += 1
-            self._admitted += 1
-            if not span.pending_blocks:
+            self._unbuilt += 1
+            self._next_number = span.number + 1
+            self._undelivered.append(span)
+            if self._window.await_blocks(span):
                 self._mark_ready(span)
 
     def _read_local(self, block: WindowBlock, index: int) -> None:
@@ -314,34 +316,14 @@ class Pipeline:
         self._on_response(block, index, found)
 
     def _on_response(self, block: WindowBlock, index: int, found: PageRuns | BaseException) -> None:
-        with self._lock:
-            if isinstance(found, BaseException):
-                block.error = block.error or found
-            else:
-                block.pages.add_all(block.requests[index].file, found)
-            block.pending_requests -= 1
-            complete = not block.pending_requests
-        if complete:
+        if self._window.add_pages(block, index, found):
             self._fill(block)
 
     def _fill(self, block: WindowBlock) -> None:
-        if not self._stopped:
-            try:
-                if block.error is None:
-                    self._window.fill(block)
-                else:
-                    self._window.fill_nulls(block)
-            except BaseException as error:
-                block.error = error
-        block.pages = type(block.pages)()
+        ready = [] if self._stopped else self._window.fill(block)
         with self._lock:
-            self._window.release_pages(block)
-            block.filled = True
-            for span in block.waiting_spans:
-                span.pending_blocks -= 1
-                if not span.pending_blocks:
-                    self._mark_ready(span)
-            block.waiting_spans = []
+            for span in ready:
+                self._mark_ready(span)
             self._filling -= 1
             self._memory_freed(by_thread=self._fetcher is None)
 
@@ -354,42 +336,34 @@ class Pipeline:
             self._task_ready.notify()
 
     def _startable(self) -> bool:
-        return bool(self._ready_spans) and self._ready_spans[0][0] < self._delivered + self._depth
+        return bool(self._ready_spans) and self._ready_spans[0][0] < self._limit
 
-    def _build_in_thread(self, span: Span, build: BuildSpan) -> None:
+    def _build_in_thread(self, span: Span, build: Callable[[Span], Built]) -> None:
         with self._collector.timed("worker", "busy"):
             self._build(span, build)
         with self._lock:
             self._idle_builders.append(build)
 
-    def _build(self, span: Span, build: BuildSpan) -> None:
-        batches: Sequence[Any] | BaseException
+    def _build(self, span: Span, build: Callable[[Span], Built]) -> None:
+        built: Built | BaseException
         try:
-            batches = self._block_error(span) or build(span)
+            built = self._block_error(span) or build(span)
         except BaseException as error:
             if self._inline_builder is not None and not isinstance(error, Exception):
                 raise  # Ctrl-C belongs to the consumer's loop
-            batches = error
+            built = error
         with self._lock:
-            self._release(span)
+            self._window.release(span)
+            self._unbuilt -= 1
+            self._memory_freed(by_thread=self._inline_builder is None)
             if not self._stopped:
-                self._results[span.number] = span, batches
-                if span.number == self._delivered:
+                self._results[span.number] = built
+                if span is self._undelivered[0]:
                     self._result_ready.notify()
 
     def _block_error(self, span: Span) -> BaseException | None:
-        errors = [block.error for block in span.blocks if block.error is not None]
+        errors = [block.error for block in self._window.blocks(span) if block.error is not None]
         return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
-
-    def _release(self, span: Span) -> None:
-        for block in span.blocks:
-            block.pending_spans -= 1
-            if not block.pending_spans and block.closed:
-                self._window.free(block)
-        span.blocks = []
-        self._window.release(span)
-        self._released += 1
-        self._memory_freed(by_thread=self._inline_builder is None)
 
 
 @atexit.register

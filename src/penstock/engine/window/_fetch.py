@@ -20,6 +20,7 @@ from collections.abc import Callable
 from threading import Condition, Event, Lock, Thread
 
 from penstock.engine._stats import StatsCollector
+from penstock.engine.window._page_cache import PageRuns
 from penstock.errors import StorageTimeoutError
 from penstock.storage import cancel_retries_on
 
@@ -30,8 +31,6 @@ _HEDGE_FACTOR = 3.0
 _HEDGE_MIN_S = 0.1
 _HEDGE_CHECK_S = 0.02
 _LATENCIES = 512
-
-PageRuns = list[tuple[int, memoryview]]
 
 
 class Request:

@@ -10,15 +10,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._batch_builder import PAD, BadRowsError, RowKeys
-from penstock.engine._collate import pad, split
-from penstock.engine._decode import Columns
+from penstock.engine.assembly._batch_builder import RowKeys
+from penstock.engine.assembly._collate import pad, split
+from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._rows import PAD, BadRowsError
 from penstock.errors import InvalidInputError
 from penstock.format import value_kind
 from penstock.format.kinds import Tensor, Values
 from penstock.table import ROW_ID, Reader
 
 Sample = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Jagged:
+    """Rows of different lengths, one after the other."""
+
+    values: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+    """The start of each row, and the end of the last one."""
+    shortest: int
+    longest: int
+
+    @classmethod
+    def of(cls, rows: Sequence[npt.NDArray[Any]]) -> "Jagged":
+        """Concatenate rows."""
+        lengths = [len(row) for row in rows]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return cls(np.concatenate(rows), offsets, min(lengths), max(lengths))
 
 
 @dataclass
@@ -30,7 +50,7 @@ class NumpyFormatter:
     collate_fn: Callable[[list[Any]], Any] | None
     ragged: str
     """How values of different shapes share a batch: "pad"; "list"; "refuse" raises; "rows" gives a list if only their
-    first dimension varies and pads otherwise. Adapters may define more."""
+    first dimension varies and pads otherwise; "nested" gives `jagged` then, and else a list."""
     ragged_columns: dict[str, npt.NDArray[Any]]
     """Ragged numeric columns, each with an empty value."""
     tolerant: bool
@@ -73,6 +93,14 @@ class NumpyFormatter:
             return None
         return self.split(self._arrays(columns), batch_rows)
 
+    def without_framework(self) -> "NumpyFormatter":
+        """See `engine.BatchFormatter`."""
+        return NumpyFormatter(None, None, None, self.ragged, self.ragged_columns, self.tolerant)
+
+    def from_numpy(self, batch: Any) -> Any:
+        """See `engine.BatchFormatter`."""
+        return self._converted(batch)
+
     def to_transport(self, value: Any) -> Any:
         """See `engine.BatchFormatter`."""
         return value
@@ -84,6 +112,10 @@ class NumpyFormatter:
     def array(self, array: npt.NDArray[Any]) -> Any:
         """An array that the user may write to."""
         return writable(array)
+
+    def jagged(self, rows: Jagged) -> Any:
+        """Rows of different lengths."""
+        return rows
 
     def split(self, batch: dict[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
         """Split arrays into batches of the given lengths."""
@@ -102,18 +134,19 @@ class NumpyFormatter:
         return stack_values(values)
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
-        """Format a column of arrays with different shapes."""
+        """A column of arrays with different shapes, in numpy arrays."""
         if self.ragged == "refuse":
             raise InvalidInputError(
                 f"column {name!r} has values of different shapes, and every process would pad them in its own way; "
                 "give them one shape with transform=…, or leave the column out with columns=…"
             )
-        by_rows = self.ragged == "rows" and empty is not None and ragged_in_first_dimension(empty)
+        by_rows = self.ragged in ("rows", "nested") and empty is not None and ragged_in_first_dimension(empty)
         if self.ragged == "pad" or (self.ragged == "rows" and not by_rows):
             padded, shapes = pad(values, empty)
-            return {name: self.array(padded), f"{name}_shape": self.array(shapes)}
+            return {name: padded, f"{name}_shape": shapes}
         missing = empty if by_rows else None
-        return {name: [missing if value is None else self.array(value) for value in values]}
+        rows: list[Any] = [missing if value is None else value for value in values]
+        return {name: Jagged.of(rows) if by_rows and self.ragged == "nested" else rows}
 
     def seed_global_generators(self, seed: int) -> None:
         """Seed the global random generators of this process."""
@@ -123,7 +156,7 @@ class NumpyFormatter:
     def _inputs(self, columns: Columns) -> list[Sample]:
         """Samples for the transform; copies if they may be needed again, because a transform may modify its input."""
         values = {name: column for name, column in columns.items() if name != PAD}
-        if self.tolerant and not self.in_worker_process:
+        if self.tolerant:
             values = {name: _copied(column) for name, column in values.items()}
         return samples_of(values, self.array)
 
@@ -179,15 +212,25 @@ class NumpyFormatter:
     def _arrays(self, columns: Columns) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for name, values in columns.items():
-            if not isinstance(values, list):
-                batch[name] = self.array(values) if isinstance(values, np.ndarray) else values  # or on a device
-                continue
             empty = self.ragged_columns.get(name)
-            if empty is None and not any(isinstance(value, np.ndarray) for value in values):
-                batch[name] = values
-            else:
+            if isinstance(values, list) and (empty is not None or any(isinstance(v, np.ndarray) for v in values)):
                 batch.update(self.format_ragged(name, values, empty))
-        return batch
+            else:
+                batch[name] = values
+        return self._converted(batch)
+
+    def _converted(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Convert the numpy arrays of a batch."""
+        return {name: self._convert(values) for name, values in batch.items()}
+
+    def _convert(self, values: Any) -> Any:
+        if isinstance(values, np.ndarray):
+            return self.array(values)
+        if isinstance(values, Jagged):
+            return self.jagged(values)
+        if isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values):
+            return [self.array(value) if isinstance(value, np.ndarray) else value for value in values]
+        return values  # no arrays, or on a device already
 
 
 @dataclass
@@ -204,6 +247,10 @@ class ConvertedFormatter(NumpyFormatter):
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
         """See `engine.BatchFormatter`; arrays are converted one by one."""
         return None
+
+    def from_numpy(self, batch: Any) -> Any:
+        """See `engine.BatchFormatter`."""
+        return self.put(super().from_numpy(batch))
 
     def from_transport(self, value: Any) -> Any:
         """See `engine.BatchFormatter`."""

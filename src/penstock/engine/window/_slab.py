@@ -2,56 +2,18 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.device import Accelerator, DeviceRows, Staging, lazy_empty
-from penstock.format import Field, Schema
-from penstock.format.kinds import Label, Tensor
-from penstock.table import ROW_ID, Allocator, Int64Array
+from penstock.engine.planning import FixedColumn
+from penstock.table import Allocator, Int64Array
 
 _DEVICE_ROW_BYTES, _MIN_DIRECT_ROW_BYTES = 1 << 10, 32 << 10
-
-
-@dataclass(frozen=True)
-class FixedColumn:
-    """A column whose rows all have the same shape."""
-
-    name: str
-    field: Field | None
-    """None for `_row_id`, which is not stored in files."""
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    nullable: bool
-
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
-
-
-def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
-    """The column if its rows have a fixed shape, else None."""
-    if field is None:
-        return FixedColumn(ROW_ID, None, np.dtype(np.int64), (), False)
-    kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
-    if not isinstance(kind, Tensor) or kind.ragged:
-        return None
-    shape = tuple(length for length in kind.shape if length is not None)
-    return FixedColumn(name, field, kind.element.logical, shape, field.nullable)
-
-
-class Layout:
-    """Which columns are in the slab (`fixed`), and which have a variable shape or are encoded (`variable`)."""
-
-    def __init__(self, schema: Schema, names: Sequence[str]) -> None:
-        fields = {name: None if name == ROW_ID else schema[name] for name in names}
-        self.fields = [field for field in fields.values() if field is not None]
-        self.fixed = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
-        known = {column.name for column in self.fixed}
-        self.variable = [field for field in self.fields if field.name not in known]
+_CHUNK_BYTES = 256 << 10
+"""Rows gathered at a time where they are not contiguous, so that they stay in the CPU cache."""
 
 
 class Slab:
@@ -129,9 +91,13 @@ class Slab:
 
     def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
         """Rows of a column in the given order."""
-        out = empty((len(rows), *column.shape), column.dtype)
-        # mode="raise" would make numpy use a temporary buffer.
-        np.take(self._values[column.name], rows, axis=0, out=out, mode="clip")
+        values, out = self._values[column.name], empty((len(rows), *column.shape), column.dtype)
+        if out.flags.c_contiguous:
+            np.take(values, rows, axis=0, out=out, mode="clip")  # mode="raise" would make numpy use a temporary buffer
+            return out
+        step = max(1, _CHUNK_BYTES // max(1, column.row_bytes))  # numpy would gather all rows into one temporary array
+        for first in range(0, len(rows), step):
+            out[first : first + step] = values.take(rows[first : first + step], axis=0, mode="clip")
         return out
 
 

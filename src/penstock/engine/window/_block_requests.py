@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from penstock.engine._blocks import WindowBlock
-from penstock.engine._page_cache import PageCache
-from penstock.engine._selection import Block
-from penstock.engine._slab import FixedColumn, Layout
+from penstock.engine.planning import Block, FixedColumn, Layout, PlannedBlock
+from penstock.engine.window._page_cache import PageCache
 from penstock.format import Field
 from penstock.format.kinds import Linked
 from penstock.table import FragmentRows, PageRequest, direct_row_range, page_requests
@@ -57,6 +55,7 @@ class BlockRequests:
         self._page_cache, self._heaviest_id, self._direct_reads = page_cache, heaviest.id if heaviest else 0, direct
         self._ids = [field.id for field in layout.fields]
         self._variable_ids = {field.id for field in layout.variable}
+        self._into_batch = {column.name for column in into_batch}
         self._into_batch_ids = {column.field.id for column in into_batch if column.field is not None}
         fields = [column.field for column in layout.fixed if column.field is not None]
         self._fixed_width = [(field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes]
@@ -65,11 +64,15 @@ class BlockRequests:
         )
         self._memoized = lru_cache(_MAX_MEMOIZED)(self._build)
 
-    def for_block(self, block: WindowBlock) -> BlockRequest:
+    def for_block(self, block: PlannedBlock) -> BlockRequest:
         """The requests and the memory of a block."""
         if isinstance(block.source.selected, range):  # such a block is the same object in every epoch
             return self._memoized(block.source)
         return self._build(block.source)
+
+    def goes_into_batch(self, name: str) -> bool:
+        """Whether a column belongs in preallocated batches."""
+        return name in self._into_batch
 
     def is_cacheable(self, request: PageRequest) -> bool:
         """Whether the pages go through the page cache."""

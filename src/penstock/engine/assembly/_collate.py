@@ -8,59 +8,59 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.device import Accelerator, writable_view
-from penstock.engine._blocks import EncodedRows, Span
-from penstock.engine._decode import ColumnDecoder, Columns, DecodeOptions, with_mask
-from penstock.engine._slab import Layout, Slab
+from penstock.engine._options import DecodeOptions
+from penstock.engine.assembly._decode import ColumnDecoder, Columns, with_mask
+from penstock.engine.planning import Layout, Span
+from penstock.engine.window import EncodedRows, Window, WindowBlock
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor, Values
 from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader, take
 from penstock.types import Buffer
 
+Allocators = Callable[[str], Allocator]
+"""Allocates the values of a column, given its name."""
+
 
 class Collator:
-    """Collates the rows of a span into columns."""
+    """Collates rows into columns."""
 
     def __init__(
-        self,
-        reader: Reader,
-        layout: Layout,
-        options: DecodeOptions,
-        empty: Allocator,
-        accelerator: Accelerator | None = None,
-        *,
-        defer_decode: bool = False,
+        self, reader: Reader, layout: Layout, options: DecodeOptions, accelerator: Accelerator | None = None
     ) -> None:
-        """The accelerator decodes images if it can; with `defer_decode`, a worker process decodes later."""
-        self._reader, self._layout, self._options, self._empty = reader, layout, options, empty
-        self._accelerator, self._defer_decode = accelerator, defer_decode
+        """The accelerator decodes images if it can."""
+        self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
         self._decoder = ColumnDecoder(options, layout.variable)
-        self._shared: Callable[[Buffer], Any] = _bytes if accelerator is None else writable_view
+        self._view: Callable[[Buffer], Any] = _bytes if accelerator is None else writable_view
 
-    def columns(self, span: Span, slab: Slab) -> tuple[Columns, dict[int, Exception]]:
+    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, dict[int, Exception]]:
         """All columns of a span, and the errors of bad rows by index; the values of bad rows are undefined."""
         found: Columns = {}
         bad: dict[int, Exception] = {}
-        rows = span.slab_rows if self._layout.fixed else None
+        blocks = window.blocks(span)
+        rows = _slab_rows(span, blocks) if self._layout.fixed else None
         for column in self._layout.fixed:
             assert rows is not None
-            preallocated = span.preallocated.get(column.name)
-            found[column.name] = slab.gather(column, rows, self._empty) if preallocated is None else preallocated.values
-            if preallocated is not None and not all(block.into_batch for block in span.blocks):
-                others = np.array([not block.into_batch for block in span.blocks])[span.block_index]
-                preallocated.values[others] = slab.gather(column, rows[others], self._empty)
+            preallocated = window.preallocated(span, column.name)
+            if preallocated is None:
+                found[column.name] = window.slab.gather(column, rows, empty(column.name))
+            else:
+                found[column.name] = preallocated.values
+                if not all(block.into_batch for block in blocks):
+                    others = np.array([not block.into_batch for block in blocks])[span.block_index]
+                    preallocated.values[others] = window.slab.gather(column, rows[others], np.empty)
             if column.nullable:
-                found[f"{column.name}_mask"] = slab.masks[column.name][rows]
+                found[f"{column.name}_mask"] = window.slab.masks[column.name][rows]
         for field in self._layout.variable:
             shape = self._options.image_shape(field)
-            images = _encoded(span, field, self._shared) if shape is not None and len(shape) == 3 else None
+            images = _encoded(span, blocks, field, self._view) if shape is not None and len(shape) == 3 else None
             if images is None:
-                found.update(self._variable(field, _raw_column(span, field.name), bad))
+                found.update(self._variable(field, _raw_column(span, blocks, field.name), empty, bad))
                 continue
             there = self._decode_on_device(field, images)
             if not there and self._accelerator is not None:
                 images = [None if image is None else image.data for image in images]
-            found.update(there or self._decode(field, images, bad))
+            found.update(there or self._decoder.column(field, images, empty(field.name), bad))
         return found, bad
 
     def rows(
@@ -76,7 +76,7 @@ class Collator:
         others = [field for field in self._layout.fields if field.name not in numbers]
         cells = self._reader.raw_columns(others, [rising])[0] if others else {}
         if not np.array_equal(rising, positions):
-            cells = {name: column.take(places, self._empty) for name, column in cells.items()}
+            cells = {name: column.take(places, np.empty) for name, column in cells.items()}
         found: Columns = {}
         bad: dict[int, Exception] = {}
         for column in self._layout.fixed:
@@ -89,7 +89,7 @@ class Collator:
                 there = filled.mask
                 found[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
         for field in self._layout.variable:
-            found.update(self._variable(field, cells[field.name], bad))
+            found.update(self._variable(field, cells[field.name], lambda _: np.empty, bad))
         return found, bad
 
     def _fixed_width(
@@ -103,7 +103,7 @@ class Collator:
             for column in self._layout.fixed:
                 if column.field is None:
                     continue
-                values = random_reader.read(column.field, wanted, first, len(places), self._empty)
+                values = random_reader.read(column.field, wanted, first, len(places), np.empty)
                 if values is not None:
                     values[again] = values[first[places[again]]]
                     found[column.name] = RawColumn(values, ())
@@ -112,13 +112,11 @@ class Collator:
     def row(self, position: int) -> Columns:
         """One row, decoded; raises its error if it is bad."""
         found, bad = self.rows(np.array([position]))
-        if self._defer_decode:
-            bad |= self._decoder.columns(found, np.empty)[1]
         for error in bad.values():
             raise error
         return found
 
-    def _variable(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> Columns:
+    def _variable(self, field: Field, cells: RawColumn, empty: Allocators, bad: dict[int, Exception]) -> Columns:
         decoded = field.name in self._decoder.fields
         if not decoded and not self._options.leaves_encoded(field):
             return self._values(field, cells, bad)
@@ -126,12 +124,8 @@ class Collator:
         encoded = self._reader.load_external(field, cells)
         if not decoded:
             return {field.name: encoded.to_pylist()}
-        rows = _index_rows([encoded], _bytes)
-        return self._decode(field, [rows.row(index) for index in range(len(encoded))], bad)
-
-    def _decode(self, field: Field, encoded: list[Any], bad: dict[int, Exception]) -> Columns:
-        """Decode an encoded column, unless a worker process does."""
-        return {field.name: encoded} if self._defer_decode else self._decoder.column(field, encoded, self._empty, bad)
+        rows = EncodedRows.of([encoded], _bytes)
+        return self._decoder.column(field, [rows.row(index) for index in range(len(encoded))], empty(field.name), bad)
 
     def _values(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> Columns:
         try:
@@ -190,7 +184,12 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
     return out, shapes
 
 
-def _raw_column(span: Span, name: str) -> RawColumn:
+def _slab_rows(span: Span, blocks: Sequence[WindowBlock]) -> Int64Array:
+    """The slab index of each row."""
+    return np.array([block.slab_start for block in blocks], np.int64)[span.block_index] + span.rows
+
+
+def _raw_column(span: Span, blocks: Sequence[WindowBlock], name: str) -> RawColumn:
     """A variable-size column of a span."""
     order = np.argsort(span.block_index, kind="stable")
     ordered, rows = span.block_index[order], span.rows[order]
@@ -198,7 +197,7 @@ def _raw_column(span: Span, name: str) -> RawColumn:
     arrays: list[pa.Array] = []
     references: list[pa.Array | None] = []
     for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        cells = span.blocks[int(ordered[first])].raw_columns[name]
+        cells = blocks[int(ordered[first])].raw_columns[name]
         assert cells.array is not None
         arrays.append(take(cells.array, rows[first:end]))
         references.append(None if cells.references is None else take(cells.references, rows[first:end]))
@@ -214,37 +213,19 @@ def _raw_column(span: Span, name: str) -> RawColumn:
     return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
 
 
-def _encoded(span: Span, field: Field, shared: Callable[[Buffer], Any]) -> list[Any] | None:
+def _encoded(
+    span: Span, blocks: Sequence[WindowBlock], field: Field, view: Callable[[Buffer], Any]
+) -> list[Any] | None:
     """The encoded bytes of each row in the window; None if some are blobs or links."""
     by_block: list[EncodedRows] = []
-    for block in span.blocks:
-        found = block.encoded.get(field.name)
+    for block in blocks:
+        found = block.encoded_rows(field.name, view)
         if found is None:
-            cells = block.raw_columns[field.name]
-            if cells.references is not None or pa.types.is_struct(cells.chunks[0].type):
-                return None
-            found = block.encoded[field.name] = _index_rows(cells.chunks, shared)
+            return None
         by_block.append(found)
     return [
         by_block[number].row(row) for number, row in zip(span.block_index.tolist(), span.rows.tolist(), strict=True)
     ]
-
-
-def _index_rows(parts: Sequence[pa.Array], shared: Callable[[Buffer], Any]) -> EncodedRows:
-    """Offsets of each row in arrays of bytes."""
-    found = EncodedRows([], [], [])
-    for part in parts:
-        width = np.dtype(np.int64 if part.type == pa.large_binary() else np.int32)
-        _, offsets_buffer, data = part.buffers()
-        offsets = np.frombuffer(offsets_buffer, width, len(part) + 1, part.offset * width.itemsize).tolist()
-        memory: list[Any] = [shared(data or b"")] * len(part)
-        if part.null_count:
-            for row in np.flatnonzero(~np.asarray(part.is_valid())).tolist():
-                memory[row] = None
-        found.memory.extend(memory)
-        found.starts.extend(offsets[:-1])
-        found.ends.extend(offsets[1:])
-    return found
 
 
 def _bytes(data: Buffer) -> memoryview:

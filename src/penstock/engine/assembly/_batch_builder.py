@@ -1,0 +1,181 @@
+"""Build the batches of a span: apply the user's functions, and transfer batches to a device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.device import Accelerator
+from penstock.engine._stats import BadSample, StatsCollector
+from penstock.engine.assembly._collate import Allocators, split
+from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer, RowSource
+from penstock.engine.planning import Span
+from penstock.plan import derive_key, random_u64
+from penstock.table import Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """The keys of a batch's random numbers: they depend on nothing else."""
+
+    seed: int
+    epoch: int
+    row_ids: Int64Array
+
+    def generator(self, index: int) -> np.random.Generator:
+        """A generator for one row, the same wherever and whenever the row is transformed."""
+        return np.random.Generator(np.random.Philox(derive_key(self.seed, self.epoch, int(self.row_ids[index]))))
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """`count` random numbers in [0, 1) for each row, as reproducible, for all rows at once."""
+        key = derive_key(self.seed, self.epoch, count)
+        drawn = random_u64(key, self.row_ids[:, None] * count + np.arange(count))
+        return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class BatchFormatter(Protocol):
+    """Turns columns into the batch that the user's loop gets."""
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether it needs `RowKeys`."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether it calls a function for each row, so that batches are built one at a time."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it reads column values, so that they must be in host memory."""
+
+    in_worker_process: bool
+    """Whether it runs in a worker process of its own, and may seed global random generators."""
+
+    def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
+        """One batch; raises `BadRowsError` for rows that cannot be transformed."""
+
+    def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
+        """All batches of a span at once; None if it has to see them one by one."""
+
+    def without_framework(self) -> "BatchFormatter":
+        """A formatter of numpy batches that `from_numpy` converts; only if there are no functions (`on_host`)."""
+
+    def from_numpy(self, batch: Any) -> Any:
+        """A batch that `without_framework` made, as this formatter would have made it."""
+
+    def to_transport(self, value: Any) -> Any:
+        """A batch with numpy arrays in place of a framework's, for transport to another process."""
+
+    def from_transport(self, value: Any) -> Any:
+        """Inverse of `to_transport`."""
+
+
+class Placement(Protocol):
+    """Transfers batches to a device."""
+
+    accelerator: Accelerator
+    needs_keys: bool
+
+    def place(self, batch: Any, keys: RowKeys | None) -> Any:
+        """Start the transfer of a batch, in a builder's thread."""
+
+    def place_many(self, columns: Columns, keys: RowKeys | None, batch_rows: Sequence[int]) -> list[Any] | None:
+        """The same for all batches of a span at once; None if it cannot."""
+
+    def make_ready(self, batch: Any) -> Any:
+        """The batch for the loop, in the loop's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error in place of a batch, after the batches that succeeded."""
+
+    error: Exception
+
+
+class BuiltBatches(NamedTuple):
+    """The batches of a span."""
+
+    batches: list[Any]
+    """A `Failure` is the last item."""
+    bad: dict[int, BadSample]
+    """Rows of the span that were replaced."""
+
+
+class BatchAssembler:
+    """Makes batches of gathered rows."""
+
+    def __init__(
+        self,
+        formatter: BatchFormatter,
+        placement: Placement | None,
+        replacer: RowReplacer | None,
+        collector: StatsCollector,
+        *,
+        seed: int,
+    ) -> None:
+        """A formatter without functions needs no replacer."""
+        self._formatter, self._placement, self._replacer, self._collector = formatter, placement, replacer, collector
+        self._seed = seed
+        self.needs_keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
+
+    def __call__(self, rows: RowSource, gathered: GatheredRows, batch_rows: Sequence[int]) -> BuiltBatches:
+        """The batches of some rows. Raises the error of the first batch; a later one is a `Failure`."""
+        ids = rows.row_ids if self.needs_keys else None
+        if not self._formatter.on_host and gathered.failure is None:
+            with self._collector.timed("transform", "busy"):
+                keys = None if ids is None else RowKeys(self._seed, rows.epoch, ids)
+                made = self._format_span(gathered.columns, keys, batch_rows)
+            if made is not None:
+                return BuiltBatches(made, gathered.bad)
+        batches: list[Any] = []
+        start = 0
+        for columns, count in zip(split(gathered.columns, batch_rows), batch_rows, strict=True):
+            keys = None if ids is None else RowKeys(self._seed, rows.epoch, ids[start : start + count])
+            try:
+                if gathered.failure is not None and gathered.failure[0] < start + count:
+                    raise gathered.failure[1]
+                batches.append(self._format_batch(rows, GatheredRows(columns, gathered.bad), start, keys))
+            except Exception as error:
+                if not batches:
+                    raise
+                batches.append(Failure(error))
+                break
+            start += count
+        return BuiltBatches(batches, gathered.bad)
+
+    def _format_span(self, columns: Columns, keys: RowKeys | None, batch_rows: Sequence[int]) -> list[Any] | None:
+        """All batches at once, if nothing has to see them in host memory; None otherwise."""
+        if self._placement is None:
+            return self._formatter.format_many(columns, batch_rows)
+        return self._placement.place_many(columns, keys, batch_rows)
+
+    def _format_batch(self, rows: RowSource, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
+        tries = 0
+        while True:
+            try:
+                with self._collector.timed("transform", "busy"):
+                    finished = self._formatter(gathered.columns, keys if self._formatter.needs_keys else None)
+                    return finished if self._placement is None else self._placement.place(finished, keys)
+            except BadRowsError as bad:
+                assert self._replacer is not None
+                tries += 1
+                columns = gathered.columns
+                count = len(next(iter(columns.values())))
+                flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
+                for index, error in sorted(bad.failures.items()):
+                    self._replacer.replace(rows, gathered, start + index, error, flags, start=start, first=tries)
+
+
+class BatchBuilder:
+    """Builds the batches of spans in a thread of this process; one for each thread."""
+
+    def __init__(self, gather: RowGatherer, assemble: BatchAssembler, empty: Allocators) -> None:
+        self._gather, self._assemble, self._empty = gather, assemble, empty
+
+    def __call__(self, span: Span) -> BuiltBatches:
+        """The batches of a span; see `BatchAssembler`."""
+        return self._assemble(span, self._gather(span, self._empty), span.steps.batch_rows)

@@ -1,0 +1,70 @@
+"""Decode encoded columns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.codecs import decode_audio, decode_image, decode_images, decode_video
+from penstock.engine._options import DecodeOptions, Decoder
+from penstock.errors import SampleError
+from penstock.format import Field, value_kind
+from penstock.format.kinds import Audio, Image, Values, Video
+from penstock.table import Allocator
+from penstock.types import Buffer
+
+Columns = dict[str, Values]
+
+
+class ColumnDecoder:
+    """Decodes columns, a batch at a time."""
+
+    def __init__(self, options: DecodeOptions, fields: Sequence[Field]) -> None:
+        """Decodes those of the fields that are encoded and selected for decoding."""
+        self._options = options
+        self.fields = {field.name: field for field in fields if options.decodes(field)}
+
+    def column(
+        self, field: Field, encoded: Sequence[Buffer | None], empty: Allocator, bad: dict[int, Exception]
+    ) -> Columns:
+        """Decode a column; adds the errors of bad rows to `bad`, whose values are then undefined."""
+        kind, choice = value_kind(field.kind), self._options.decoder(field)
+        if callable(choice):
+            return {field.name: _each(encoded, choice, field.name, bad)}
+        if not isinstance(kind, Image):
+            return {field.name: _each(encoded, _audio_or_video_decoder(kind), field.name, bad)}
+        shape, resize = self._options.image_shape(field), self._options.resizes(field)
+        if shape is None:
+            return {field.name: _each(encoded, decode_image, field.name, bad)}
+        out, errors = decode_images(encoded, shape, resize=resize, empty=empty)
+        for row, error in errors.items():
+            bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
+        return with_mask(field, out, encoded)
+
+
+def with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:
+    """A column, and its validity mask if it is nullable."""
+    if not field.nullable:
+        return {field.name: values}
+    return {field.name: values, f"{field.name}_mask": np.array([value is not None for value in encoded], bool)}
+
+
+def _each(
+    encoded: Sequence[Buffer | None], decode: Callable[[bytes], Any], name: str, bad: dict[int, Exception]
+) -> list[Any]:
+    found: list[Any] = []
+    for row, data in enumerate(encoded):
+        try:
+            found.append(None if data is None else decode(bytes(data)))
+        except Exception as error:  # a user's decoder may raise anything
+            bad.setdefault(row, SampleError(f"column {name!r}: {error}"))
+            bad[row].__cause__ = error
+            found.append(None)
+    return found
+
+
+def _audio_or_video_decoder(kind: Any) -> Decoder:
+    if isinstance(kind, Video):
+        return lambda data: decode_video(data)[0]
+    assert isinstance(kind, Audio)
+    return lambda data: decode_audio(data)[0]

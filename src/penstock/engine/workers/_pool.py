@@ -1,0 +1,238 @@
+"""The worker processes of a loader: started by exec, replaced when they die, gone when the loader is."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Any
+
+import cloudpickle
+
+from penstock.device import SharedMemory
+from penstock.engine._stats import StatsCollector
+from penstock.engine.assembly import BatchFormatter, Placement
+from penstock.engine.planning import Layout
+from penstock.engine.workers._counts import WorkerCounts
+from penstock.engine.workers._messages import Channel
+from penstock.engine.workers._share import LoaderSource
+from penstock.engine.workers._slots import SlotLayout, SlotPool
+from penstock.engine.workers._worker_main import WorkerSpec
+
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from penstock.engine.workers._worker_main import main
+main(*map(int, sys.argv[2:]))
+"""
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_KILL_S = 1.0
+
+_pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
+
+
+class WorkerProcess:
+    """A running worker process."""
+
+    def __init__(self, worker: int, spec: SharedMemory) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [
+                sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM,  # type: ignore[attr-defined]
+                json.dumps(sys.path), str(theirs.fileno()), str(spec.fd), str(worker),
+            ]  # fmt: skip
+            limits = {name: os.environ.get(name, "1") for name in _THREAD_LIMITS}
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it ignores Ctrl-C
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), spec.fd), env=os.environ | limits
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.pid = self._process.pid
+        self.channel = Channel(ours.detach())
+
+    def kill(self) -> None:
+        """Kill it, without waiting."""
+        self._process.kill()
+
+    def reap(self) -> int | None:
+        """Close the channel, and wait until the process has ended; returns its exit code."""
+        self.channel.close()
+        try:
+            return self._process.wait(_KILL_S)
+        except subprocess.TimeoutExpired:  # it closed its channel but did not exit
+            self._process.kill()
+            return self._process.wait()
+
+    def abandon(self) -> None:
+        """Close the channel in a forked process, which is not the parent of the worker."""
+        self.channel.close()
+        self._process.returncode = 0
+
+
+class ProcessPool:
+    """The worker processes, the memory that they share, and who says what."""
+
+    def __init__(
+        self,
+        source: LoaderSource,
+        formatter: BatchFormatter,
+        placement: Placement | None,
+        counts: WorkerCounts,
+        collector: StatsCollector,
+    ) -> None:
+        self.source, self.counts, self.collector = source, counts, collector
+        layout = Layout(source.reader.snapshot.schema, source.names)
+        functions = formatter.on_host
+        self.slot_layout = SlotLayout.of(
+            layout, source.options.decode, source.pipeline.batches_per_span * source.options.batch_size,
+            flags_rows=source.flags_rows, positions=functions,
+            row_ids=functions or formatter.needs_keys or (placement is not None and placement.needs_keys),
+        )  # fmt: skip
+        in_slot = {column.name for column in self.slot_layout.columns}
+        self.finishes = functions or any(field.name not in in_slot for field in layout.variable)
+        """Whether a process makes the batches of a span when all its rows are there."""
+        self.layout = layout
+        accelerator = None if placement is None else placement.accelerator
+        self.slots = SlotPool(self.slot_layout.size, None if accelerator is None else accelerator.pin)
+        self._spec = cloudpickle.dumps(
+            WorkerSpec(source, worker_formatter(formatter), self.slot_layout, counts.lane_owners)
+        )
+        self._spec_memory: SharedMemory | None = None
+        self.processes: list[WorkerProcess] = []
+        self._selector: selectors.BaseSelector | None = None
+        self._wake: socket.socket | None = None
+        self._handles: list[socket.socket | selectors.BaseSelector] = []
+        """What is open as long as the pool is; another thread may wait for it."""
+        self._runs = 0
+        weakref.finalize(self, _end_all, self.processes, self._handles)
+        _pools.add(self)
+
+    def open(self) -> int:
+        """Start the processes if they do not run; returns the number of a new run."""
+        if self._selector is None:
+            self._selector = selectors.DefaultSelector()
+            receiver, self._wake = socket.socketpair()
+            self._handles += [self._selector, receiver, self._wake]
+            for end in (receiver, self._wake):
+                end.setblocking(False)
+            self._selector.register(receiver, selectors.EVENT_READ, None)
+        if not self.processes:
+            self._spec_memory = SharedMemory.create(len(self._spec))
+            self._spec_memory.bytes[: len(self._spec)] = memoryview(self._spec)
+            for worker in range(self.counts.processes):
+                self.processes.append(self._started(worker))
+        self._runs += 1
+        return self._runs
+
+    def _started(self, worker: int) -> WorkerProcess:
+        assert self._spec_memory is not None
+        assert self._selector is not None
+        process = WorkerProcess(worker, self._spec_memory)
+        self._selector.register(process.channel, selectors.EVENT_READ, process)
+        return process
+
+    def receive(self) -> Sequence[tuple[int, Any, list[int]]]:
+        """Wait for messages: for each the worker, the message and its descriptors; the message is None if it died.
+
+        Returns nothing if `wake` is called in another thread.
+        """
+        found: list[tuple[int, Any, list[int]]] = []
+        selector = self._selector
+        if selector is None:
+            return found
+        for key, _ in selector.select():
+            process: WorkerProcess | None = key.data
+            if process is None:
+                with suppress(BlockingIOError, OSError):
+                    key.fileobj.recv(64)  # type: ignore[union-attr]
+                continue
+            if process not in self.processes:
+                continue
+            worker = self.processes.index(process)
+            try:
+                found.append((worker, *process.channel.receive()))
+            except (EOFError, OSError):
+                found.append((worker, None, []))
+        return found
+
+    def wake(self) -> None:
+        """Make `receive` return, in whatever thread it waits."""
+        if self._wake is not None:
+            with suppress(OSError):
+                self._wake.send(b"1")
+
+    def replace(self, worker: int) -> int | None:
+        """Start another process in place of one that died; returns the exit code of that."""
+        process = self.processes[worker]
+        assert self._selector is not None
+        self._selector.unregister(process.channel)
+        code = process.reap()
+        self.collector.forget_requests(process.pid)
+        self.processes[worker] = self._started(worker)
+        return code
+
+    def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message; if the process has died, `receive` says so."""
+        with suppress(OSError, IndexError):  # another thread may close the loader
+            self.processes[worker].channel.send(message, descriptors)
+
+    def close(self) -> None:
+        """End all processes at once."""
+        processes, self.processes[:] = self.processes[:], []
+        for process in processes:
+            process.kill()
+        for process in processes:
+            if self._selector is not None:
+                with suppress(KeyError, ValueError):
+                    self._selector.unregister(process.channel)
+            process.reap()
+            self.collector.forget_requests(process.pid)
+        self.wake()
+
+    def abandon(self) -> None:
+        """In a forked process: forget the processes and the memory, which are the parent's."""
+        for process in self.processes:
+            process.abandon()
+        self.processes.clear()
+        self.slots.abandon()
+        _close_all(self._handles)
+        self._selector = self._wake = None
+
+
+def worker_formatter(formatter: BatchFormatter) -> BatchFormatter:
+    """The formatter that runs in worker processes: one that needs no framework, unless it calls functions."""
+    if not formatter.on_host:
+        return formatter.without_framework()
+    made = copy(formatter)
+    made.in_worker_process = True
+    return made
+
+
+def _end_all(processes: list[WorkerProcess], handles: list[socket.socket | selectors.BaseSelector]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.reap()
+    _close_all(handles)
+
+
+def _close_all(handles: list[socket.socket | selectors.BaseSelector]) -> None:
+    for handle in handles:
+        handle.close()
+    handles.clear()
+
+
+def _abandon_all() -> None:
+    for pool in list(_pools):
+        pool.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

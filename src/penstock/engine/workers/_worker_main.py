@@ -1,0 +1,266 @@
+"""A worker process: runs the engine for its share of the lanes, and the user's functions.
+
+The contract; if the code disagrees with this list, the code is wrong:
+
+- The process is started by exec, and imports what the pickled functions need, and nothing else of the user's program.
+- It exits at once when its channel is closed: also when the parent dies. It ignores Ctrl-C from the start.
+- Its main thread only receives messages, so that the parent never waits for it. A pipeline gathers the rows of its
+  lanes into slots; one thread answers each span in order; another one finishes spans that are complete.
+- A message of an earlier run is dropped.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from penstock.device import SharedMemory
+from penstock.engine._stats import StatsCollector, WorkerStats
+from penstock.engine.assembly import PAD, BatchAssembler, BatchFormatter, Failure, GatheredRows, RowGatherer
+from penstock.engine.planning import Selection, Span
+from penstock.engine.workers._lists import join_rows, pack_rows
+from penstock.engine.workers._messages import (
+    Assign,
+    Channel,
+    Failed,
+    Finish,
+    Finished,
+    Part,
+    Pause,
+    Resume,
+    Run,
+    StatsUpdate,
+    Stop,
+    pack,
+    portable,
+    unpack,
+)
+from penstock.engine.workers._pipeline import Pipeline
+from penstock.engine.workers._share import LoaderSource, ShareEngine
+from penstock.engine.workers._slots import POSITIONS, ROW_IDS, MappedSlots, SlotLayout, write_rows
+from penstock.plan import LaneShare, Places
+from penstock.table import Int64Array
+
+_STATS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """Everything that a worker process needs to know."""
+
+    source: LoaderSource
+    formatter: BatchFormatter
+    slots: SlotLayout
+    lane_owners: int
+    """The first processes own the lanes; the others only finish spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """The rows of a span in its slot; see `RowSource`."""
+
+    epoch: int
+    row_ids: Int64Array
+    positions: Int64Array
+
+    def position(self, index: int) -> int:
+        """See `RowSource`."""
+        return int(self.positions[index])
+
+
+class _GatheredPart(NamedTuple):
+    """What a process has gathered of a span, besides what is in the slot."""
+
+    columns: dict[str, Any]
+    bad: Mapping[int, Any]
+    failure: tuple[int, Exception] | None
+
+
+def main(channel_fd: int, spec_fd: int, worker: int) -> None:
+    """Serve the loader at the other end of a channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    channel = Channel(channel_fd)
+    with suppress(EOFError, OSError):
+        try:
+            spec = cloudpickle.loads(os.pread(spec_fd, os.fstat(spec_fd).st_size, 0))
+            os.close(spec_fd)
+            process = _Worker(channel, spec, worker)
+        except Exception as error:
+            channel.send(Failed(None, portable(error), StatsCollector().of_process(0)))
+            channel.receive()  # until the other end is closed
+        process.serve()
+    os._exit(0)  # threads may be inside the user's function
+
+
+class _Worker:
+    def __init__(self, channel: Channel, spec: WorkerSpec, worker: int) -> None:
+        self._channel, self._spec, self._source = channel, spec, spec.source
+        self._share = LaneShare(worker, spec.lane_owners, self._source.partitioner)
+        self._collector = StatsCollector()
+        source = self._source
+        selection = Selection(source.reader, source.names, source.rows, shuffled=source.order.shuffled)
+        self._engine = ShareEngine(source, self._share, self._collector, selection=selection)
+        self._assemble = BatchAssembler(
+            spec.formatter, None, self._engine.replacer, self._collector, seed=source.options.seed
+        )
+        self._slots = MappedSlots(spec.slots)
+        self._run = 0
+        self._pipeline: Pipeline[_GatheredPart] | None = None
+        self._finishes: SimpleQueue[tuple[Finish, list[int]]] = SimpleQueue()
+        Thread(target=self._finish_spans, name="penstock-finish", daemon=True).start()
+
+    def serve(self) -> None:
+        """Receive messages until the channel is closed."""
+        while True:
+            if not self._channel.poll(_STATS_S):
+                self._channel.send(StatsUpdate(self._stats()))
+                continue
+            message, descriptors = self._channel.receive()
+            self._handle(message, descriptors)
+
+    def _handle(self, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, Run):
+            self._start(message)
+        elif isinstance(message, Assign):
+            self._slots.map(message.new, descriptors, message.dropped)
+            if message.run == self._run:
+                self._slots.assign(message.slots)
+                if self._pipeline is not None:
+                    self._pipeline.raise_limit(message.limit)
+        elif isinstance(message, Finish):
+            self._finishes.put((message, descriptors))
+        elif message.run == self._run and self._pipeline is not None:
+            if isinstance(message, Pause):
+                self._pipeline.pause()
+            elif isinstance(message, Resume):
+                self._pipeline.resume(message.epoch)
+            elif isinstance(message, Stop):
+                self._pipeline.stop()
+
+    def _start(self, message: Run) -> None:
+        if self._pipeline is not None:
+            self._pipeline.stop()
+        self._run = message.run
+        self._slots.reset()
+        if self._share.worker >= self._spec.lane_owners:
+            return
+        self._pipeline = self._engine.pipeline(
+            lambda gather: [partial(self._build, gather)] * self._source.pipeline.builders,
+            self._slots,
+            inline=False,
+            depth=None,
+        )
+        Thread(target=self._answer, args=(message.run, self._pipeline), name="penstock-answer", daemon=True).start()
+        self._pipeline.start(message.epoch, message.consumed, message.number, message.first)
+
+    def _build(self, gather: RowGatherer, span: Span) -> _GatheredPart:
+        """Gather rows into their places in the slot."""
+        if not len(span):
+            return _GatheredPart({}, {}, None)
+        columns = self._slots.span_columns(span)
+
+        def empty(name: str) -> Any:
+            if name not in columns:
+                return np.empty
+            return lambda _shape, _dtype: columns[name][span.places]
+
+        gathered = gather(span, empty)
+        found = gathered.columns
+        if ROW_IDS in columns:
+            found[ROW_IDS] = span.row_ids
+        if POSITIONS in columns:
+            found[POSITIONS] = span.positions
+        write_rows(columns, span.places, found)
+        rest = {name: pack_rows(values) for name, values in found.items() if name not in columns}
+        return _GatheredPart(rest, gathered.bad, gathered.failure)
+
+    def _answer(self, run: int, pipeline: Pipeline[_GatheredPart]) -> None:
+        """Answer spans in order."""
+        with suppress(OSError):  # the main thread ends the process
+            try:
+                while (built := pipeline.next_span()) is not None:
+                    self._send_part(run, *built)
+            except BaseException as error:
+                self._channel.send(Failed(run, portable(error), self._stats()))
+
+    def _send_part(self, run: int, span: Span, part: _GatheredPart) -> None:
+        shipment, memory = pack(part.columns) if part.columns else (None, None)
+        place = np.arange(span.steps.rows)[span.places]
+        failure = None
+        if part.failure is not None:
+            failure = int(place[part.failure[0]]), portable(part.failure[1])
+        bad = {int(place[index]): bad for index, bad in part.bad.items()}
+        message = Part(run, span.number, span.places, shipment, bad, failure, span.blocks_drawn, self._stats())
+        self._slots.release(span)
+        self._channel.send(message, [] if memory is None else [memory.fd])
+
+    def _finish_spans(self) -> None:
+        with suppress(OSError):
+            while True:
+                message, descriptors = self._finishes.get()
+                if message.run == self._run:
+                    finished, memory = self._finish(message, descriptors)
+                    self._channel.send(finished, [] if memory is None else [memory.fd])
+                else:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+
+    def _finish(self, message: Finish, descriptors: list[int]) -> tuple[Finished, SharedMemory | None]:
+        """Make the batches of a span."""
+        steps = message.steps
+        memory = self._slots.memory(message.slot)
+        shared = self._slots.columns(message.slot, steps.rows)
+        gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, message.failure)
+        nothing = np.zeros(0, np.int64)
+        rows = SlotRows(steps.epoch, shared.get(ROW_IDS, nothing), shared.get(POSITIONS, nothing))
+        to_transport = self._spec.formatter.to_transport
+        try:
+            with self._collector.timed("worker", "busy"):
+                built = self._assemble(rows, gathered, steps.batch_rows)
+            batches = [
+                Failure(portable(batch.error)) if isinstance(batch, Failure) else to_transport(batch)
+                for batch in built.batches
+            ]
+            shipment, own = pack(batches, memory)
+        except Exception as error:
+            return Finished(message.run, steps.number, portable(error), gathered.bad, self._stats()), None
+        return Finished(message.run, steps.number, shipment, gathered.bad, self._stats()), own
+
+    def _columns(
+        self, shared: Mapping[str, npt.NDArray[Any]], rows: int, message: Finish, descriptors: list[int]
+    ) -> dict[str, Any]:
+        """All columns of a span, in the order in which threads would make them."""
+        left = iter(descriptors)
+        parts: list[tuple[Places, dict[str, Any]]] = [
+            (places, unpack(shipment, next(left) if shipment.has_memory else None))
+            for places, shipment in message.parts
+        ]
+        joined = join_rows(parts, rows)
+        found: dict[str, Any] = {}
+        for column in self._engine.layout.fixed:
+            _add(found, shared, column.name)
+        for field in self._engine.layout.variable:
+            _add(found, shared if field.name in shared else joined, field.name)
+        if PAD in shared:
+            found[PAD] = shared[PAD]
+        return found
+
+    def _stats(self) -> WorkerStats:
+        return self._collector.of_process(self._source.reader.store.retries)
+
+
+def _add(found: dict[str, Any], columns: Mapping[str, Any], name: str) -> None:
+    """Add a column, and its mask if it has one."""
+    found[name] = columns[name]
+    if f"{name}_mask" in columns:
+        found[f"{name}_mask"] = columns[f"{name}_mask"]
