@@ -145,7 +145,9 @@ def test_errors_keep_their_type_and_position_and_the_process_survives(ds: Datase
         assert any("transforms.py" in note for note in broken.__notes__), "where it happened in the process"
         assert str(failure(20, SampleError)) == "FragileError: one"
         assert str(failure(30, FileNotFoundError)) == "the file that this transform needs"
-        assert "what transforms return is sent from one process to another" in str(failure(40, InvalidInputError))
+        assert "what transforms and decoders return is sent from one process to another" in str(
+            failure(40, InvalidInputError)
+        )
         loader.load_state_dict({**loader.state_dict(), "consumed": 50})
         assert numbers(loader) == list(range(50, 60))
         assert loader.stats().notes == (), "no process has died of it"

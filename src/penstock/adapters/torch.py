@@ -161,9 +161,7 @@ class TorchFormatter(NumpyFormatter):
         return default_collate(values)
 
     def jagged(self, rows: Jagged) -> torch.Tensor:
-        return torch.nested.nested_tensor_from_jagged(
-            _tensor(rows.values), torch.from_numpy(rows.offsets), min_seqlen=rows.shortest, max_seqlen=rows.longest
-        )
+        return _nested(rows)
 
     def seed_global_generators(self, seed: int) -> None:
         super().seed_global_generators(seed)
@@ -195,6 +193,13 @@ def _own_storage(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [view.clone() for view in views]
 
 
+def _nested(rows: Jagged) -> torch.Tensor:
+    """Rows of different lengths as one nested tensor."""
+    return torch.nested.nested_tensor_from_jagged(
+        _tensor(rows.values), torch.from_numpy(rows.offsets), min_seqlen=rows.shortest, max_seqlen=rows.longest
+    )
+
+
 class _TransportTensor(NamedTuple):
     """A tensor in transit between processes."""
 
@@ -203,12 +208,18 @@ class _TransportTensor(NamedTuple):
 
 
 def _leaf_to_transport(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.device.type != "cpu":
+    if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
         return leaf
+    if leaf.is_nested:
+        nested: Any = leaf  # whose methods torch does not declare
+        plain = leaf.layout == torch.jagged and not leaf.requires_grad and nested.lengths() is None
+        return Jagged.of_offsets(as_array(leaf.values().contiguous()), as_array(nested.offsets())) if plain else leaf
     return _TransportTensor(as_array(leaf.detach().contiguous()), leaf.requires_grad)
 
 
 def _leaf_from_transport(leaf: Any) -> Any:
+    if isinstance(leaf, Jagged):
+        return _nested(leaf)
     return as_tensor(leaf.array).requires_grad_(leaf.requires_grad) if isinstance(leaf, _TransportTensor) else leaf
 
 

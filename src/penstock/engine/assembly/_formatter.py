@@ -35,10 +35,15 @@ class Jagged:
     @classmethod
     def of(cls, rows: Sequence[npt.NDArray[Any]]) -> "Jagged":
         """Concatenate rows."""
-        lengths = [len(row) for row in rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cls(np.concatenate(rows), offsets, min(lengths), max(lengths))
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return cls.of_offsets(np.concatenate(rows), offsets)
+
+    @classmethod
+    def of_offsets(cls, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> "Jagged":
+        """Rows that are concatenated already."""
+        lengths = np.diff(offsets)
+        return cls(values, offsets, int(lengths.min()), int(lengths.max()))
 
 
 @dataclass

@@ -101,7 +101,9 @@ class ProcessPool:
         """Whether a process makes the batches of a span when all its rows are there."""
         self.layout = layout
         accelerator = None if placement is None else placement.accelerator
-        self.slots = SlotPool(self.slot_layout.size, None if accelerator is None else accelerator.pin)
+        self.slots = SlotPool(
+            self.slot_layout.size, source.pipeline.depth, None if accelerator is None else accelerator.pin
+        )
         self._spec = cloudpickle.dumps(
             WorkerSpec(source, worker_formatter(formatter), self.slot_layout, counts.lane_owners)
         )

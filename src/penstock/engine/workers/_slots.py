@@ -103,9 +103,9 @@ class Slot:
 class SlotPool:
     """The slots of a loader; one returns to the pool when the last array of its batches is dropped."""
 
-    def __init__(self, size: int, on_create: Callable[[SharedMemory], None] | None) -> None:
-        """`on_create` is called with the memory of each new slot, such as to pin it."""
-        self._size, self._on_create = size, on_create
+    def __init__(self, size: int, max_idle: int, on_create: Callable[[SharedMemory], None] | None) -> None:
+        """Up to `max_idle` unused slots are kept; `on_create` is called with new memory, such as to pin it."""
+        self._size, self._max_idle, self._on_create = size, max_idle, on_create
         self._free: deque[Slot] = deque()  # the garbage collector appends to it, in any thread
         self._created = self._open = 0
         self._dropped: list[int] = []
@@ -114,9 +114,9 @@ class SlotPool:
         """A slot that nobody uses."""
         while self._free:
             slot = self._free.popleft()
-            if slot.is_open:
+            if slot.is_open and len(self._free) <= self._max_idle:
                 return slot
-            self._dropped.append(slot.number)
+            self.drop(slot)
         self._created += 1
         self._open += 1
         slot = Slot(self._created, self._size)

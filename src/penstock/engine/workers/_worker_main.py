@@ -11,10 +11,12 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.abc import MetaPathFinder
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector, WorkerStats
@@ -94,12 +97,31 @@ def main(channel_fd: int, spec_fd: int, worker: int) -> None:
         try:
             spec = cloudpickle.loads(os.pread(spec_fd, os.fstat(spec_fd).st_size, 0))
             os.close(spec_fd)
+            _skip_pandas()
             process = _Worker(channel, spec, worker)
         except Exception as error:
             channel.send(Failed(None, portable(error), StatsCollector().of_process(0)))
-            channel.receive()  # until the other end is closed
+            while True:  # until the other end is closed
+                channel.receive()
         process.serve()
     os._exit(0)  # threads may be inside the user's function
+
+
+class _NoPandas(MetaPathFinder):
+    """Lets pyarrow not find pandas, which it imports for its first array, in a second and 40 MB; conversions retry."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse pandas."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def _skip_pandas() -> None:
+    if "pandas" not in sys.modules:
+        finder = _NoPandas()
+        sys.meta_path.insert(0, finder)
+        np.asarray(pa.array([0]))
+        sys.meta_path.remove(finder)
 
 
 class _Worker:
