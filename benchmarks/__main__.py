@@ -1,14 +1,19 @@
-"""Run all benchmarks, or those that are named; what follows `loader` are its own options."""
+"""Run all benchmarks, or those that are named; what follows `loader` or `cores` are its own options."""
 
 import importlib
 import sys
 
-NAMES = ["write", "read", "commits", "opening", "bitflips", "codecs", "history", "petabytes", "ingest", "gpu", "loader"]
+NAMES = [
+    "write", "read", "commits", "opening", "bitflips", "codecs", "history", "petabytes", "ingest", "gpu", "cores",
+    "loader",
+]  # fmt: skip
+WITH_OPTIONS = ("cores", "loader")
 
 words = sys.argv[1:]
-options = words[words.index("loader") + 1 :] if "loader" in words else []
-for name in words[: len(words) - len(options)] or NAMES:
-    if name == "loader":
-        importlib.import_module("benchmarks.loader.command").main(options)
+first = next((index for index, word in enumerate(words) if word in WITH_OPTIONS), len(words))
+options = words[first + 1 :]
+for name in words[: first + 1] or NAMES:
+    if name in WITH_OPTIONS:
+        importlib.import_module(f"benchmarks.{name}.command").main(options)
     else:
         importlib.import_module(f"benchmarks.{name}").main()

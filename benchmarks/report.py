@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,10 +37,9 @@ def publish(
         "benchmark": name,
         "command": command or f"python -m benchmarks {name}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in ("penstock", "pyarrow", "numpy", "obstore")}
-        | dict(versions),
+        "versions": versions_of("penstock", "pyarrow", "numpy", "obstore") | dict(versions),
         "note": note,
         "figures": figures,
         **more,
@@ -51,8 +50,30 @@ def publish(
     for column in figures[0]:
         table.add_column(column)
     for row in figures:
-        table.add_row(*(f"{value:,.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     Console(width=min(160, shutil.get_terminal_size((140, 24)).columns)).print(table)
+
+
+def machine() -> str:
+    """What this machine is, in a few words."""
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """The versions of packages; one that is on the path without being installed says its own, if it has any."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = str(getattr(sys.modules.get(package), "__version__", "not installed"))
+    return found
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
 def seconds(job: Callable[[], object]) -> float:

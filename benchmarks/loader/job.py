@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,16 +14,31 @@ _TIMEOUT_S = 3600
 _OUTPUT_LINES = 30
 
 
-def call(module: str, *words: str, python: str = sys.executable) -> dict[str, Any]:
+def call(
+    module: str,
+    *words: str,
+    package: str = "benchmarks.loader",
+    python: str = sys.executable,
+    timeout_s: float = _TIMEOUT_S,
+) -> dict[str, Any]:
     """Run a module of the benchmarks and return its answer; what it says besides is shown only if it fails."""
-    command = [python, "-m", f"benchmarks.loader.{module}", *words]
+    command = [python, "-m", f"{package}.{module}", *words]
     # Some peers hand out arrays that cannot be written, and torch warns of it once in every process.
     environment = dict(os.environ) | {"PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not answers:
-        output = "\n".join((done.stdout + done.stderr).splitlines()[-_OUTPUT_LINES:])
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{output}")
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        output, errors = job.communicate(timeout=timeout_s)
+    except BaseException:
+        os.killpg(job.pid, signal.SIGKILL)  # its workers hold the pipes too
+        job.communicate()
+        raise
+    answers = [line for line in output.splitlines() if line.startswith("{")]
+    if job.returncode or not answers:
+        shown = "\n".join((output + errors).splitlines()[-_OUTPUT_LINES:])
+        raise RuntimeError(f"{' '.join(command)} ended with {job.returncode}:\n{shown}")
     answer: dict[str, Any] = json.loads(answers[-1])
     return answer
 

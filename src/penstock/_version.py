@@ -1,5 +1,8 @@
 """The version of the installed package."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("penstock")
+try:
+    __version__ = version("penstock")
+except PackageNotFoundError:  # a checkout on the path
+    __version__ = "0+unknown"

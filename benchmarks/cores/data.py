@@ -1,0 +1,48 @@
+"""Rows on disk as a table and as plain files, as the measurements find them; nothing here needs Penstock."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loader.workloads import Workload
+
+BATCH_SIZE = 256
+BUDGET_SHARE = 8
+"""The loader gets this part (1/n) of the table as its memory."""
+MIN_WINDOW_BYTES, MAX_WINDOW_BYTES, WINDOW_SHARE = 384 << 20, 1 << 30, 6
+"""The default shuffle window: a sixth of the table, within these bounds."""
+MIN_BUDGET_BYTES = 1 << 20
+SPREAD = 1.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows as a table of ours, and as plain files: one file for each image, or one file of all rows."""
+
+    kind: str
+    rows: int
+    table: str
+    table_bytes: int
+    plain: str
+    """A folder of JPEG files, or a file of raw rows; empty if no peer reads it."""
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.kind, self.rows)
+
+    @property
+    def budget_bytes(self) -> int:
+        return max(MIN_BUDGET_BYTES, self.table_bytes // BUDGET_SHARE)
+
+    @property
+    def spread(self) -> float | None:
+        """The spread of the shuffle; None for the default, whose window must leave half of the budget for batches."""
+        window = min(max(self.table_bytes // WINDOW_SHARE, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES)
+        return SPREAD if window > self.budget_bytes // 2 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def files(self) -> list[Path]:
+        """The JPEG files."""
+        return sorted(Path(self.plain).iterdir())
