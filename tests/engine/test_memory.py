@@ -1,6 +1,9 @@
 """The memory budget bounds memory, never changes the order, and never deadlocks."""
 
-from typing import Any
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -9,6 +12,9 @@ import penstock
 from penstock import Column, Dataset, Shuffle, Tensor, Text
 from penstock.storage import open_store
 from penstock.testing import CountingStore
+from tests.engine.watch import soon
+
+T = TypeVar("T")
 
 ROWS = 3000
 WIDTH = 512
@@ -185,3 +191,38 @@ def test_reading_rows_in_an_order_of_their_own_stays_within_budget(is_local: boo
     with made[order].pytorch(batch_size=32, num_workers=2, memory_budget=budget) as loader:
         assert [n for batch in loader for n in batch["n"].tolist()] == order.tolist()
         assert loader.stats().window_peak_bytes <= 1.5 * budget
+
+
+class _HeldStore(CountingStore):
+    """A remote store whose data files are read only when `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(open_store("memory://"))
+        self.go = Event()
+
+    def _call(self, call: Any, execute: Callable[[], T]) -> T:
+        if call.verb == "get" and call.keys[0].startswith("data/"):
+            self._count("get", 1, 0)
+            assert self.go.wait(240)
+            return execute()
+        return super()._call(call, execute)
+
+
+def test_blocks_that_no_thread_can_fetch_yet_hold_no_memory() -> None:
+    store = _HeldStore()
+    made = penstock.create(store, {"x": Column(Tensor("float32", (WIDTH,)), page_bytes=16384)})
+    made.append({"x": np.repeat(np.arange(ROWS, dtype=np.float32), WIDTH).reshape(-1, WIDTH)})
+    made.commit()
+    shuffle = Shuffle(block_bytes=16 << 10, lanes=8, spread=1)
+    with made.pytorch(batch_size=1, num_workers=1, shuffle=shuffle, memory_budget=64 * MIB) as loader:
+        found: list[int] = []
+        reader = Thread(target=lambda: found.extend(int(row["x"][0, 0]) for row in loader))
+        reader.start()
+        store.reset()
+        assert soon(lambda: store.requests["get"] >= 32)
+        time.sleep(0.2)
+        held = loader.stats().window_bytes
+        store.go.set()
+        reader.join(240)
+    assert sorted(found) == list(range(ROWS))
+    assert 0 < held < ROWS * ROW_BYTES  # a block counts twice until it is parsed: less than half of the table

@@ -74,6 +74,11 @@ class Fetcher:
         for _ in range(min(_HIGH_LATENCY_LIMIT, max_threads)):  # now: starting a thread is slow under a busy GIL
             self._start()
 
+    @property
+    def backlog(self) -> int:
+        """Requests that have not started."""
+        return len(self._queue)
+
     def submit(self, request: Request) -> None:
         """Fetch pages; a thread of the pool calls `on_done`, or this one if the store is dead."""
         with self._lock:

@@ -5,6 +5,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Spans are admitted in plan order, and blocks get memory in that order. So a block of the next span never waits for
   memory that a later span holds.
 - Batches are delivered in order. An error is raised at its position: after all batches before it, before any other.
+- Blocks are admitted shortly before a thread can fetch them: a block in the fetcher's queue would hold memory of the
+  window long before it is written, and so spread the window over more memory than it needs.
 - If nothing in flight can free memory, the next block is admitted over budget; the pipeline never deadlocks on memory.
 - After the last span of an epoch come the spans of the next one, as far as the window has room, and none after that.
 - Between epochs the pipeline is paused: requests in flight complete, and none starts.
@@ -31,6 +33,8 @@ from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlo
 from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
+_MAX_BACKLOG = 64
+"""Requests in the fetcher's queue at which planning stops; it goes on at half of them, so that it works in runs."""
 _JOIN_S = 0.5
 
 Built = TypeVar("Built")
@@ -220,6 +224,7 @@ class Pipeline(Generic[Built]):
     def _can_plan(self) -> bool:
         far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD
         far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1 or self._paused
+        far_ahead = far_ahead or (self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG)
         return not self._planning and not far_ahead and self._blocked_since is None
 
     def _continue_plan(self) -> None:
@@ -271,12 +276,17 @@ class Pipeline(Generic[Built]):
         return True
 
     def _memory_freed(self, *, by_thread: bool) -> None:
-        """Unblock the plan; called with the lock. Pipeline threads continue by themselves; others must wake one."""
+        """Let the plan continue if memory or the backlog held it up; called with the lock.
+
+        Pipeline threads continue by themselves; others must wake one.
+        """
         if self._blocked_since is not None:
             self._collector.add_time("fetch", "blocked", time.perf_counter() - self._blocked_since)
             self._blocked_since = None
-            if self._idle_threads and not by_thread:
-                self._task_ready.notify()
+        elif self._fetcher is None or self._fetcher.backlog > _MAX_BACKLOG // 2:
+            return
+        if self._idle_threads and not by_thread and self._can_plan():
+            self._task_ready.notify()
 
     def _request(self, block: WindowBlock) -> None:
         """Request the pages of a block."""
