@@ -64,7 +64,7 @@ def test_workers_partition_the_rows_of_spans_and_share_no_lane(
         seen = np.zeros(span.rows, int)
         for worker, share in enumerate(shares):
             if share.owns(span):
-                places = share.places(positions)
+                places = share.places(span, positions)
                 seen[places] += 1
                 lanes[worker] |= set((positions[places] % partitioner.lanes).tolist())
         assert (seen == 1).all()

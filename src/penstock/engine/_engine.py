@@ -303,7 +303,15 @@ class LoaderEngine:
             shape = self._options.decode.image_shape(known)
             if shape is not None and counts(shape):
                 size += shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
-        return round(self._options.batch_size * size)
+                size -= self._selection.average_bytes(known)  # encoded images stay in the window
+        return round(self._options.batch_size * max(1.0, size))
+
+    @property
+    def _spans_at_once(self) -> int:
+        """Spans that are built at a time; processes that own lanes build each span together."""
+        workers = self._workers
+        together = workers.processes and not self._formatter.on_host and self._partitioner.lanes_per_rank > 1
+        return workers.threads if together else max(1, self._options.workers.count)
 
     @property
     def _decodes_on_device(self) -> bool:
@@ -350,6 +358,7 @@ class LoaderEngine:
             device_batch_bytes=self._device_batch_bytes,
             by_rows=self._formatter.by_rows,
             workers=max(1, options.workers.count),
+            spans_at_once=self._spans_at_once,
             prefetch_factor=options.prefetch_factor,
             window_rows=0 if scattered else self._window_rows,
             window_bytes=0 if scattered else self._window_need,

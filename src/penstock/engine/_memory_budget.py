@@ -26,6 +26,8 @@ class MemoryNeeds:
     by_rows: bool
     """Whether batches are built one at a time."""
     workers: int
+    spans_at_once: int
+    """Spans that are built at a time: one for each worker, or fewer if several workers build a span together."""
     prefetch_factor: int
     window_rows: float
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
@@ -74,17 +76,20 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
-    room = max(quarter, left - max(quarter, need)) if free is None else free // _DEVICE_BATCHES_SHARE
-    wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
+    spare = left - max(quarter, need)
+    if needs.spans_at_once < needs.workers:  # the window needs some of it: each of many processes reads ahead
+        spare //= 2
+    room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
+    wanted = needs.spans_at_once + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     prefetch_spans = max(2, min(wanted, room // (batches_per_span * batch_bytes)))
     waiting = prefetch_spans if free is None else 1  # batches on a device are queued there
     window_bytes = max(quarter, left - waiting * batches_per_span * needs.batch_bytes)
     window_fits = need <= window_bytes
-    if free is None and prefetch_spans < needs.workers:
+    if free is None and prefetch_spans < needs.spans_at_once:
         notes = (
             *notes,
             f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves room to make {prefetch_spans} batches of "
-            f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.workers} workers are "
+            f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.spans_at_once} workers are "
             "busy; raise it",
         )
     if not window_fits:

@@ -1,14 +1,14 @@
 """A live progress display of a loader: one line, or a table."""
 
 from collections.abc import Callable
-from typing import Literal
-
-from rich.console import Console
-from rich.live import Live as RichLive
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Literal
 
 from penstock.engine._stats import LoaderStats
+
+if TYPE_CHECKING:
+    from rich.live import Live as RichLive
+    from rich.table import Table
+    from rich.text import Text
 
 Progress = Literal["line", "table"]
 
@@ -26,7 +26,10 @@ class ProgressDisplay:
         self._done = 0
         self._live: RichLive | None = None
         if progress is not None:
-            self._live = RichLive(
+            from rich.console import Console  # worker processes would import it too
+            from rich.live import Live
+
+            self._live = Live(
                 console=Console(stderr=True), get_renderable=self._render, refresh_per_second=_REFRESHES_PER_S
             )
 
@@ -43,7 +46,9 @@ class ProgressDisplay:
         """Count a delivered batch."""
         self._done += 1
 
-    def _render(self) -> Table | Text:
+    def _render(self) -> "Table | Text":
+        from rich.text import Text
+
         stats = self._stats()
         line = (
             f"step {self._done:,}/{self._steps:,}  {stats.rows_per_s:,.0f} rows/s  "
@@ -52,7 +57,9 @@ class ProgressDisplay:
         return _table(stats, line) if self._progress == "table" else Text(line)
 
 
-def _table(stats: LoaderStats, line: str) -> Table:
+def _table(stats: LoaderStats, line: str) -> "Table":
+    from rich.table import Table
+
     table = Table("stage", "busy s", "starved s", "blocked s", caption=line, caption_justify="left")
     for name, stage in stats.stages.items():
         table.add_row(name, f"{stage.busy_s:.1f}", f"{stage.starved_s:.1f}", f"{stage.blocked_s:.1f}")

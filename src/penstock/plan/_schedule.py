@@ -100,14 +100,15 @@ class LaneShare:
         """Whether the worker builds some rows of a span, or, by lanes, could."""
         return self.by_lane or span.number % self.num_workers == self.worker
 
-    def places(self, positions: Int64Array) -> Places:
+    def places(self, span: SpanSteps, positions: Int64Array) -> Places:
         """Which of a span's rows the worker builds, given their positions."""
         if not self.by_lane or self.num_workers == 1:
             return slice(None)
         partitioner, count = self.partitioner, self.num_workers
+        even = partitioner.owns_lanes and partitioner.lanes_per_rank % count == 0
+        even = even and (span.complete or partitioner.world.num_ranks == 1)  # positions are evenly spaced
         ranks = partitioner.world.num_ranks if partitioner.owns_lanes else 1
-        index = positions % partitioner.lanes // ranks % count
-        even = len(index) > 1 and partitioner.owns_lanes and partitioner.lanes_per_rank % count == 0
-        if even and (np.diff(positions) == ranks).all():
-            return slice(int((self.worker - index[0]) % count), None, count)
-        return np.flatnonzero(index == self.worker)
+        index = (positions[:1] if even else positions) % partitioner.lanes // ranks % count
+        return (
+            slice(int((self.worker - index[0]) % count), None, count) if even else np.flatnonzero(index == self.worker)
+        )

@@ -108,7 +108,7 @@ class Planner:
 
     def _rows(self, span: SpanSteps) -> _Rows:
         positions, padding = self._schedule.positions(span)
-        places = self._share.places(positions)
+        places = self._share.places(span, positions)
         return _Rows(span, places, positions[places], None if padding is None else padding[places])
 
     def _epoch(self, number: int) -> Epoch:

@@ -164,6 +164,10 @@ class Selection:
         """Approximate bytes of a row in memory, over all selected columns."""
         return max(1.0, sum(map(self._memory_sizes.average, self._memory_sizes.bytes)))
 
+    def average_bytes(self, field: Field) -> float:
+        """Approximate bytes of a row of one column in memory."""
+        return self._memory_sizes.average(field.id)
+
     def largest_rows_bytes(self, count: float) -> float:
         """Approximate bytes in memory of the `count` largest rows, over all selected columns."""
         return max(count, self._memory_sizes.largest(count))

@@ -34,6 +34,9 @@ class PreallocatedColumn(NamedTuple):
 class BatchMemory(Protocol):
     """Where rows are read that go directly into batches."""
 
+    in_budget: bool
+    """Whether the memory counts as part of the window."""
+
     def accepts(self, span: Span) -> bool:
         """Whether single rows of a span can be read into its batches."""
 
@@ -46,6 +49,8 @@ class BatchMemory(Protocol):
 
 class PooledBatches:
     """Batches in memory of this process."""
+
+    in_budget = True
 
     def __init__(self, buffers: BufferPool) -> None:
         self._buffers = buffers

@@ -43,6 +43,7 @@ class Window:
         self._page_cache = page_cache
         self._batch_columns = [] if batches is None else [c for c in layout.fixed if reads_into_batch(c)]
         self._batch_row_bytes = sum(column.row_bytes for column in self._batch_columns)
+        self._charged_row_bytes = self._batch_row_bytes if batches is not None and batches.in_budget else 0
         names = {column.name for column in self._batch_columns}
         self._block_requests = BlockRequests(
             layout,
@@ -134,7 +135,7 @@ class Window:
                     return False
                 into_batch, spans = False, set()
         own_bytes = block.bytes + (0 if into_batch else block.plan.rows * self._batch_row_bytes)
-        cost = own_bytes + block.request.raw_bytes + sum(map(len, spans)) * self._batch_row_bytes
+        cost = own_bytes + block.request.raw_bytes + sum(map(len, spans)) * self._charged_row_bytes
         if self._held_bytes + cost > self._budget_bytes and not force:
             return False
         rows = block.request.slab_range
@@ -203,7 +204,7 @@ class Window:
             if not block.pending_spans and block.closed:
                 self._free(block)
         if self._preallocated.pop(span.number, None) is not None:
-            self._charge(-self._batch_row_bytes * len(span))
+            self._charge(-self._charged_row_bytes * len(span))
 
     def _free(self, block: WindowBlock) -> None:
         """Free a block that no span needs."""

@@ -113,7 +113,8 @@ class Part:
     """By index in the span."""
     failure: tuple[int, Exception] | None
     blocks_drawn: int
-    stats: WorkerStats
+    stats: WorkerStats | None
+    """None shortly after the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Finished:
     number: int
     batches: Shipment | Exception
     bad: dict[int, BadSample]
-    stats: WorkerStats
+    stats: WorkerStats | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,11 @@ class StatsUpdate:
     stats: WorkerStats
 
 
+def pickle_message(message: Any, descriptors: int) -> bytes:
+    """A message that is accompanied by some descriptors, for several channels."""
+    return pickle.dumps((message, descriptors), 5)
+
+
 class Channel:
     """One end of the connection between a loader and a worker process; raises `OSError` or `EOFError` at its end."""
 
@@ -161,9 +167,12 @@ class Channel:
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message, and copies of descriptors."""
-        data = pickle.dumps((message, len(descriptors)), 5)
+        self.send_pickled(pickle_message(message, len(descriptors)), descriptors)
+
+    def send_pickled(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send what `pickle_message` returned."""
         with self._lock:
-            self._connection.send_bytes(data)
+            self._connection.send_bytes(message)
             if descriptors:
                 with socket.socket(fileno=os.dup(self.fileno())) as sender:
                     for first in range(0, len(descriptors), _MAX_DESCRIPTORS):

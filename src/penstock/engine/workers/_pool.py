@@ -20,17 +20,30 @@ from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout
 from penstock.engine.workers._counts import WorkerCounts
-from penstock.engine.workers._messages import Channel
+from penstock.engine.workers._messages import Channel, pickle_message
 from penstock.engine.workers._share import LoaderSource
-from penstock.engine.workers._slots import SlotLayout, SlotPool
+from penstock.engine.workers._slots import Slot, SlotLayout, SlotPool
 from penstock.engine.workers._worker_main import WorkerSpec
 
 _PROGRAM = """
-import json, sys
+import importlib.util, json, sys, types
+
+class Package(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__class__ = types.ModuleType
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
 sys.path[:] = json.loads(sys.argv[1])
+package = importlib.util.module_from_spec(importlib.util.find_spec("penstock"))
+package.__class__ = Package
+sys.modules["penstock"] = package
 from penstock.engine.workers._worker_main import main
 main(*map(int, sys.argv[2:]))
 """
+"""Imports the front door of the package only for functions that use it: the engine starts a fifth faster without."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _KILL_S = 1.0
 
@@ -185,6 +198,17 @@ class ProcessPool:
         """Send a message; if the process has died, `receive` says so."""
         with suppress(OSError, IndexError):  # another thread may close the loader
             self.processes[worker].channel.send(message, descriptors)
+
+    def broadcast(self, message: Any) -> None:
+        """Send a message to all processes."""
+        pickled = pickle_message(message, 0)
+        for process in self.processes[:]:
+            with suppress(OSError):
+                process.channel.send_pickled(pickled)
+
+    def is_mapped(self, slot: Slot) -> bool:
+        """Whether all processes have mapped a slot."""
+        return all(process.pid in slot.mapped_by for process in self.processes)
 
     def close(self) -> None:
         """End all processes at once."""

@@ -129,26 +129,26 @@ class ProcessRun:
         self._reading_epoch = epoch
         self._epochs = [_EpochStart(epoch, consumed, 0)]
         self._steps = self._source.schedule.run(epoch, consumed)
-        self._broadcast(Run(self._run, epoch, consumed, 0, 0))
+        self._pool.broadcast(Run(self._run, epoch, consumed, 0, 0))
         self._assign()
 
     def resume(self, epoch: int) -> None:
         """See `SpanStream`."""
         self._reading_epoch, self._paused = epoch, False
-        self._broadcast(Resume(self._run, epoch))
+        self._pool.broadcast(Resume(self._run, epoch))
         self._assign()
 
     def pause(self) -> None:
         """See `SpanStream`."""
         self._paused = True
-        self._broadcast(Pause(self._run))
+        self._pool.broadcast(Pause(self._run))
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
         """See `SpanStream`."""
         if self._stopped:
             return
         self._stopped = True
-        self._broadcast(Stop(self._run))
+        self._pool.broadcast(Stop(self._run))
         self._pool.wake()
         for span in self._pending.values():
             span.close()
@@ -191,10 +191,6 @@ class ProcessRun:
             if span.delivered is None:
                 self._deliver(span)
 
-    def _broadcast(self, message: Any) -> None:
-        for worker in range(len(self._pool.processes)):
-            self._pool.send(worker, message)
-
     def _assign(self) -> None:
         """Assign spans as far ahead as there are slots for, and not beyond the next epoch."""
         fresh: dict[int, _PendingSpan] = {}
@@ -213,10 +209,15 @@ class ProcessRun:
                 span.error = span.error or self._errors.get(worker)
             fresh[steps.number] = span
         self._pending |= fresh
-        if fresh:
-            dropped = self._pool.slots.take_dropped()
-            for worker in range(len(self._pool.processes)):
-                self._send_slots(worker, fresh, dropped)
+        if not fresh:
+            return
+        dropped = self._pool.slots.take_dropped()
+        if all(self._pool.is_mapped(span.slot) for span in fresh.values()):
+            slots = {number: span.slot.number for number, span in fresh.items()}
+            self._pool.broadcast(Assign(self._run, slots, [], dropped, max(fresh) + 1))
+            return
+        for worker in range(len(self._pool.processes)):
+            self._send_slots(worker, fresh, dropped)
 
     def _send_slots(self, worker: int, spans: dict[int, _PendingSpan], dropped: list[int]) -> None:
         pid = self._pool.processes[worker].pid
@@ -234,7 +235,8 @@ class ProcessRun:
             if message is None:
                 self._replace(worker)
                 continue
-            self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
+            if message.stats is not None:
+                self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
             if isinstance(message, StatsUpdate):
                 continue
             if isinstance(message, Failed) and message.run in (None, self._run):

@@ -164,6 +164,8 @@ class _LeasedMemory:
 class MappedSlots:
     """The slots of a loader in a worker process; memory for batches that rows are read into (`BatchMemory`)."""
 
+    in_budget = False  # the process of the loop accounts for them
+
     def __init__(self, layout: SlotLayout) -> None:
         self._layout = layout
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}

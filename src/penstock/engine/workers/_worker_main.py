@@ -12,6 +12,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ from penstock.engine.workers._slots import POSITIONS, ROW_IDS, MappedSlots, Slot
 from penstock.plan import LaneShare, Places
 from penstock.table import Int64Array
 
-_STATS_S = 0.5
+_STATS_S, _MIN_STATS_S = 0.5, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class _Worker:
         )
         self._slots = MappedSlots(spec.slots)
         self._run = 0
+        self._stats_sent_s = 0.0
         self._pipeline: Pipeline[_GatheredPart] | None = None
         self._finishes: SimpleQueue[tuple[Finish, list[int]]] = SimpleQueue()
         Thread(target=self._finish_spans, name="penstock-finish", daemon=True).start()
@@ -222,7 +224,7 @@ class _Worker:
         if part.failure is not None:
             failure = int(place[part.failure[0]]), portable(part.failure[1])
         bad = {int(place[index]): bad for index, bad in part.bad.items()}
-        message = Part(run, span.number, span.places, shipment, bad, failure, span.blocks_drawn, self._stats())
+        message = Part(run, span.number, span.places, shipment, bad, failure, span.blocks_drawn, self._new_stats())
         self._slots.release(span)
         self._channel.send(message, [] if memory is None else [memory.fd])
 
@@ -255,8 +257,8 @@ class _Worker:
             ]
             shipment, own = pack(batches, memory)
         except Exception as error:
-            return Finished(message.run, steps.number, portable(error), gathered.bad, self._stats()), None
-        return Finished(message.run, steps.number, shipment, gathered.bad, self._stats()), own
+            return Finished(message.run, steps.number, portable(error), gathered.bad, self._new_stats()), None
+        return Finished(message.run, steps.number, shipment, gathered.bad, self._new_stats()), own
 
     def _columns(
         self, shared: Mapping[str, npt.NDArray[Any]], rows: int, message: Finish, descriptors: list[int]
@@ -277,7 +279,12 @@ class _Worker:
             found[PAD] = shared[PAD]
         return found
 
+    def _new_stats(self) -> WorkerStats | None:
+        """The statistics, unless they were sent a moment ago."""
+        return self._stats() if time.monotonic() - self._stats_sent_s > _MIN_STATS_S else None
+
     def _stats(self) -> WorkerStats:
+        self._stats_sent_s = time.monotonic()
         return self._collector.of_process(self._source.reader.store.retries)
 
 
