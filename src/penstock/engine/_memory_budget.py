@@ -78,7 +78,7 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
     spare = left - max(quarter, need)
     if needs.spans_at_once < needs.workers:  # the window needs some of it: each of many processes reads ahead
-        spare //= 2
+        spare = 2 * spare // 3
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.spans_at_once + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     prefetch_spans = max(2, min(wanted, room // (batches_per_span * batch_bytes)))

@@ -1,7 +1,7 @@
 """What a loader and its worker processes tell each other, and how values travel.
 
-A message is pickled; large arrays are not, but lie in shared memory whose descriptor accompanies the message. So a
-process that relays a message copies none of its arrays.
+A message is a tuple, because the loop's process unpickles several for each batch. Large arrays are not pickled, but lie
+in shared memory whose descriptor accompanies the message. So a process that relays a message copies no array.
 """
 
 import os
@@ -10,7 +10,6 @@ import socket
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -40,8 +39,7 @@ class Shipment(NamedTuple):
     """Whether a descriptor of shared memory accompanies the shipment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Start to read at a position of an epoch; ends any earlier run."""
 
     run: int
@@ -53,8 +51,7 @@ class Run:
     """The first span to build: this process may replace one that built those before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(NamedTuple):
     """Build the spans below `limit`, in these slots."""
 
     run: int
@@ -67,30 +64,26 @@ class Assign:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """Start no requests until the next `Resume`."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(NamedTuple):
     """Read, at most up to the end of the epoch after this one."""
 
     run: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """End a run."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """Make the batches of a span whose rows are all in its slot, but for the columns in `parts`."""
 
     run: int
@@ -101,8 +94,7 @@ class Finish:
     failure: tuple[int, Exception] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A process has written its rows of a span; `shipment` has the columns that are not in the slot."""
 
     run: int
@@ -117,8 +109,7 @@ class Part:
     """None shortly after the last ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The batches of a span; `batches` is the error if the first one failed."""
 
     run: int
@@ -128,8 +119,7 @@ class Finished:
     stats: WorkerStats | None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The run has failed in this process, at the first span that it has not answered."""
 
     run: int | None
@@ -138,8 +128,7 @@ class Failed:
     stats: WorkerStats
 
 
-@dataclass(frozen=True, slots=True)
-class StatsUpdate:
+class StatsUpdate(NamedTuple):
     """Statistics of a process that has sent nothing else for a moment."""
 
     stats: WorkerStats
