@@ -33,7 +33,7 @@ class LoaderKeywords(TypedDict, total=False):
     shuffle: bool | Shuffle | None
     """Read the rows in a different order in each epoch, drawn from the whole table; `Shuffle` sets seed and quality."""
     num_workers: int | Workers | None
-    """Threads that decode, collate and transform; by default the number of cores, up to 8. `Workers` for processes."""
+    """Cores to use, by default those of the machine, up to 8; `Workers` chooses between threads and processes."""
     prefetch_factor: int | None
     """Batches that each worker prepares ahead of the loop; by default 2."""
     transform: Transform | None

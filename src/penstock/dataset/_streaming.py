@@ -100,8 +100,9 @@ class Streaming:
         batch_size: rows in a batch of one rank; by default 64.
         shuffle: True reads the rows in a different order in each epoch, drawn from the whole table;
             `penstock.Shuffle(…)` also sets the seed and the quality.
-        num_workers: threads that decode, collate and transform; by default the number of cores, up to 8.
-            `penstock.Workers(8, "process")` for decoders and transforms that spend their time in Python.
+        num_workers: cores to use; by default those of the machine, up to 8. From four on these are worker processes,
+            unless the table is small; functions then run in other processes and cannot change variables of this one.
+            `penstock.Workers(8, "thread")` or `"process"` chooses; `stats()` has the numbers.
         prefetch_factor: batches that each worker prepares ahead of the loop; by default 2.
         distributed: partition the rows over ranks, which all take the same number of steps. Detected where
             torch.distributed is initialised; True requires that, False disables it; or a process group, one dimension
@@ -119,8 +120,8 @@ class Streaming:
         image_size: resize images to this height and width, or to a square, so that they can share a batch.
         drop_last: drop the rows that do not fill the last step. Otherwise a single rank gets a short last batch, and
             several ranks get theirs filled with repeated rows, flagged in `batch["_pad"]`.
-        memory_budget: bytes, or text such as "1GB", for everything fetched, decoded or queued; by default what the
-            shuffle window needs. A small one makes reading slower, and changes nothing else.
+        memory_budget: bytes, or text such as "1GB", for everything fetched, decoded or queued, in all processes; by
+            default what the shuffle window needs. A small one makes reading slower, and changes nothing else.
         bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
             (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
             `penstock.BadSamples(…)` for a limit and a callback.

@@ -32,7 +32,8 @@ class Loader:
       the seed and the epoch number, and not on machines, ranks or workers.
     - `state_dict` is the position after the last delivered batch, small enough for any checkpoint; after
       `load_state_dict` the next iteration continues there, with any number of ranks or workers and any batch size.
-    - Breaking out of an iteration stops its threads. A batch belongs to the user and is never overwritten.
+    - Breaking out of an iteration stops its reading. Worker processes serve all iterations; they end at `close`, or
+      when the loader is dropped. A batch belongs to the user and is never overwritten.
     - One iterator reads a loader at a time: the first step of a new one ends the one before, whose next step raises
       `InvalidInputError`. Two loaders of one table are independent.
     - Under torch.distributed or jax.distributed, ranks compare the order, the epoch and the position at the first step

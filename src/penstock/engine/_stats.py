@@ -26,7 +26,7 @@ class BadSample:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Time spent by one stage, in seconds, summed over threads."""
+    """Time spent by one stage, in seconds, summed over threads and processes."""
 
     busy_s: float
     starved_s: float
@@ -128,7 +128,7 @@ class WorkerStats(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Counters summed over threads."""
+    """Counters summed over threads and processes."""
 
     bytes: int
     gets: int
