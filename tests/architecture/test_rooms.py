@@ -89,6 +89,19 @@ def test_imports_point_down_and_use_the_public_names_of_a_room(path: Path) -> No
         assert not any(part.startswith("_") for part in parts[1:-1]), f"{path} imports {module}, a private file"
 
 
+ENGINE_LEVELS = ["planning", "window", "assembly", "workers"]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.parent.name == "engine"], ids=str)
+def test_folders_of_the_engine_import_only_lower_ones(path: Path) -> None:
+    here = ENGINE_LEVELS.index(path.parent.name)
+    for module in imports(path):
+        parts = own_parts(module)
+        if parts[:1] == ["engine"] and parts[1] in ENGINE_LEVELS and parts[1] != path.parent.name:
+            assert ENGINE_LEVELS.index(parts[1]) < here, f"{path} imports {module}, which is not lower"
+            assert not any(part.startswith("_") for part in parts[2:-1]), f"{path} imports {module}, a private file"
+
+
 @pytest.mark.parametrize("dependency", IMPORTERS)
 def test_a_heavy_dependency_is_imported_in_one_place(dependency: str) -> None:
     for path in FILES:

@@ -16,4 +16,4 @@ def small_parts() -> Iterator[None]:
 @pytest.fixture
 def not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables here are small: read them in every epoch, as large tables."""
-    monkeypatch.setattr("penstock.engine._engine.LoaderEngine._fits", lambda *_, **__: False)
+    monkeypatch.setattr("penstock.engine._sizing.LoaderSizing._fits", lambda *_, **__: False)

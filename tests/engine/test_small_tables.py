@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Dataset, Tensor
+from penstock import Column, Dataset, Shuffle, Tensor, Text
+from penstock.storage import open_store
+from penstock.testing import CountingStore
 
 
 def sorted_by_class(rows: int, classes: int) -> Dataset:
@@ -51,3 +53,32 @@ def test_the_order_does_not_favour_any_position_of_the_table() -> None:
     first = [n for epoch in epochs(sorted_by_class(200, 2), 30, batch_size=20) for n in epoch[0]["n"]]
     assert abs(np.mean(first) - 99.5) < 12  # four standard errors of a true shuffle
     assert {n // 50 for n in first} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_table_that_fits_the_budget_is_read_once(shuffle: bool, num_workers: int) -> None:
+    store = CountingStore(open_store("memory://"))
+    made = penstock.create(store, {"n": int, "t": Text()})
+    made.append({"n": range(900), "t": [f"row {k}" for k in range(900)]})
+    made.commit()
+    with made.numpy(batch_size=50, shuffle=shuffle, num_workers=num_workers) as loader:
+        loader.load_state_dict({**loader.state_dict(), "consumed": 450})
+        assert len(list(loader)) == 9, "the rest of an epoch, which is not enough to hold the table"
+        for epoch in (1, 2, 3):
+            if epoch == 2:
+                store.reset()
+            seen = [int(n) for batch in loader for n in batch["n"]]
+            assert sorted(seen) == list(range(900))
+        assert not store.requests["get"], "later epochs come from memory"
+
+
+def test_a_table_larger_than_the_budget_is_read_in_each_epoch() -> None:
+    made = penstock.create("memory://", {"x": Column(Tensor("uint8", (1000,)), page_bytes=10_000)})
+    made.append({"x": np.zeros((4000, 1000), np.uint8)})
+    made.commit()
+    shuffle = Shuffle(spread=1, block_bytes=20_000, lanes=2)
+    with made.numpy(batch_size=50, shuffle=shuffle, num_workers=1, memory_budget=2 << 20) as loader:
+        for epoch in (1, 2, 3):
+            list(loader)
+            assert loader.stats().bytes >= epoch * 4_000_000

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from penstock.engine._engine import EngineRun, LoaderEngine
+from penstock.engine._engine import LoaderEngine
 from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._progress import Progress, ProgressDisplay
+from penstock.engine._run import EngineRun
 from penstock.engine._stats import LoaderStats
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.errors import InvalidInputError

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Lock, current_thread, local
 from typing import NamedTuple
 
+from penstock.engine._machine import available_cores
 from penstock.plan import ShuffleQuality
 
 _LATENCIES = 1024
@@ -98,6 +99,8 @@ class LoaderStats:
             f"{self.read_factor:.2f} times over all ranks",
             f"window {self.window_peak_bytes / 1e6:,.0f} MB at most, of a budget of {self.budget_bytes / 1e6:,.0f} MB",
         ]
+        if self.processes:
+            lines.append(f"{self.processes} worker processes, each with {self.threads} threads that build batches")
         if self.device_bytes:
             lines.append(f"{self.device_bytes / 1e9:,.2f} GB were copied to the window on the device")
         lines += [
@@ -161,7 +164,11 @@ def _bottleneck(stats: LoaderStats) -> str:
         )
     transform = stats.stages["transform"].busy_s
     what = "your transform" if transform > 0.5 * work.busy_s else "decoding and gathering"
-    return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, raise num_workers if there are idle cores"
+    workers, cores = max(1, stats.processes) * stats.threads, available_cores()
+    advice = (
+        f"all {cores} cores are used" if workers >= cores else f"raise num_workers, {workers} of {cores} cores are used"
+    )
+    return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, and {advice}"
 
 
 class _ThreadStats:

@@ -13,8 +13,8 @@ _MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES, _MAX_WIDE_BLOCK_BYTES = 4 << 20, 8 << 20
 """Largest block of the heaviest column, and of all columns together."""
 _WINDOW_SHARE = 6
-_MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 384 << 20, 1 << 30
-"""Of all columns. The smallest window fits the default budget of a machine of one gigabyte: nothing is read twice."""
+_MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 640 << 20, 1 << 30
+"""Of all columns. The smallest window fits the default budget of a gigabyte, with room to read ahead."""
 _MAX_WINDOW_ROWS = 1 << 24
 """Bounds the memory of the plan, which is some tens of bytes for each row of the window."""
 _MIN_SPREAD = 1.0

@@ -109,7 +109,7 @@ class Part(NamedTuple):
     """None shortly after the last ones."""
 
 
-class Finished(NamedTuple):
+class FinishedSpan(NamedTuple):
     """The batches of a span; `batches` is the error if the first one failed."""
 
     run: int
@@ -185,7 +185,10 @@ class Channel:
 
 
 def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipment, SharedMemory | None]:
-    """Prepare a value for another process, and put its large arrays into shared memory, unless they are in `slot`."""
+    """Prepare a value for another process, and put its large arrays into shared memory.
+
+    That is `slot`, whose memory no other value needs, as far as there is room; else new memory.
+    """
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -206,23 +209,47 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
                 "what transforms and decoders return is sent from one process to another, and this cannot be pickled "
                 f'({error}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
             ) from error
-    first = 0 if slot is None else int(slot.ctypes.data)
+    views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    base, size = (0, 0) if slot is None else (int(slot.ctypes.data), len(slot))
+    starts = [int(view.ctypes.data) - base for view in views]
+    there = [start >= 0 and start + len(view) <= size for start, view in zip(starts, views, strict=True)]
+    gaps = _gaps([(s, s + len(v)) for s, v, inside in zip(starts, views, there, strict=True) if inside], size)
     arrays: list[tuple[bool, int, int]] = []
-    own: list[tuple[int, memoryview]] = []
-    size = 0
-    for view in buffers:
-        start = np.frombuffer(view, np.uint8).ctypes.data - first
-        if slot is not None and start >= 0 and start + view.nbytes <= len(slot):
-            arrays.append((True, start, view.nbytes))
-        else:
-            arrays.append((False, size, view.nbytes))
-            own.append((size, view))
-            size += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = SharedMemory.create(size) if own else None
-    for start, view in own:
-        assert memory is not None
-        memory.bytes[start : start + view.nbytes] = np.frombuffer(view, np.uint8)
+    copies: list[tuple[bool, int, npt.NDArray[np.uint8]]] = []
+    end = 0
+    for start, view, inside in zip(starts, views, there, strict=True):
+        in_slot = inside
+        if not inside:
+            gap = next((number for number, (first, last) in enumerate(gaps) if last - first >= len(view)), None)
+            in_slot, start = gap is not None, end
+            if gap is None:
+                end += _aligned(len(view))
+            else:
+                start, last = gaps[gap]
+                gaps[gap] = min(start + _aligned(len(view)), last), last
+            copies.append((in_slot, start, view))
+        arrays.append((in_slot, start, len(view)))
+    memory = SharedMemory.create(end) if end else None
+    for in_slot, start, view in copies:
+        target = slot if in_slot or memory is None else memory.bytes
+        assert target is not None
+        target[start : start + len(view)] = view
     return Shipment(pickled, arrays, memory is not None), memory
+
+
+def _gaps(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The aligned ranges of `size` bytes that are not taken."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for first, last in [*sorted(taken), (size, size)]:
+        if first > end:
+            found.append((end, first))
+        end = max(end, _aligned(last))
+    return found
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:

@@ -35,7 +35,7 @@ from penstock.engine.workers._messages import (
     Assign,
     Failed,
     Finish,
-    Finished,
+    FinishedSpan,
     Part,
     Pause,
     Resume,
@@ -280,7 +280,7 @@ class ProcessRun:
         message = Finish(self._run, span.steps, span.slot.number, parts, dict(span.bad), span.failure)
         self._pool.send(span.finisher, message, descriptors)
 
-    def _take_batches(self, finished: Finished, descriptor: int | None) -> None:
+    def _take_batches(self, finished: FinishedSpan, descriptor: int | None) -> None:
         span = self._pending.get(finished.number)
         if span is None or span.batches is not None:
             if descriptor is not None:

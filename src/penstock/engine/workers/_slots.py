@@ -73,6 +73,11 @@ class SlotLayout:
             end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         return cls(tuple(columns), end, rows)
 
+    @property
+    def values_end(self) -> int:
+        """Where the hidden columns start, which are needed after the batches are made."""
+        return min((column.offset for column in self.columns if column.name in (ROW_IDS, POSITIONS)), default=self.size)
+
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, Column]:
         """The columns of a slot, for a span of some rows."""
         found: dict[str, Column] = {}

@@ -37,7 +37,7 @@ from penstock.engine.workers._messages import (
     Channel,
     Failed,
     Finish,
-    Finished,
+    FinishedSpan,
     Part,
     Pause,
     Resume,
@@ -239,7 +239,7 @@ class _Worker:
                     for descriptor in descriptors:
                         os.close(descriptor)
 
-    def _finish(self, message: Finish, descriptors: list[int]) -> tuple[Finished, SharedMemory | None]:
+    def _finish(self, message: Finish, descriptors: list[int]) -> tuple[FinishedSpan, SharedMemory | None]:
         """Make the batches of a span."""
         steps = message.steps
         memory = self._slots.memory(message.slot)
@@ -255,10 +255,10 @@ class _Worker:
                 Failure(portable(batch.error)) if isinstance(batch, Failure) else to_transport(batch)
                 for batch in built.batches
             ]
-            shipment, own = pack(batches, memory)
+            shipment, own = pack(batches, memory[: self._spec.slots.values_end])
         except Exception as error:
-            return Finished(message.run, steps.number, portable(error), gathered.bad, self._new_stats()), None
-        return Finished(message.run, steps.number, shipment, gathered.bad, self._new_stats()), own
+            return FinishedSpan(message.run, steps.number, portable(error), gathered.bad, self._new_stats()), None
+        return FinishedSpan(message.run, steps.number, shipment, gathered.bad, self._new_stats()), own
 
     def _columns(
         self, shared: Mapping[str, npt.NDArray[Any]], rows: int, message: Finish, descriptors: list[int]

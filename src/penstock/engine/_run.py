@@ -1,0 +1,100 @@
+"""Deliver the batches of a run to the loop, and record its position."""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.engine._stats import BadSample, StatsCollector
+from penstock.engine.assembly import Failure, Placement
+from penstock.engine.workers import SpanStream
+from penstock.errors import InvalidInputError
+from penstock.plan import LoaderState, RankPartitioner
+
+ReportBad = Callable[[BadSample, int, int], None]
+"""Records a bad sample, given how many there were in how many rows of the epoch; may raise."""
+
+
+class EngineRun:
+    """A pass over the rest of an epoch and the following ones; dropping or closing it stops it."""
+
+    def __init__(
+        self,
+        stream: SpanStream,
+        state: LoaderState,
+        *,
+        partitioner: RankPartitioner,
+        placement: Placement | None,
+        collector: StatsCollector,
+        report_bad: ReportBad,
+    ) -> None:
+        self._stream, self._partitioner, self._placement = stream, partitioner, placement
+        self._collector, self._report_bad = collector, report_bad
+        self.state = state
+        """The position after the last delivered batch."""
+        self.in_progress = False
+        """Whether an epoch was started and not finished; only its own iterator can continue it."""
+        self._closed_because = "this loader was closed while it was read"
+        self._stop = weakref.finalize(self, stream.stop)
+        stream.start(state.epoch, state.consumed)
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches up to the end of the epoch; then the state is the start of the next one."""
+        self.in_progress = True
+        self._stream.resume(self.state.epoch)
+        collector, order, placement = self._collector, self.state.order, self._placement
+        began = mark = time.perf_counter()
+        first = True
+        epoch_rows = bad_count = 0
+        last = not self._partitioner.steps(self.state.consumed)
+        while not last:
+            found = self._stream.next_span()
+            if found is None:
+                raise InvalidInputError(self._closed_because)
+            steps = found.steps
+            collector.blocks_drawn += found.blocks_drawn
+            collector.batches_drawn += len(steps.batch_rows)
+            waiting = list(zip(found.batches, steps.batch_rows, steps.consumed, strict=False))[::-1]
+            bad, padding = sorted(found.bad.items(), reverse=True), found.padding
+            del found
+            end = 0
+            while waiting:
+                if not self._stop.alive:
+                    raise InvalidInputError(self._closed_because)
+                batch, rows, consumed = waiting.pop()
+                if isinstance(batch, Failure):
+                    raise batch.error
+                end += rows
+                real = rows - padding
+                epoch_rows += real
+                while bad and bad[-1][0] < end:
+                    bad_count += 1
+                    self._report_bad(bad.pop()[1], bad_count, epoch_rows)
+                last = steps.last and not waiting
+                self.state = LoaderState(order, steps.epoch, consumed)
+                now = time.perf_counter()
+                collector.seconds += now - mark
+                mark = now
+                if first:
+                    collector.first_batch_s, first = now - began, False
+                collector.rows += real
+                collector.batches += 1
+                yield batch if placement is None else placement.make_ready(batch)
+                del batch
+                now = time.perf_counter()
+                collector.add_time("loop", "busy", now - mark)
+                collector.seconds += now - mark
+                mark = now
+        self._stream.pause()
+        self.state = LoaderState(order, self.state.epoch + 1, 0)
+        self.in_progress = False
+
+    def stop(self) -> None:
+        """Stop the threads without joining them."""
+        self._stop()
+
+    def close(self, because: str | None = None) -> None:
+        """Stop the threads and join them for a moment; `because` is what its iterator then raises."""
+        self._closed_because = because or self._closed_because
+        self._stop.detach()
+        self._stream.stop(wait=True)
