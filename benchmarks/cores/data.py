@@ -9,7 +9,7 @@ from benchmarks.loader.workloads import Workload
 BATCH_SIZE = 256
 BUDGET_SHARE = 8
 """The loader gets this part (1/n) of the table as its memory."""
-MIN_WINDOW_BYTES, MAX_WINDOW_BYTES, WINDOW_SHARE = 384 << 20, 1 << 30, 6
+MIN_WINDOW_BYTES, MAX_WINDOW_BYTES, WINDOW_SHARE = 640 << 20, 1 << 30, 6
 """The default shuffle window: a sixth of the table, within these bounds."""
 MIN_BUDGET_BYTES = 1 << 20
 SPREAD = 1.0

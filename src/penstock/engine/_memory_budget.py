@@ -80,7 +80,7 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     if needs.spans_at_once < needs.workers:  # the window needs some of it: each of many processes reads ahead
         spare = 2 * spare // 3
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
-    wanted = needs.spans_at_once + -(-needs.workers * needs.prefetch_factor // batches_per_span)
+    wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     prefetch_spans = max(2, min(wanted, room // (batches_per_span * batch_bytes)))
     waiting = prefetch_spans if free is None else 1  # batches on a device are queued there
     window_bytes = max(quarter, left - waiting * batches_per_span * needs.batch_bytes)
