@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 SOON_S = 60.0
@@ -42,13 +43,11 @@ def worker_processes() -> list[int]:
     """The worker processes of this process, zombies aside."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:  # it ended meanwhile
-                continue
-            if b"_worker_main" in command:
-                found.append(int(pid))
+        with suppress(OSError):  # a thread or a process that ends meanwhile
+            for pid in (task / "children").read_text().split():
+                with suppress(OSError):
+                    if b"_worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(int(pid))
     return found
 
 

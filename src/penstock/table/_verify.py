@@ -115,7 +115,9 @@ class Verifier:
         return _AllFields(tuple(fields.values())), list(nodes)
 
     def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
-        return self._check(ref.key, lambda data, where: decode_snapshot(ref, data, where))
+        with self._reporting():
+            return self._check(ref.key, lambda data, where: decode_snapshot(ref, data, where))
+        return None
 
     def _check_files(self, schema: Schema, nodes: list[Node]) -> None:
         """Check manifests level by level, then the data files they list."""
@@ -131,13 +133,15 @@ class Verifier:
         thread_map(lambda file: self._check_file(file, schema), list(files.values()), max_workers=_WORKERS)
 
     def _check_manifest(self, node: Node) -> Manifest | None:
-        return self._check(node.key, lambda data, where: decode_manifest(node, data, where))
+        with self._reporting():
+            return self._check(node.key, lambda data, where: decode_manifest(node, data, where))
+        return None
 
     def _check_file(self, file: DataFile, schema: Schema) -> None:
-        data = self._check(file.key, lambda data, where: _check_frame(file, data, where))
-        if data is None:
-            return
-        with self._reporting():
+        with self._reporting():  # also of an id that is no name of an object
+            data = self._check(file.key, lambda data, where: _check_frame(file, data, where))
+            if data is None:
+                return
             decoder = page_decoder(schema, file)
             for column in decoder.columns:
                 dense = None if column.references else dense_kind(column.field)

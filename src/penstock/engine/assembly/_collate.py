@@ -38,7 +38,7 @@ class Collator:
         found: Columns = {}
         bad: dict[int, Exception] = {}
         blocks = window.blocks(span)
-        rows = _slab_rows(span, blocks) if self._layout.fixed else None
+        rows = window.slab_starts(span)[span.block_index] + span.rows if self._layout.fixed else None
         for column in self._layout.fixed:
             assert rows is not None
             preallocated = window.preallocated(span, column.name)
@@ -182,11 +182,6 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
             inside: tuple[slice, ...] = tuple(slice(length) for length in shapes[row].tolist())
             out[row][inside] = value
     return out, shapes
-
-
-def _slab_rows(span: Span, blocks: Sequence[WindowBlock]) -> Int64Array:
-    """The slab index of each row."""
-    return np.array([block.slab_start for block in blocks], np.int64)[span.block_index] + span.rows
 
 
 def _raw_column(span: Span, blocks: Sequence[WindowBlock], name: str) -> RawColumn:

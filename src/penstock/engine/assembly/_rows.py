@@ -133,7 +133,7 @@ class RowGatherer:
         columns, bad = self._collator.columns(span, self._window, empty)
         gathered = GatheredRows(columns)
         flags = np.zeros(len(span), bool) if span.padding is None else span.padding.copy()
-        damaged_blocks = [n for n, block in enumerate(self._window.blocks(span)) if block.error is not None]
+        damaged_blocks = self._window.damaged(span)
         damaged = set(np.flatnonzero(np.isin(span.block_index, damaged_blocks)).tolist()) if damaged_blocks else set()
         for index in damaged:
             self._replacer.repair(span, gathered, index, flags)

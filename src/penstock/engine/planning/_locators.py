@@ -219,15 +219,20 @@ class WholeBlocks(_LaneLocator):
 
 
 class ResidentBlocks(_LaneLocator):
-    """Blocks that an earlier epoch has read, all of which are still in the window."""
+    """Blocks that an earlier epoch has read, all of which stay in the window; all of them are given each time."""
 
     def __init__(
         self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, resident: Sequence[PlannedBlock]
     ) -> None:
+        """The blocks are in table order."""
         super().__init__(selection, part_blocks, epoch, trim=False)
-        found = sorted((selection.first_index(block.source), number) for number, block in enumerate(resident))
-        self._resident = [resident[number] for _, number in found]
-        self._starts = np.array([start for start, _ in found], np.int64)
+        self._resident = list(resident)
+        self._starts = np.array([selection.first_index(block.source) for block in resident], np.int64)
+
+    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
+        index = super().find(positions, duplicates=duplicates).rows
+        number = np.searchsorted(self._starts, index, side="right") - 1
+        return BlockLocations(self._resident, number, index - self._starts[number])
 
     def _to_planned_blocks(
         self,
@@ -236,14 +241,9 @@ class ResidentBlocks(_LaneLocator):
         holders: Int64Array,
         rows: Int64Array,
     ) -> BlockLocations:
-        """The resident block of each row: lanes end inside blocks, and elsewhere in each epoch."""
+        """The index of each row among the selected ones: lanes end inside blocks, and elsewhere in each epoch."""
         firsts = np.array([self._selection.first_index(block.block) - block.first for block in blocks], np.int64)
-        index = firsts[holders] + rows
-        number = np.searchsorted(self._starts, index, side="right") - 1
-        used = np.flatnonzero(np.bincount(number))
-        local = np.empty(len(self._resident), np.int64)
-        local[used] = np.arange(len(used))
-        return BlockLocations([self._resident[n] for n in used.tolist()], local[number], index - self._starts[number])
+        return BlockLocations([], holders, firsts[holders] + rows)
 
 
 class PartialBlocks(_LaneLocator):

@@ -122,6 +122,7 @@ class Planner:
         if self._selection.scattered:
             return ScatteredLocator(self._selection, options.page_bytes)
         if self._resident:
+            self._resident.sort(key=lambda block: self._selection.first_index(block.source))
             return ResidentBlocks(self._selection, self._part_blocks, epoch, self._resident)
         if options.by_blocks:
             resident = self._resident if options.resident and not resumed else None
@@ -137,23 +138,28 @@ class Planner:
         local_index = np.empty(len(found.blocks), np.int64)
         for rows in together:
             end = first + len(rows.positions)
-            spans.append(_span(rows, found, slice(first, end), local_index))
+            resident = isinstance(locator, ResidentBlocks)
+            spans.append(_span(rows, found, slice(first, end), None if resident else local_index))
             first = end
         return PlannedSpans(spans, locator.take_closed() + (locator.open_blocks() if last else []), last)
 
 
-def _span(rows: _Rows, found: BlockLocations, here: slice, local_index: Int64Array) -> Span:
-    needed = np.flatnonzero(np.bincount(found.block_index[here]))
-    local_index[needed] = np.arange(len(needed))
-    block_index = local_index[found.block_index[here]]
+def _span(rows: _Rows, found: BlockLocations, here: slice, local_index: Int64Array | None) -> Span:
+    """A span of some located rows; `local_index` is scratch memory to leave out blocks that it does not need."""
+    block_index, blocks = found.block_index[here], found.blocks
+    if local_index is not None:
+        needed = np.flatnonzero(np.bincount(block_index))
+        local_index[needed] = np.arange(len(needed))
+        block_index, blocks = local_index[block_index], [found.blocks[number] for number in needed.tolist()]
     return Span(
         steps=rows.steps,
         places=rows.places,
-        blocks=[found.blocks[number] for number in needed.tolist()],
+        blocks=blocks,
         block_index=block_index,
         rows=found.rows[here],
         padding=rows.padding,
-        blocks_drawn=_blocks_drawn(rows, block_index, len(needed)),
+        blocks_drawn=_blocks_drawn(rows, block_index, len(blocks)),
+        resident=local_index is None,
     )
 
 

@@ -44,6 +44,8 @@ class Span:
     """Mask of the rows that only pad the epoch's last step."""
     blocks_drawn: int
     """Sum over batches of the number of blocks that a batch draws from."""
+    resident: bool
+    """Whether `blocks` are all blocks of the table, in the same list for each span, and stay in the window."""
 
     def __len__(self) -> int:
         return len(self.block_index)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from threading import Lock
 
+import numpy as np
+
 from penstock.device import BufferPool, ByteAllocator
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import Layout, PlannedBlock, PlannedSpans, Span
@@ -12,7 +14,7 @@ from penstock.engine.window._blocks import BatchMemory, PreallocatedColumn, Wind
 from penstock.engine.window._page_cache import PageCache, PageRuns
 from penstock.engine.window._slab import Slab, reads_into_batch
 from penstock.format import Field
-from penstock.table import Reader
+from penstock.table import Int64Array, Reader
 
 _MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
 """Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
@@ -58,6 +60,10 @@ class Window:
         self._pending: dict[int, int] = {}
         """Blocks that are not filled yet, by the number of a span that waits for them."""
         self._preallocated: dict[int, dict[str, PreallocatedColumn]] = {}
+        self._resident: list[WindowBlock] = []
+        """All blocks of a table that stays in the window, once an epoch has read it; what follows is about them."""
+        self._resident_starts: Int64Array | None = None
+        self._resident_filled = self._resident_errors = False
         # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
         spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
         self._io = BlockIO(
@@ -72,7 +78,26 @@ class Window:
 
     def blocks(self, span: Span) -> list[WindowBlock]:
         """The blocks of a span."""
-        return [self._blocks[block] for block in span.blocks]
+        if not span.resident:
+            return [self._blocks[block] for block in span.blocks]
+        if not self._resident:
+            self._resident = [self._blocks[block] for block in span.blocks]
+        return self._resident
+
+    def slab_starts(self, span: Span) -> Int64Array:
+        """The index in the slab of the first row of each block of a span."""
+        if span.resident and self._resident_starts is not None:
+            return self._resident_starts
+        starts = np.array([block.slab_start for block in self.blocks(span)], np.int64)
+        if span.resident and self._resident_filled:
+            self._resident_starts = starts
+        return starts
+
+    def damaged(self, span: Span) -> list[int]:
+        """The blocks of a span that could not be read, by their index in the span."""
+        if span.resident and self._resident_filled and not self._resident_errors:
+            return []
+        return [number for number, block in enumerate(self.blocks(span)) if block.error is not None]
 
     def preallocated(self, span: Span, name: str) -> PreallocatedColumn | None:
         """The batches of a span that a column is read into; None if it is in the slab."""
@@ -81,7 +106,8 @@ class Window:
     def register(self, planned: PlannedSpans) -> None:
         """Take over newly planned spans and their blocks; called by one thread at a time, without the lock."""
         fresh: dict[PlannedBlock, WindowBlock] = {}
-        for span in planned.spans:
+        spans = [span for span in planned.spans if not span.resident]
+        for span in spans:
             states: list[WindowBlock] = []
             for block in span.blocks:
                 state = self._blocks.get(block) or fresh.get(block)
@@ -93,7 +119,7 @@ class Window:
                     states[number].add_destination(row, span, index)
         with self.lock:
             self._blocks |= fresh
-            for span in planned.spans:
+            for span in spans:
                 for block in span.blocks:
                     self._blocks[block].pending_spans += 1
             for block in planned.closed:
@@ -154,11 +180,16 @@ class Window:
 
     def await_blocks(self, span: Span) -> bool:
         """Record that a span waits for its blocks; returns whether it need not. With the lock."""
+        if span.resident and self._resident_filled:
+            return True
         waits = [block for block in self.blocks(span) if not block.filled]
         for block in waits:
             block.waiting_spans.append(span)
         if waits:
             self._pending[span.number] = len(waits)
+        elif span.resident:
+            self._resident_filled = True
+            self._resident_errors = any(block.error is not None for block in self._resident)
         return not waits
 
     def read(self, block: WindowBlock, number: int) -> tuple[PageRuns, int]:
@@ -199,7 +230,7 @@ class Window:
 
     def release(self, span: Span) -> None:
         """Release what a built span needed; its batches now belong to the consumer. With the lock."""
-        for block in self.blocks(span):
+        for block in () if span.resident else self.blocks(span):
             block.pending_spans -= 1
             if not block.pending_spans and block.closed:
                 self._free(block)

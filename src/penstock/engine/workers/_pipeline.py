@@ -242,7 +242,7 @@ class Pipeline(Generic[Built]):
         """Admit spans in order; yields after each one, between epochs, and while a block waits for memory."""
         for planned in self._prepared(self._planner.planned_spans(epoch, consumed, number, first)):
             for span in planned.spans:
-                for block in self._window.blocks(span):  # which may name a block twice
+                for block in () if span.resident else self._window.blocks(span):
                     if not block.admitted:
                         while not self._try_admit(block):
                             yield
@@ -372,7 +372,8 @@ class Pipeline(Generic[Built]):
                     self._result_ready.notify()
 
     def _block_error(self, span: Span) -> BaseException | None:
-        errors = [block.error for block in self._window.blocks(span) if block.error is not None]
+        blocks = self._window.blocks(span)
+        errors = [error for number in self._window.damaged(span) if (error := blocks[number].error) is not None]
         return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
 
 
