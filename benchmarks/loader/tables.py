@@ -12,7 +12,7 @@ from benchmarks.loader import nginx
 from benchmarks.loader.workloads import Workload
 
 BUCKET = "bucket"
-BUDGET_SHARE = 8
+BUDGET_SHARE, MIN_BUDGET_BYTES = 8, 1 << 30  # the least is the default of the loader, which its window fits
 """The loader gets this part of the table as its memory."""
 
 
@@ -27,7 +27,7 @@ class Place:
 
     @property
     def budget_bytes(self) -> int:
-        return self.table_bytes // BUDGET_SHARE
+        return max(self.table_bytes // BUDGET_SHARE, MIN_BUDGET_BYTES)
 
     @property
     def name(self) -> str:

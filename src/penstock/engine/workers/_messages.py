@@ -212,28 +212,25 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
     views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     base, size = (0, 0) if slot is None else (int(slot.ctypes.data), len(slot))
     starts = [int(view.ctypes.data) - base for view in views]
-    there = [start >= 0 and start + len(view) <= size for start, view in zip(starts, views, strict=True)]
-    gaps = _gaps([(s, s + len(v)) for s, v, inside in zip(starts, views, there, strict=True) if inside], size)
-    arrays: list[tuple[bool, int, int]] = []
-    copies: list[tuple[bool, int, npt.NDArray[np.uint8]]] = []
+    inside = [start >= 0 and start + len(view) <= size for start, view in zip(starts, views, strict=True)]
+    gaps = _gaps([(s, s + len(v)) for s, v, known in zip(starts, views, inside, strict=True) if known], size)
     end = 0
-    for start, view, inside in zip(starts, views, there, strict=True):
-        in_slot = inside
-        if not inside:
-            gap = next((number for number, (first, last) in enumerate(gaps) if last - first >= len(view)), None)
-            in_slot, start = gap is not None, end
-            if gap is None:
-                end += _aligned(len(view))
-            else:
-                start, last = gaps[gap]
-                gaps[gap] = min(start + _aligned(len(view)), last), last
-            copies.append((in_slot, start, view))
-        arrays.append((in_slot, start, len(view)))
+    for index, view in enumerate(views):
+        if inside[index]:
+            continue
+        gap = next((number for number, (first, last) in enumerate(gaps) if last - first >= len(view)), None)
+        if gap is None or slot is None:
+            starts[index], end = end, end + _aligned(len(view))
+            continue
+        starts[index], last = gaps[gap]
+        gaps[gap] = min(starts[index] + _aligned(len(view)), last), last
+        inside[index] = True
+        slot[starts[index] : starts[index] + len(view)] = view
     memory = SharedMemory.create(end) if end else None
-    for in_slot, start, view in copies:
-        target = slot if in_slot or memory is None else memory.bytes
-        assert target is not None
-        target[start : start + len(view)] = view
+    for start, view, known in zip(starts, views, inside, strict=True):
+        if memory is not None and not known:
+            memory.bytes[start : start + len(view)] = view
+    arrays = [(known, start, len(view)) for known, start, view in zip(inside, starts, views, strict=True)]
     return Shipment(pickled, arrays, memory is not None), memory
 
 

@@ -1,0 +1,62 @@
+"""Values on their way between processes: equal after the way, in the slot as far as there is room."""
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.workers._lists import join_rows, pack_rows
+from penstock.engine.workers._messages import pack, unpack
+
+Array = npt.NDArray[Any]
+
+
+def array_of(size: int, seed: int) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@given(
+    st.lists(st.integers(0, 30_000), max_size=8),
+    st.lists(st.tuples(st.integers(0, 90_000), st.integers(0, 20_000)), max_size=4),
+    st.sampled_from([None, 0, 5000, 40_000, 100_000]),
+)
+@settings(deadline=None)
+def test_arrays_are_equal_after_the_way(sizes: list[int], taken: list[tuple[int, int]], room: int | None) -> None:
+    """Some are views of the slot, and none of the others is written over them."""
+    slot = None if room is None else array_of(room, 99)
+    views = [slot[start : start + size] for start, size in taken] if slot is not None else []
+    value = {"own": [array_of(size, size) for size in sizes], "views": views, "text": "x"}
+    expected = {"own": [a.copy() for a in value["own"]], "views": [a.copy() for a in views]}  # type: ignore[attr-defined]
+    shipment, memory = pack(value, slot)
+    descriptor = None if memory is None else os.dup(memory.fd)
+    found = unpack(shipment, descriptor, slot)
+    assert found["text"] == "x"
+    for name in ("own", "views"):
+        assert all(map(np.array_equal, found[name], expected[name]))
+        assert all(array.flags.writeable for array in found[name])
+
+
+@given(st.integers(1, 5), st.integers(0, 40), st.integers(0, 3), st.booleans())
+@settings(deadline=None)
+def test_rows_of_several_processes_are_joined_in_order(workers: int, rows: int, seed: int, nulls: bool) -> None:
+    rng = np.random.default_rng(seed)
+    ragged: list[Any] = [None if nulls and k % 5 == 0 else rng.integers(0, 9, (k % 4, 2)) for k in range(rows)]
+    text, mask = [f"row {k}" for k in range(rows)], np.arange(rows) % 2 == 0
+    parts: list[tuple[Any, dict[str, Any]]] = []
+    for worker in range(workers):
+        mine = slice(worker, None, workers)
+        places = mine if seed % 2 else np.arange(worker, rows, workers)
+        part = {"ragged": pack_rows(ragged[mine]), "text": pack_rows(text[mine]), "mask": pack_rows(mask[mine])}
+        parts.append((places, part if text[mine] else {}))
+    found = join_rows(parts, rows)
+    if not rows:
+        assert not found
+        return
+    assert found["text"] == text
+    assert np.array_equal(found["mask"], mask)
+    for one, other in zip(found["ragged"], ragged, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (np.array_equal(one, other) and one.dtype == other.dtype)
