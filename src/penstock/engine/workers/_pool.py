@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import count
 from typing import Any
 
 import cloudpickle
@@ -50,10 +51,14 @@ _KILL_S = 1.0
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 
 
+_ids = count()
+
+
 class WorkerProcess:
     """A running worker process."""
 
     def __init__(self, worker: int, spec: SharedMemory) -> None:
+        self.id = next(_ids)  # unlike the pid, never used again
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -208,7 +213,7 @@ class ProcessPool:
 
     def is_mapped(self, slot: Slot) -> bool:
         """Whether all processes have mapped a slot."""
-        return all(process.pid in slot.mapped_by for process in self.processes)
+        return all(process.id in slot.mapped_by for process in self.processes)
 
     def close(self) -> None:
         """End all processes at once."""

@@ -150,10 +150,10 @@ class ProcessRun:
         self._stopped = True
         self._pool.broadcast(Stop(self._run))
         self._pool.wake()
-        for span in self._pending.values():
+        pending, self._pending = list(self._pending.values()), {}
+        for span in pending:
             span.close()
             self._pool.slots.drop(span.slot)
-        self._pending = {}
 
     def next_span(self) -> DeliveredSpan | None:
         """See `SpanStream`."""
@@ -220,10 +220,10 @@ class ProcessRun:
             self._send_slots(worker, fresh, dropped)
 
     def _send_slots(self, worker: int, spans: dict[int, _PendingSpan], dropped: list[int]) -> None:
-        pid = self._pool.processes[worker].pid
-        new = [span.slot for span in spans.values() if pid not in span.slot.mapped_by]
+        process = self._pool.processes[worker].id
+        new = [span.slot for span in spans.values() if process not in span.slot.mapped_by]
         for slot in new:
-            slot.mapped_by.add(pid)
+            slot.mapped_by.add(process)
         slots = {number: span.slot.number for number, span in spans.items()}
         message = Assign(self._run, slots, [slot.number for slot in new], dropped, max(spans) + 1)
         self._pool.send(worker, message, [slot.memory.fd for slot in new])
@@ -257,7 +257,11 @@ class ProcessRun:
             self._errors[worker] = error
 
     def _take_part(self, worker: int, part: Part, descriptor: int | None) -> None:
-        span = self._pending[part.number]
+        span = self._pending.get(part.number)
+        if span is None:  # another thread has stopped the run
+            if descriptor is not None:
+                os.close(descriptor)
+            return
         span.missing.discard(worker)
         span.bad |= part.bad
         span.blocks_drawn += part.blocks_drawn

@@ -95,7 +95,7 @@ class Slot:
     def __init__(self, number: int, size: int) -> None:
         self.number, self.memory = number, SharedMemory.create(size)
         self.mapped_by: set[int] = set()
-        """The processes that have mapped it, by pid."""
+        """The processes that have mapped it, by `WorkerProcess.id`."""
         self.is_open = True
         """Whether it has a descriptor."""
 
@@ -134,12 +134,17 @@ class SlotPool:
         if self._open > _MAX_OPEN:  # a user may hold more batches than descriptors are allowed
             slot.close_fd()
             self._open -= 1
-        return np.asarray(_LeasedMemory(self._free, self._dropped, slot))
+        return np.asarray(_LeasedMemory(self, slot))
+
+    def give_back(self, slot: Slot) -> None:
+        """Take back a slot whose batches were dropped, in any thread."""
+        self._free.append(slot)
 
     def drop(self, slot: Slot) -> None:
         """Use a slot no more; processes may still write to it."""
         self._dropped.append(slot.number)
         self._open -= slot.is_open
+        slot.close_fd()
 
     def abandon(self) -> None:
         """In a forked process: reuse no slot of the parent."""
@@ -155,15 +160,15 @@ class SlotPool:
 class _LeasedMemory:
     """The base object of a delivered array; numpy references it while any view of the array is alive."""
 
-    def __init__(self, free: deque[Slot], dropped: list[int], slot: Slot) -> None:
-        self._free, self._dropped, self._slot, self._forks = free, dropped, slot, forks()
+    def __init__(self, pool: SlotPool, slot: Slot) -> None:
+        self._pool, self._slot, self._forks = pool, slot, forks()
         self.__array_interface__ = slot.memory.bytes.__array_interface__
 
     def __del__(self) -> None:
         if self._forks == forks():
-            self._free.append(self._slot)
+            self._pool.give_back(self._slot)
         else:  # a forked process may still read it
-            self._dropped.append(self._slot.number)
+            self._pool.drop(self._slot)
 
 
 class MappedSlots:
