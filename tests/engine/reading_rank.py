@@ -29,7 +29,7 @@ def main(uri: str, rank: int, ranks: int, workers: int, path: Path) -> None:
             rows = batch["_row_id"][~batch["_pad"]].tolist()
             file.write(json.dumps({"rows": rows, "state": loader.state_dict()}) + "\n")
             file.flush()
-            time.sleep(0.01)
+            time.sleep(0.03)
         file.write(json.dumps({"rows": [], "state": loader.state_dict()}) + "\n")
 
 
