@@ -49,8 +49,6 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _KILL_S = 1.0
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
-
-
 _ids = count()
 
 
@@ -117,7 +115,6 @@ class ProcessPool:
         in_slot = {column.name for column in self.slot_layout.columns}
         self.finishes = functions or any(field.name not in in_slot for field in layout.variable)
         """Whether a process makes the batches of a span when all its rows are there."""
-        self.layout = layout
         accelerator = None if placement is None else placement.accelerator
         self.slots = SlotPool(
             self.slot_layout.size, source.pipeline.depth, None if accelerator is None else accelerator.pin

@@ -45,8 +45,6 @@ class SlotLayout:
     columns: tuple[SharedColumn, ...]
     size: int
     """Bytes of a slot."""
-    rows: int
-    """Rows of the largest span."""
 
     @classmethod
     def of(
@@ -71,7 +69,7 @@ class SlotLayout:
         for name, dtype, shape in wanted:
             columns.append(SharedColumn(name, dtype, shape, end))
             end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return cls(tuple(columns), end, rows)
+        return cls(tuple(columns), end)
 
     @property
     def values_end(self) -> int:

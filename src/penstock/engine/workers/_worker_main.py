@@ -244,10 +244,9 @@ class _Worker:
         steps = message.steps
         memory = self._slots.memory(message.slot)
         shared = self._slots.columns(message.slot, steps.rows)
-        columns = self._columns(shared, steps.rows, message, descriptors)
         if self._spec.formatter.on_host:  # a function may keep what it gets, and the slot is used again
-            columns = {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in columns.items()}
-        gathered = GatheredRows(columns, message.bad, message.failure)
+            shared = {name: values.copy() for name, values in shared.items()}
+        gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, message.failure)
         nothing = np.zeros(0, np.int64)
         rows = SlotRows(steps.epoch, shared.get(ROW_IDS, nothing), shared.get(POSITIONS, nothing))
         to_transport = self._spec.formatter.to_transport
