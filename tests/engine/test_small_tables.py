@@ -82,3 +82,14 @@ def test_a_table_larger_than_the_budget_is_read_in_each_epoch() -> None:
         for epoch in (1, 2, 3):
             list(loader)
             assert loader.stats().bytes >= epoch * 4_000_000
+
+
+def test_rows_that_an_epoch_drops_are_read_in_later_ones() -> None:
+    made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=64)})
+    made.append({"n": range(997)})
+    made.commit()
+    shuffle = Shuffle(block_bytes=100, spread=1, lanes=4)
+    with made.numpy(batch_size=100, shuffle=shuffle, num_workers=1, drop_last=True) as loader:
+        for _ in range(4):
+            seen = [int(n) for batch in loader for n in batch["n"]]
+            assert len(seen) == len(set(seen)) == 900

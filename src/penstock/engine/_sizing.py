@@ -126,6 +126,8 @@ class LoaderSizing:
         """
         if self._partitioner.world.num_ranks > 1 or self._selection.coarse or self._selection.repeats_rows:
             return False
+        if self._partitioner.steps() * self._partitioner.step_rows < self._partitioner.rows:
+            return False  # `drop_last`: an epoch does not read every block
         if in_device and budget.device_rows < self._partitioner.rows:
             return False
         return self._selection.largest_rows_bytes(self._partitioner.rows) <= budget.window_bytes
