@@ -9,11 +9,13 @@ from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
+from penstock.plan._windows import GroupedRows, Windows, find_windows, group_rows
 
 __all__ = [
     "SEQUENTIAL",
     "BoundedSpread",
     "Epoch",
+    "GroupedRows",
     "LaneShare",
     "LoaderState",
     "OrderSpec",
@@ -24,8 +26,11 @@ __all__ = [
     "ShuffleLayout",
     "ShuffleQuality",
     "SpanSteps",
+    "Windows",
     "derive_key",
     "expected_blocks",
+    "find_windows",
+    "group_rows",
     "random_u64",
     "resolve_shuffle",
     "split_blocks",

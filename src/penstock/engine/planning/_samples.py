@@ -1,0 +1,198 @@
+"""Samples that are composed of several rows: windows of consecutive rows, and sequences of packed tokens."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.plan import Packing, Windows
+from penstock.table import Int64Array, take_positions
+
+SEGMENT_IDS, POSITION_IDS, CU_SEQLENS = "segment_ids", "position_ids", "cu_seqlens"
+
+
+class Draws(NamedTuple):
+    """The rows that some samples draw."""
+
+    positions: Int64Array
+    """Positions in the table, sample after sample."""
+    offsets: Int64Array
+    """Where the rows of each sample start, and the end."""
+
+
+class Composition(Protocol):
+    """How samples are composed of the rows of a table."""
+
+    rows: range | Int64Array
+    """The positions of the rows that samples may draw."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """A digest of everything that determines the samples."""
+
+    @abstractmethod
+    def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The columns of the table that the columns `names` of samples need."""
+
+    @abstractmethod
+    def draw(self, samples: Int64Array) -> Draws:
+        """The rows of some samples."""
+
+    @abstractmethod
+    def values_per_sample(self, name: str) -> float:
+        """How many values of a stored column a sample has, on average."""
+
+    @abstractmethod
+    def draws_of(self, names: Sequence[str]) -> Int64Array | None:
+        """Which draws of each sample some stored columns need; None for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class WindowSamples(Composition):
+    """Windows of consecutive rows of a group."""
+
+    windows: Windows
+    """Of indices of `rows`."""
+    rows: range | Int64Array
+    columns: Mapping[str, Int64Array]
+    """The draws of each column that has a time axis; other columns have the row at the anchor."""
+    anchor: int
+    """The draw at the anchor."""
+    pads: bool
+    """Whether draws beyond a group repeat its first or last row, flagged in `<column>_pad`."""
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def digest(self) -> str:
+        windows, grouped = self.windows, self.windows.grouped
+        return _digest(
+            "windows", self.rows, grouped.sequence, grouped.bounds, windows.anchors, windows.offsets, windows.offsets_s,
+            windows.tolerance_s, self.pads, sorted((name, draws.tolist()) for name, draws in self.columns.items()),
+        )  # fmt: skip
+
+    def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names)
+
+    def draw(self, samples: Int64Array) -> Draws:
+        drawn, _ = self.windows.draw(samples)
+        offsets = np.arange(len(samples) + 1) * self.windows.draws
+        return Draws(take_positions(self.rows, drawn.reshape(-1)), offsets)
+
+    def padding(self, samples: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which draws of some samples are padding, of shape (samples, draws)."""
+        return self.windows.draw(samples)[1]
+
+    def values_per_sample(self, name: str) -> float:
+        return len(self.columns[name]) if name in self.columns else 1.0
+
+    def draws_of(self, names: Sequence[str]) -> Int64Array | None:
+        anchor = np.array([self.anchor])
+        return np.unique(np.concatenate([anchor, *(self.columns.get(name, anchor) for name in names)]))
+
+    def reach(self, name: str) -> int:
+        """The number of rows from the first to the last draw of a column; an estimate for offsets in seconds."""
+        draws = self.columns.get(name)
+        if draws is None:
+            return 1
+        offsets = self.windows.offsets
+        inside = draws[draws < len(offsets)]
+        return max(len(draws), int(np.ptp(offsets[inside])) + 1 if len(inside) else 1)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedSamples(Composition):
+    """Sequences of a fixed number of tokens, packed from documents of any length."""
+
+    packing: Packing
+    """Of indices of `rows`; an end-of-sequence token counts as the last token of its document."""
+    rows: range | Int64Array
+    column: str
+    dtype: np.dtype[Any]
+    eos: int | None
+    document_tokens: Int64Array
+    """The number of tokens of each row, without the end-of-sequence token."""
+
+    def __len__(self) -> int:
+        return len(self.packing.offsets) - 1
+
+    @property
+    def digest(self) -> str:
+        packing = self.packing
+        return _digest(
+            "packed", self.rows, packing.length, packing.offsets, packing.documents, packing.starts, packing.lengths,
+            self.column, self.eos,
+        )  # fmt: skip
+
+    @property
+    def most_segments(self) -> int:
+        """The largest number of documents in a sequence."""
+        return int(np.diff(self.packing.offsets).max(initial=1))
+
+    def shapes(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """The columns of sequences."""
+        tokens, ids = (self.packing.length,), np.dtype(np.int32)
+        return {
+            self.column: (self.dtype, tokens),
+            SEGMENT_IDS: (ids, tokens),
+            POSITION_IDS: (ids, tokens),
+            CU_SEQLENS: (ids, (self.most_segments + 1,)),
+        }
+
+    def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
+        return (self.column,)
+
+    def pieces(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Indices of the pieces of some sequences, and where those of each sequence start, with the end."""
+        starts = self.packing.offsets[samples]
+        return flat_ranges(starts, self.packing.offsets[samples + 1] - starts)
+
+    def draw(self, samples: Int64Array) -> Draws:
+        pieces, offsets = self.pieces(samples)
+        return Draws(take_positions(self.rows, self.packing.documents[pieces]), offsets)
+
+    def values_per_sample(self, name: str) -> float:  # noqa: ARG002
+        return len(self.rows) / max(1, len(self))
+
+    def draws_of(self, names: Sequence[str]) -> Int64Array | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedRows:
+    """Some samples of a composition; takes the place of the rows of a selection."""
+
+    composition: Composition
+    samples: range | Int64Array
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+Rows = range | Int64Array | ComposedRows
+"""What a loader reads: rows by their positions in the table, or samples that are composed of rows."""
+
+
+def flat_ranges(starts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The numbers of some ranges, one range after the other, and where each range starts, with the end."""
+    ends = np.cumsum(lengths)
+    flat = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+    return flat, np.append(0, ends)
+
+
+def _digest(*parts: Any) -> str:
+    seen = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        seen.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
+        seen.update(b"\0")
+    return seen.hexdigest()
