@@ -3,6 +3,7 @@
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
+from penstock.plan._packing import Packing, pack_concat, pack_fit
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
@@ -19,6 +20,7 @@ __all__ = [
     "LaneShare",
     "LoaderState",
     "OrderSpec",
+    "Packing",
     "Places",
     "RankPartitioner",
     "Schedule",
@@ -31,6 +33,8 @@ __all__ = [
     "expected_blocks",
     "find_windows",
     "group_rows",
+    "pack_concat",
+    "pack_fit",
     "random_u64",
     "resolve_shuffle",
     "split_blocks",

@@ -38,6 +38,8 @@ class Block:
     """Table position of the fragment's first live row."""
     selected: range | Int64Array
     """Indices among the fragment's live rows, in increasing order."""
+    fields: frozenset[int] | None = None
+    """The columns to read, by field id; None for all."""
 
     def __len__(self) -> int:
         return len(self.selected)
@@ -142,11 +144,13 @@ class Selection:
         """The position of each leaf's first row, and the total number of rows."""
         return np.cumsum([0, *(leaf.live for leaf in self.leaves)])
 
-    @cached_property
+    @property
     def section_rows(self) -> Int64Array:
         """Number of selected rows in each section (leaf)."""
-        if self.scattered:
-            return np.array([len(self)])
+        return np.array([len(self)]) if self.scattered else self._leaf_rows
+
+    @cached_property
+    def _leaf_rows(self) -> Int64Array:
         if isinstance(self.rows, range):
             bounds = np.clip(self.leaf_starts, self.rows.start, self.rows.stop)
         else:
@@ -165,8 +169,12 @@ class Selection:
         return max(1.0, sum(map(self._memory_sizes.average, self._memory_sizes.bytes)))
 
     def average_bytes(self, field: Field) -> float:
-        """Approximate bytes of a row of one column in memory."""
+        """Approximate bytes of a value of one column in memory."""
         return self._memory_sizes.average(field.id)
+
+    def values_per_row(self, field: Field) -> float:  # noqa: ARG002
+        """How many values of a column a row of a batch has."""
+        return 1.0
 
     def largest_rows_bytes(self, count: float) -> float:
         """Approximate bytes in memory of the `count` largest rows, over all selected columns."""
@@ -309,7 +317,7 @@ class Selection:
         variable = [field for field in self.fields if field.id not in known]
         sections: list[int] = []
         if variable:
-            used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.scattered else self.section_rows)
+            used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.rows is None else self._leaf_rows)
             sections = used[:: max(1, len(used) // _SAMPLED_LEAVES) if self.coarse else 1].tolist()
         rows: list[float] = []
         groups: list[dict[int, Floats]] = []
@@ -317,7 +325,7 @@ class Selection:
             groups.append(leaf_sizes(leaf, [field.id for field in variable], known))
             rows += [float(len(self._select(start, end - start))) for start, end in pairwise(starts)]
         if not any(rows):
-            rows, groups = [float(len(self))], [{field.id: np.zeros(1) for field in variable}]
+            rows, groups = [float(len(self._requested))], [{field.id: np.zeros(1) for field in variable}]
         sizes = {
             field.id: np.full(len(rows), float(known[field.id]))
             if field.id in known
