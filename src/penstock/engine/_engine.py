@@ -10,7 +10,7 @@ from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, RowGatherer
-from penstock.engine.planning import Selection, compaction_advice
+from penstock.engine.planning import Layout, Rows, compaction_advice, select
 from penstock.engine.window import PooledBatches
 from penstock.engine.workers import (
     LoaderSource,
@@ -30,7 +30,7 @@ from penstock.plan import (
     expected_blocks,
     resolve_shuffle,
 )
-from penstock.table import Int64Array, Reader
+from penstock.table import Reader
 from penstock.types import World, cached_property
 
 
@@ -41,7 +41,7 @@ class LoaderEngine:
         self,
         reader: Reader,
         names: Sequence[str],
-        rows: range | Int64Array,
+        rows: Rows,
         *,
         world: World,
         options: LoaderOptions,
@@ -51,12 +51,15 @@ class LoaderEngine:
         options.decode.check(reader.snapshot.schema)
         self._reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
         self._formatter, self.placement, self.collector = formatter, placement, StatsCollector()
-        self._selection = Selection(reader, names, rows, shuffled=options.shuffle is not None)
+        self._selection = select(reader, names, rows, shuffled=options.shuffle is not None)
         shuffle = SEQUENTIAL
         if options.shuffle is not None:
             heavy = self._selection.heavy_row_bytes
             width = max(1.0, self._selection.row_bytes / heavy)
-            shuffle = resolve_shuffle(options.shuffle, round(heavy * len(rows)), heavy, width=width)
+            shares_rows = self._selection.composition is not None
+            shuffle = resolve_shuffle(
+                options.shuffle, round(heavy * len(rows)), heavy, width=width, shares_rows=shares_rows
+            )
         self.order = OrderSpec(
             table=reader.store.uri,
             version=reader.name,
@@ -74,7 +77,7 @@ class LoaderEngine:
             len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
         )
         self._sizing = LoaderSizing(
-            self._selection, shuffle, self._partitioner,
+            self._selection, Layout(reader.snapshot.schema, names, rows), shuffle, self._partitioner,
             options=options, formatter=formatter, placement=placement, collector=self.collector,
         )  # fmt: skip
         self._pool: ProcessPool | None = None

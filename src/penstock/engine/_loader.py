@@ -12,9 +12,10 @@ from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._run import EngineRun
 from penstock.engine._stats import LoaderStats
 from penstock.engine.assembly import BatchFormatter, Placement
+from penstock.engine.planning import Rows
 from penstock.errors import InvalidInputError
 from penstock.plan import LoaderState
-from penstock.table import Int64Array, Reader
+from penstock.table import Reader
 from penstock.types import World
 
 _SUPERSEDED = (
@@ -45,7 +46,7 @@ class Loader:
         self,
         reader: Reader,
         names: Sequence[str],
-        rows: range | Int64Array,
+        rows: Rows,
         *,
         world: World,
         options: LoaderOptions,

@@ -6,22 +6,20 @@ import numpy as np
 
 from penstock.engine._lease import VersionLease
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly import Collator, Columns
-from penstock.engine.planning import Layout
-from penstock.table import Int64Array, RandomRowReader, Reader, take_positions
+from penstock.engine.assembly import Columns, new_collator
+from penstock.engine.planning import ComposedRows, Layout, Rows
+from penstock.table import RandomRowReader, Reader, take_positions
 
 
 class RowReader:
     """Reads rows of a selection by index. One call fetches the pages of all its rows together, each page once."""
 
-    def __init__(
-        self, reader: Reader, names: Sequence[str], rows: range | Int64Array, decode: DecodeOptions, *, lease: bool
-    ) -> None:
+    def __init__(self, reader: Reader, names: Sequence[str], rows: Rows, decode: DecodeOptions, *, lease: bool) -> None:
         """With `lease`, this process protects the version from vacuum, also for workers that read copies of this."""
         decode.check(reader.snapshot.schema)
-        self._reader, self._rows = reader, rows
-        layout = Layout(reader.snapshot.schema, names)
-        self._collator = Collator(reader, layout, decode)
+        self._rows = rows.samples if isinstance(rows, ComposedRows) else rows
+        layout = Layout(reader.snapshot.schema, names, rows)
+        self._collator = new_collator(reader, layout, decode)
         self._random_reader = RandomRowReader(reader.store)
         self._lease = VersionLease(reader)
         if lease:

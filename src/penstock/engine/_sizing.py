@@ -35,6 +35,7 @@ class LoaderSizing:
     def __init__(
         self,
         selection: Selection,
+        layout: Layout,
         shuffle: ShuffleLayout,
         partitioner: RankPartitioner,
         *,
@@ -46,7 +47,7 @@ class LoaderSizing:
         self._selection, self._shuffle, self._partitioner, self._options = selection, shuffle, partitioner, options
         self._formatter, self._placement, self._collector = formatter, placement, collector
         self._reader = selection.reader
-        self._layout = Layout(self._reader.snapshot.schema, selection.names)
+        self._layout = layout
 
     @cached_property
     def workers(self) -> WorkerCounts:
@@ -93,10 +94,13 @@ class LoaderSizing:
         by_blocks = budget.window_fits and owned and not selection.scattered
         in_device = accelerator is not None and by_blocks and budget.on_device
         resident = by_blocks and not workers.processes and self._fits(budget, in_device=in_device)
-        into_batch = by_blocks and not in_device and not resident and self._reader.store.is_local
+        into_batch = by_blocks and not in_device and not resident and selection.composition is None
+        into_batch = into_batch and self._reader.store.is_local
         into_batch = into_batch and any(map(reads_into_batch, self._layout.fixed))
         fixed_bytes = max(1, sum(column.row_bytes for column in self._layout.fixed))
-        slab_rows = min(budget.window_bytes / processes / fixed_bytes, self._partitioner.rows)
+        slab_rows = min(
+            budget.window_bytes / processes / fixed_bytes, self._partitioner.rows * selection.rows_per_sample
+        )
         page_bytes = budget.window_bytes / processes / _PAGE_SHARE * selection.heavy_row_bytes / selection.row_bytes
         window_spans = round(min(budget.window_bytes, self._window_need) / max(1.0, selection.row_bytes * span_rows))
         return PipelineOptions(
@@ -116,6 +120,7 @@ class LoaderSizing:
             cache_pages=self._caches_pages,
             threads=self._num_threads,
             builders=self._num_builders,
+            image_cache_bytes=self._image_cache_bytes // processes,
             fetch_threads=-(-_MAX_FETCHERS // processes),
         )
 
@@ -155,7 +160,9 @@ class LoaderSizing:
     def _light_bytes(self) -> int:
         """Bytes of all columns but the heaviest, in the whole table, because the cache holds whole pages."""
         rows = self._reader.snapshot.live
-        return round((self._selection.row_bytes - self._selection.heavy_row_bytes) * rows)
+        return round(
+            (self._selection.row_bytes - self._selection.heavy_row_bytes) / self._selection.rows_per_sample * rows
+        )
 
     @property
     def _caches_pages(self) -> bool:
@@ -164,18 +171,33 @@ class LoaderSizing:
         return 0 < size <= min(_MAX_CACHE_BYTES, self.budget_bytes // 8)
 
     @property
+    def _image_cache_need(self) -> int:
+        """Bytes of decoded images that windows share, at a time."""
+        lanes = self._partitioner.lanes_per_rank
+        return self._selection.image_cache_bytes(lanes) if self.accelerator is None else 0
+
+    @property
+    def _image_cache_bytes(self) -> int:
+        return min(self._image_cache_need, self.budget_bytes // 4)
+
+    @property
     def _batch_bytes(self) -> int:
         """Bytes of a batch in host memory."""
         device = self.accelerator
         return self._with_images(lambda shape: device is None or not device.can_decode(shape))
 
     def _with_images(self, counts: Callable[[Sequence[int]], bool]) -> int:
-        size = self._selection.largest_rows_bytes(self._options.batch_size) / self._options.batch_size
-        for known in self._selection.fields:
+        selection = self._selection
+        size = selection.largest_rows_bytes(self._options.batch_size) / self._options.batch_size
+        if selection.composition is not None:
+            size = sum(selection.values_per_row(known) * selection.average_bytes(known) for known in selection.fields)
+            size *= max(1, len(self._layout.names) / max(1, len(selection.names)))  # derived columns
+        for known in selection.fields:
             shape = self._options.decode.image_shape(known)
             if shape is not None and counts(shape):
-                size += shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
-                size -= self._selection.average_bytes(known)  # encoded images stay in the window
+                pixels = shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
+                # encoded images stay in the window
+                size += selection.values_per_row(known) * (pixels - selection.average_bytes(known))
         return round(self._options.batch_size * max(1.0, size))
 
     @property
@@ -196,7 +218,8 @@ class LoaderSizing:
     def budget_bytes(self) -> int:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
-        wanted = max(_MIN_BUDGET, round(1.5 * self._window_need) + 8 * self._batch_bytes)
+        wanted = round(1.5 * self._window_need) + 8 * self._batch_bytes + self._image_cache_need
+        wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
 
     @property
@@ -235,7 +258,8 @@ class LoaderSizing:
             window_rows=0 if scattered else self._window_rows,
             window_bytes=0 if scattered else self._window_need,
             device_row_bytes=0 if scattered else sum(c.row_bytes for c in self._layout.fixed if on_device(c)),
-            cache_bytes=self._light_bytes * max(1, self.workers.processes) if self._caches_pages else 0,
+            cache_bytes=self._image_cache_bytes
+            + (self._light_bytes * max(1, self.workers.processes) if self._caches_pages else 0),
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,
         )

@@ -33,6 +33,9 @@ class Epoch:
     index: int
     """The epoch, counted from 0."""
     shuffled: bool
+    run_rows: int = 1
+    """Rows that stay near each other, within `jitter_rows`; see `BoundedSpread`."""
+    jitter_rows: int = 0
 
     @cached_property
     def rows(self) -> int:
@@ -64,7 +67,7 @@ class Epoch:
     def lane_order(self, lane: int) -> BoundedSpread:
         """The read order of a lane's rows."""
         length = self.lane_start(lane + 1) - self.lane_start(lane)
-        return BoundedSpread(length, self.spread_rows, self._key(_LANES, lane))
+        return BoundedSpread(length, self.spread_rows, self._key(_LANES, lane), self.run_rows, self.jitter_rows)
 
     def _key(self, *words: int) -> int:
         return derive_key(self.seed, self.index, *words)

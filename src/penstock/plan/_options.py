@@ -9,7 +9,7 @@ _HUGE_BYTES = 1 << 40
 _SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
 _BLOCKS, _MOST_BLOCKS, _FEW_ROWS = 1536, 1920, 1024
 _BLOCKS_PER_LANE = 80
-_MIN_BLOCK_BYTES = 256 << 10
+_MIN_BLOCK_BYTES, _MIN_SHARING_BLOCK_BYTES = 256 << 10, 2 << 20
 _MAX_BLOCK_BYTES, _MAX_WIDE_BLOCK_BYTES = 4 << 20, 8 << 20
 """Largest block of the heaviest column, and of all columns together."""
 _WINDOW_SHARE = 6
@@ -60,19 +60,22 @@ class ShuffleLayout:
         _check_bounds(self.lanes, self.block_bytes, self.spread)
 
 
-def resolve_shuffle(shuffle: Shuffle, table_bytes: int, row_bytes: float, *, width: float) -> ShuffleLayout:
+def resolve_shuffle(
+    shuffle: Shuffle, table_bytes: int, row_bytes: float, *, width: float, shares_rows: bool = False
+) -> ShuffleLayout:
     """Derive the settings that `shuffle` leaves open from the size of the table and of a row alone.
 
     `table_bytes` and `row_bytes` are those of the heaviest column, and `width` is the size of a row of all columns
-    relative to it. A table that fits the smallest window is shuffled as a whole. In larger ones, blocks are small if
-    the table or its rows are small, because a block of many rows fills a batch with neighbours; the number of lanes
-    grows with the table; and the spread uses a window of a sixth of the table, up to a gigabyte.
+    relative to it. Blocks that share rows with their neighbours are large (`shares_rows`). A table that fits the
+    smallest window is shuffled as a whole. In larger ones, blocks are small if the table or its rows are small, because
+    a block of many rows fills a batch with neighbours; the number of lanes grows with the table; and
+    the spread uses a window of a sixth of the table, up to a gigabyte.
     """
     block, lanes, spread = shuffle.block_bytes, shuffle.lanes, shuffle.spread
     if block is None:
         share = max(min(table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes)), table_bytes // _MOST_BLOCKS)
         largest = min(_MAX_BLOCK_BYTES, int(_MAX_WIDE_BLOCK_BYTES / width))
-        block = max(min(share, largest), _MIN_BLOCK_BYTES)
+        block = max(min(share, largest), _MIN_SHARING_BLOCK_BYTES if shares_rows else _MIN_BLOCK_BYTES)
     if lanes is None:
         lanes = _default_lanes(table_bytes, block, width)
     if spread is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.plan._random import random_u64
+from penstock.plan._random import derive_key, random_u64
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -26,6 +26,9 @@ class BoundedSpread:
     spread_rows: int
     """Every row moves by less than this many rows; 0 preserves the order."""
     key: int
+    run_rows: int = 1
+    """Rows that stay near each other: runs are spread, and the rows of a run only by `jitter_rows` relative to it."""
+    jitter_rows: int = 0
 
     @property
     def chunk_width(self) -> int:
@@ -80,8 +83,16 @@ class BoundedSpread:
         first = max(start - self.spread_rows, 0)
         rows = np.arange(first, min(start + self.chunk_width, self.length))
         fraction = self._bits[1]
-        uniform = (random_u64(self.key, rows) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        offsets = (uniform * (self.spread_rows << fraction)).astype(np.int64)  # of all random bits: few would repeat
+        jitter = min(self.jitter_rows, self.spread_rows // 2)
+        uniform = _uniform(self.key, rows // self.run_rows) * ((self.spread_rows - jitter) << fraction)
+        if jitter:
+            uniform += _uniform(derive_key(self.key, 1), rows) * (jitter << fraction)
+        offsets = uniform.astype(np.int64)  # of all random bits: few would repeat
         if self.spread_rows >= self.length:  # a row may move anywhere in the lane, so its index is irrelevant
             return first, offsets
         return first, ((rows - first) << fraction) + offsets
+
+
+def _uniform(key: int, counters: Int64Array) -> npt.NDArray[np.float64]:
+    """Random numbers in [0, 1)."""
+    return (random_u64(key, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -10,6 +10,7 @@ from penstock.engine.assembly._batch_builder import (
     RowKeys,
 )
 from penstock.engine.assembly._collate import Allocators, Collator
+from penstock.engine.assembly._compose import new_collator
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
     ConvertedFormatter,
@@ -44,6 +45,7 @@ __all__ = [
     "RowReplacer",
     "accepts_generator",
     "map_leaves",
+    "new_collator",
     "ragged_columns",
     "samples_of",
     "writable",

@@ -1,7 +1,7 @@
 """Collate the rows of a span column by column, and decode encoded columns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.device import Accelerator, writable_view
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import ColumnDecoder, Columns, with_mask
-from penstock.engine.planning import Layout, Span
+from penstock.engine.planning import FixedColumn, Layout, Span
 from penstock.engine.window import EncodedRows, Window, WindowBlock
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
@@ -20,6 +20,65 @@ from penstock.types import Buffer
 
 Allocators = Callable[[str], Allocator]
 """Allocates the values of a column, given its name."""
+BadRows = dict[int, Exception]
+"""The errors of bad rows, by index."""
+
+
+class WindowRows(NamedTuple):
+    """Rows in the window."""
+
+    blocks: Sequence[WindowBlock]
+    block_index: Int64Array
+    """For each row the index of its block."""
+    rows: Int64Array
+    """For each row its index in that block."""
+    slab_rows: Int64Array
+    """For each row its index in the slab."""
+
+    @classmethod
+    def of(cls, span: Span, window: Window) -> "WindowRows":
+        """All rows of a span, in order."""
+        starts = window.slab_starts(span)
+        return cls(window.blocks(span), span.block_index, span.rows, starts[span.block_index] + span.rows)
+
+    def take(self, indices: Int64Array) -> "WindowRows":
+        """Some of the rows."""
+        return WindowRows(self.blocks, self.block_index[indices], self.rows[indices], self.slab_rows[indices])
+
+    def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
+        """The bytes of each value of a column; None if some are blobs or links."""
+        by_block: dict[int, EncodedRows] = {}
+        for number in np.flatnonzero(np.bincount(self.block_index)).tolist():
+            found = self.blocks[number].encoded_rows(name, view)
+            if found is None:
+                return None
+            by_block[number] = found
+        places = zip(self.block_index.tolist(), self.rows.tolist(), strict=True)
+        return [by_block[number].row(row) for number, row in places]
+
+    def raw_column(self, name: str) -> RawColumn:
+        """A column of variable size."""
+        order = np.argsort(self.block_index, kind="stable")
+        ordered, rows = self.block_index[order], self.rows[order]
+        bounds = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1))
+        arrays: list[pa.Array] = []
+        references: list[pa.Array | None] = []
+        for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            cells = self.blocks[int(ordered[first])].raw_columns[name]
+            assert cells.array is not None
+            arrays.append(take(cells.array, rows[first:end]))
+            references.append(None if cells.references is None else take(cells.references, rows[first:end]))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        array = take(pa.concat_arrays(arrays), back)
+        if all(part is None for part in references):
+            return RawColumn(None, (array,))
+        kind = next(part.type for part in references if part is not None)
+        whole = [
+            pa.nulls(len(values), kind) if part is None else part
+            for values, part in zip(arrays, references, strict=True)
+        ]
+        return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
 
 
 class Collator:
@@ -31,41 +90,48 @@ class Collator:
         """The accelerator decodes images if it can."""
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
         self._decoder = ColumnDecoder(options, layout.variable)
-        self._view: Callable[[Buffer], Any] = _bytes if accelerator is None else writable_view
+        self._view: Callable[[Buffer], Any] = as_bytes if accelerator is None else writable_view
 
-    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, dict[int, Exception]]:
+    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
         """All columns of a span, and the errors of bad rows by index; the values of bad rows are undefined."""
         found: Columns = {}
-        bad: dict[int, Exception] = {}
-        blocks = window.blocks(span)
-        rows = window.slab_starts(span)[span.block_index] + span.rows if self._layout.fixed else None
+        bad: BadRows = {}
+        located = WindowRows.of(span, window)
         for column in self._layout.fixed:
-            assert rows is not None
             preallocated = window.preallocated(span, column.name)
             if preallocated is None:
-                found[column.name] = window.slab.gather(column, rows, empty(column.name))
-            else:
-                found[column.name] = preallocated.values
-                if not all(block.into_batch for block in blocks):
-                    others = np.array([not block.into_batch for block in blocks])[span.block_index]
-                    preallocated.values[others] = window.slab.gather(column, rows[others], np.empty)
-            if column.nullable:
-                found[f"{column.name}_mask"] = window.slab.masks[column.name][rows]
-        for field in self._layout.variable:
-            shape = self._options.image_shape(field)
-            images = _encoded(span, blocks, field, self._view) if shape is not None and len(shape) == 3 else None
-            if images is None:
-                found.update(self._variable(field, _raw_column(span, blocks, field.name), empty, bad))
+                found.update(self.fixed(column, located, window, empty(column.name)))
                 continue
-            there = self._decode_on_device(field, images)
-            if not there and self._accelerator is not None:
-                images = [None if image is None else image.data for image in images]
-            found.update(there or self._decoder.column(field, images, empty(field.name), bad))
+            found[column.name] = preallocated.values
+            if not all(block.into_batch for block in located.blocks):
+                others = np.array([not block.into_batch for block in located.blocks])[span.block_index]
+                preallocated.values[others] = window.slab.gather(column, located.slab_rows[others], np.empty)
+            if column.nullable:
+                found[f"{column.name}_mask"] = window.slab.masks[column.name][located.slab_rows]
+        for field in self._layout.variable:
+            found.update(self.variable(field, located, empty(field.name), bad))
         return found, bad
 
-    def rows(
-        self, positions: Int64Array, random_reader: RandomRowReader | None = None
-    ) -> tuple[Columns, dict[int, Exception]]:
+    @staticmethod
+    def fixed(column: FixedColumn, located: WindowRows, window: Window, empty: Allocator) -> Columns:
+        """A column of a fixed shape from the slab, and its mask."""
+        found: Columns = {column.name: window.slab.gather(column, located.slab_rows, empty)}
+        if column.nullable:
+            found[f"{column.name}_mask"] = window.slab.masks[column.name][located.slab_rows]
+        return found
+
+    def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:
+        """A column of variable size from the window, decoded; adds the errors of bad rows to `bad`."""
+        shape = self._options.image_shape(field)
+        images = located.encoded(field.name, self._view) if shape is not None and len(shape) == 3 else None
+        if images is None:
+            return self._variable(field, located.raw_column(field.name), empty, bad)
+        there = self._decode_on_device(field, images)
+        if not there and self._accelerator is not None:
+            images = [None if image is None else image.data for image in images]
+        return there or self._decoder.column(field, images, empty, bad)
+
+    def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for any positions, read on demand."""
         rising, first, places = np.unique(positions, return_index=True, return_inverse=True)
         numbers = (
@@ -78,7 +144,7 @@ class Collator:
         if not np.array_equal(rising, positions):
             cells = {name: column.take(places, np.empty) for name, column in cells.items()}
         found: Columns = {}
-        bad: dict[int, Exception] = {}
+        bad: BadRows = {}
         for column in self._layout.fixed:
             if column.field is None:
                 found[column.name] = self._reader.row_ids(rising)[places]
@@ -89,7 +155,7 @@ class Collator:
                 there = filled.mask
                 found[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
         for field in self._layout.variable:
-            found.update(self._variable(field, cells[field.name], lambda _: np.empty, bad))
+            found.update(self._variable(field, cells[field.name], np.empty, bad))
         return found, bad
 
     def _fixed_width(
@@ -116,7 +182,7 @@ class Collator:
             raise error
         return found
 
-    def _variable(self, field: Field, cells: RawColumn, empty: Allocators, bad: dict[int, Exception]) -> Columns:
+    def _variable(self, field: Field, cells: RawColumn, empty: Allocator, bad: BadRows) -> Columns:
         decoded = field.name in self._decoder.fields
         if not decoded and not self._options.leaves_encoded(field):
             return self._values(field, cells, bad)
@@ -124,10 +190,10 @@ class Collator:
         encoded = self._reader.load_external(field, cells)
         if not decoded:
             return {field.name: encoded.to_pylist()}
-        rows = EncodedRows.of([encoded], _bytes)
-        return self._decoder.column(field, [rows.row(index) for index in range(len(encoded))], empty(field.name), bad)
+        rows = EncodedRows.of([encoded], as_bytes)
+        return self._decoder.column(field, [rows.row(index) for index in range(len(encoded))], empty, bad)
 
-    def _values(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> Columns:
+    def _values(self, field: Field, cells: RawColumn, bad: BadRows) -> Columns:
         try:
             filled = self._reader.decode(field, cells)
             values, mask = filled.values, filled.mask
@@ -140,7 +206,7 @@ class Collator:
             found[f"{field.name}_mask"] = mask
         return found
 
-    def _values_by_row(self, field: Field, cells: RawColumn, bad: dict[int, Exception]) -> list[Any]:
+    def _values_by_row(self, field: Field, cells: RawColumn, bad: BadRows) -> list[Any]:
         """Values one by one, if at least one is bad."""
         found: list[Any] = []
         assert cells.array is not None
@@ -184,48 +250,15 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
     return out, shapes
 
 
-def _raw_column(span: Span, blocks: Sequence[WindowBlock], name: str) -> RawColumn:
-    """A variable-size column of a span."""
-    order = np.argsort(span.block_index, kind="stable")
-    ordered, rows = span.block_index[order], span.rows[order]
-    bounds = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1))
-    arrays: list[pa.Array] = []
-    references: list[pa.Array | None] = []
-    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        cells = blocks[int(ordered[first])].raw_columns[name]
-        assert cells.array is not None
-        arrays.append(take(cells.array, rows[first:end]))
-        references.append(None if cells.references is None else take(cells.references, rows[first:end]))
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    array = take(pa.concat_arrays(arrays), back)
-    if all(part is None for part in references):
-        return RawColumn(None, (array,))
-    kind = next(part.type for part in references if part is not None)
-    whole = [
-        pa.nulls(len(values), kind) if part is None else part for values, part in zip(arrays, references, strict=True)
-    ]
-    return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
-
-
-def _encoded(
-    span: Span, blocks: Sequence[WindowBlock], field: Field, view: Callable[[Buffer], Any]
-) -> list[Any] | None:
-    """The encoded bytes of each row in the window; None if some are blobs or links."""
-    by_block: list[EncodedRows] = []
-    for block in blocks:
-        found = block.encoded_rows(field.name, view)
-        if found is None:
-            return None
-        by_block.append(found)
-    return [
-        by_block[number].row(row) for number, row in zip(span.block_index.tolist(), span.rows.tolist(), strict=True)
-    ]
-
-
-def _bytes(data: Buffer) -> memoryview:
+def as_bytes(data: Buffer) -> memoryview:
     """Bytes as unsigned: Arrow buffers are signed, which decoders reject."""
     return memoryview(data).cast("B")
+
+
+def contiguous(empty: Allocator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Memory of `empty`, or memory of its own if that is not contiguous."""
+    memory = empty(shape, dtype)
+    return memory if memory.flags.c_contiguous else np.empty(shape, dtype)
 
 
 def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns]:

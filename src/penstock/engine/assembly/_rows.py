@@ -1,6 +1,6 @@
 """Gather the rows of a span, and replace bad ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -134,7 +134,7 @@ class RowGatherer:
         gathered = GatheredRows(columns)
         flags = np.zeros(len(span), bool) if span.padding is None else span.padding.copy()
         damaged_blocks = self._window.damaged(span)
-        damaged = set(np.flatnonzero(np.isin(span.block_index, damaged_blocks)).tolist()) if damaged_blocks else set()
+        damaged = _samples_in(span, damaged_blocks) if damaged_blocks else set()
         for index in damaged:
             self._replacer.repair(span, gathered, index, flags)
         for index, error in sorted(bad.items()):
@@ -146,3 +146,11 @@ class RowGatherer:
         if self._flag:
             columns[PAD] = flags
         return gathered
+
+
+def _samples_in(span: Span, blocks: Sequence[int]) -> set[int]:
+    """The rows, or composed samples, of a span that need one of some blocks."""
+    found = np.flatnonzero(np.isin(span.block_index, blocks))
+    if span.samples is not None:
+        found = np.searchsorted(span.samples.offsets, found, side="right") - 1
+    return set(found.tolist())

@@ -1,20 +1,44 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
+from penstock.engine.planning._blocks import Block, PlannedBlock
 from penstock.engine.planning._columns import FixedColumn, Layout
+from penstock.engine.planning._composed import select
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
 from penstock.engine.planning._row_sizes import compaction_advice
-from penstock.engine.planning._selection import Block, Selection
-from penstock.engine.planning._spans import PlannedBlock, Span
+from penstock.engine.planning._samples import (
+    CU_SEQLENS,
+    POSITION_IDS,
+    SEGMENT_IDS,
+    ComposedRows,
+    Composition,
+    PackedSamples,
+    Rows,
+    WindowSamples,
+    flat_ranges,
+)
+from penstock.engine.planning._selection import Selection
+from penstock.engine.planning._spans import Span, SpanSamples
 
 __all__ = [
+    "CU_SEQLENS",
+    "POSITION_IDS",
+    "SEGMENT_IDS",
     "Block",
+    "ComposedRows",
+    "Composition",
     "FixedColumn",
     "Layout",
+    "PackedSamples",
     "PlanOptions",
     "PlannedBlock",
     "PlannedSpans",
     "Planner",
+    "Rows",
     "Selection",
     "Span",
+    "SpanSamples",
+    "WindowSamples",
     "compaction_advice",
+    "flat_ranges",
+    "select",
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.engine.planning._samples import ComposedRows, PackedSamples, Rows, WindowSamples
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
 from penstock.table import ROW_ID
@@ -41,9 +42,33 @@ def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
 class Layout:
     """Which columns are in the slab (`fixed`), and which have a variable shape or are encoded (`variable`)."""
 
-    def __init__(self, schema: Schema, names: Sequence[str]) -> None:
+    def __init__(self, schema: Schema, names: Sequence[str], rows: Rows) -> None:
+        self.composition = rows.composition if isinstance(rows, ComposedRows) else None
+        """How samples are composed of rows; None if a row is a sample."""
+        self.names = tuple(names)
+        if self.composition is not None:
+            names = self.composition.stored_columns(names)
         fields = {name: None if name == ROW_ID else schema[name] for name in names}
         self.fields = [field for field in fields.values() if field is not None]
         self.fixed = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]
         known = {column.name for column in self.fixed}
         self.variable = [field for field in self.fields if field.name not in known]
+
+    def times(self, name: str) -> tuple[int, ...]:
+        """The time axis of a column of windows; empty if it has none."""
+        columns = self.composition.columns if isinstance(self.composition, WindowSamples) else {}
+        return (len(columns[name]),) if name in columns else ()
+
+    @property
+    def padded(self) -> list[str]:
+        """The columns that come with `<column>_pad`."""
+        if not isinstance(self.composition, WindowSamples) or not self.composition.pads:
+            return []
+        return [name for name in self.composition.columns if name in self.names]
+
+    @property
+    def delivered(self) -> list[str]:
+        """The columns of batches, without masks and flags, in order."""
+        if isinstance(self.composition, PackedSamples):
+            return list(self.names)
+        return [column.name for column in self.fixed] + [field.name for field in self.variable]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.engine.planning._blocks import Block, Planned, PlannedBlock
 from penstock.engine.planning._lanes import LaneBlock, LaneCursor, PartBlocks, walk
-from penstock.engine.planning._selection import Block, Selection
-from penstock.engine.planning._spans import PlannedBlock
+from penstock.engine.planning._selection import Selection
 from penstock.plan import Epoch
 from penstock.storage import thread_map
 from penstock.table import Int64Array
@@ -24,7 +24,7 @@ PartBlocksOf = Callable[[int, int], list[Block]]
 class BlockLocations(NamedTuple):
     """The blocks that hold some positions."""
 
-    blocks: list[PlannedBlock]
+    blocks: Sequence[Planned]
     block_index: Int64Array
     """For each position the index of its block."""
     rows: Int64Array
@@ -38,11 +38,11 @@ class BlockLocator:
         """The blocks that hold some positions; `duplicates` allows repeated positions."""
         raise NotImplementedError
 
-    def take_closed(self) -> list[PlannedBlock]:
+    def take_closed(self) -> list[Planned]:
         """Blocks that are no longer needed after the last `find`."""
         raise NotImplementedError
 
-    def open_blocks(self) -> list[PlannedBlock]:
+    def open_blocks(self) -> list[Planned]:
         """Blocks that later positions still need."""
         return []
 
@@ -52,18 +52,18 @@ class ScatteredLocator(BlockLocator):
 
     def __init__(self, selection: Selection, page_bytes: int) -> None:
         self._selection, self._page_bytes = selection, page_bytes
-        self._found: list[PlannedBlock] = []
+        self._found: list[Planned] = []
 
-    def take_closed(self) -> list[PlannedBlock]:
+    def take_closed(self) -> list[Planned]:
         return self._found
 
     def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:  # noqa: ARG002
         wanted, inverse = np.unique(self._selection.positions(positions), return_inverse=True)
         block_index, rows = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        blocks: list[PlannedBlock] = []
+        blocks: list[Planned] = []
         for block, inside in self._selection.scatter(wanted, self._page_bytes):
             block_index[inside], rows[inside] = len(blocks), np.arange(len(inside))
-            blocks.append(PlannedBlock(block))
+            blocks.append(self._selection.planned(block))
         self._found = blocks
         return BlockLocations(blocks, block_index[inverse], rows[inverse])
 
@@ -76,16 +76,16 @@ class _LaneLocator(BlockLocator):
         self._trim = trim
         self._cursors: dict[int, LaneCursor] = {}
         self._source = _BlockCache(selection, epoch, part_blocks)
-        self._closed: list[PlannedBlock] = []
+        self._closed: list[Planned] = []
 
-    def take_closed(self) -> list[PlannedBlock]:
+    def take_closed(self) -> list[Planned]:
         closed, self._closed = self._closed, []
         return closed
 
     def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
         lanes = self._epoch.lanes
         block_index, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        blocks: list[PlannedBlock] = []
+        blocks: list[Planned] = []
         by_lane = list(self._by_lane(positions))
         self._open_cursors([(lane, positions[here] // lanes) for lane, here in by_lane if lane not in self._cursors])
         for lane, here in by_lane:
@@ -179,10 +179,10 @@ class WholeBlocks(_LaneLocator):
     ) -> None:
         """With `resident`, all blocks are held for later epochs and added to it."""
         super().__init__(selection, part_blocks, epoch, trim)
-        self._open_blocks: dict[int, dict[LaneBlock, PlannedBlock]] = {}
+        self._open_blocks: dict[int, dict[LaneBlock, Planned]] = {}
         self._resident = resident
 
-    def open_blocks(self) -> list[PlannedBlock]:
+    def open_blocks(self) -> list[Planned]:
         if self._resident is not None:
             return []
         return [planned for opened in self._open_blocks.values() for planned in opened.values()]
@@ -197,12 +197,12 @@ class WholeBlocks(_LaneLocator):
         number[used] = np.arange(len(used))
         block_index = number[holders]
         local = rows - np.array([block.first for block in known])[block_index]
-        found: list[PlannedBlock] = []
+        found: list[Planned] = []
         for index, block in enumerate(known):
             planned = opened.get(block)
             if planned is None:
-                planned = opened[block] = PlannedBlock(block.block, block.unread)
-                if self._resident is not None:
+                planned = opened[block] = self._selection.planned(block.block, block.unread)
+                if self._resident is not None and isinstance(planned, PlannedBlock):
                     self._resident.append(planned)
             if planned.inverse is not None:
                 here = block_index == index
@@ -260,7 +260,7 @@ class PartialBlocks(_LaneLocator):
         holders: Int64Array,
         rows: Int64Array,
     ) -> BlockLocations:
-        found: list[PlannedBlock] = []
+        found: list[Planned] = []
         block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         for number in np.unique(holders).tolist():
             here = np.flatnonzero(holders == number)
@@ -268,7 +268,7 @@ class PartialBlocks(_LaneLocator):
             first = 0
             for part in self._selection.split(blocks[number].block.take(inside), self._page_bytes):
                 mine = (unique >= first) & (unique < first + len(part))
-                planned = PlannedBlock(part)
+                planned = self._selection.planned(part)
                 place = unique[mine] - first
                 block_index[here[mine]] = len(found)
                 local[here[mine]] = place if planned.inverse is None else planned.inverse[place]

@@ -1,15 +1,16 @@
 """Turn an epoch's order into spans and the blocks they need."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.planning._blocks import Planned, PlannedBlock, PlannedSamples
 from penstock.engine.planning._locators import (
     SECTIONS_CACHED,
     BlockLocations,
@@ -20,8 +21,9 @@ from penstock.engine.planning._locators import (
     ScatteredLocator,
     WholeBlocks,
 )
+from penstock.engine.planning._samples import Composition, flat_ranges
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import PlannedBlock, Span
+from penstock.engine.planning._spans import Span, SpanSamples
 from penstock.plan import Epoch, LaneShare, OrderSpec, Places, Schedule, SpanSteps
 from penstock.table import Int64Array
 
@@ -104,7 +106,7 @@ class Planner:
         if together:
             yield self._plan(locator, together, last=last)
         elif last:
-            yield PlannedSpans([], locator.open_blocks(), True)
+            yield PlannedSpans([], _flat(locator.open_blocks()), True)
 
     def _rows(self, span: SpanSteps) -> _Rows:
         positions, padding = self._schedule.positions(span)
@@ -115,7 +117,10 @@ class Planner:
         shuffle = self._order.shuffle
         reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self._order.shuffled else 0
         lanes = min(shuffle.lanes, max(1, self._order.rows))
-        return Epoch(self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled)
+        run, jitter = self._selection.runs(lanes)
+        return Epoch(
+            self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter
+        )
 
     def _locator(self, epoch: Epoch, *, resumed: bool, first: bool) -> BlockLocator:
         options = self._options
@@ -139,12 +144,20 @@ class Planner:
         for rows in together:
             end = first + len(rows.positions)
             resident = isinstance(locator, ResidentBlocks)
-            spans.append(_span(rows, found, slice(first, end), None if resident else local_index))
+            spans.append(
+                _span(rows, found, slice(first, end), None if resident else local_index, self._selection.composition)
+            )
             first = end
-        return PlannedSpans(spans, locator.take_closed() + (locator.open_blocks() if last else []), last)
+        return PlannedSpans(spans, _flat(locator.take_closed() + (locator.open_blocks() if last else [])), last)
 
 
-def _span(rows: _Rows, found: BlockLocations, here: slice, local_index: Int64Array | None) -> Span:
+def _span(
+    rows: _Rows,
+    found: BlockLocations,
+    here: slice,
+    local_index: Int64Array | None,
+    composition: Composition | None,
+) -> Span:
     """A span of some located rows; `local_index` is scratch memory to leave out blocks that it does not need."""
     block_index, blocks = found.block_index[here], found.blocks
     if local_index is not None:
@@ -154,13 +167,41 @@ def _span(rows: _Rows, found: BlockLocations, here: slice, local_index: Int64Arr
     return Span(
         steps=rows.steps,
         places=rows.places,
-        blocks=blocks,
-        block_index=block_index,
-        rows=found.rows[here],
         padding=rows.padding,
         blocks_drawn=_blocks_drawn(rows, block_index, len(blocks)),
         resident=local_index is None,
+        **_located(blocks, block_index, found.rows[here], composition),
     )
+
+
+def _located(
+    blocks: Sequence[Planned], block_index: Int64Array, rows: Int64Array, composition: Composition | None
+) -> dict[str, Any]:
+    """The blocks of a span, and where in them its rows are; for composed samples, where all that they draw is."""
+    if composition is None:
+        return {"blocks": blocks, "block_index": block_index, "rows": rows, "samples": None}
+    planned = [block for block in blocks if isinstance(block, PlannedSamples)]
+    counts = np.empty(len(rows), np.int64)
+    numbers = np.empty(len(rows), np.int64)
+    held = [np.flatnonzero(block_index == index) for index in range(len(planned))]
+    for block, here in zip(planned, held, strict=True):
+        local = rows[here]
+        counts[here] = block.offsets[local + 1] - block.offsets[local]
+        numbers[here] = block.samples[local]
+    ends = np.cumsum(counts)
+    draw_block, draw_row = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
+    base = 0
+    for block, here in zip(planned, held, strict=True):
+        source, _ = flat_ranges(block.offsets[rows[here]], counts[here])
+        target, _ = flat_ranges((ends - counts)[here], counts[here])
+        draw_block[target], draw_row[target] = block.block_index[source] + base, block.rows[source]
+        base += len(block.blocks)
+    samples = SpanSamples(composition, numbers, np.append(0, ends))
+    return {"blocks": _flat(blocks), "block_index": draw_block, "rows": draw_row, "samples": samples}
+
+
+def _flat(blocks: Sequence[Planned]) -> list[PlannedBlock]:
+    return [part for block in blocks for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
 
 
 def _blocks_drawn(rows: _Rows, block_index: Int64Array, blocks: int) -> int:

@@ -29,6 +29,8 @@ class Composition(Protocol):
 
     rows: range | Int64Array
     """The positions of the rows that samples may draw."""
+    anchor: int | None
+    """The draw that stands for a sample, whose row id is the sample's; None if there is none."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -38,6 +40,11 @@ class Composition(Protocol):
     @abstractmethod
     def digest(self) -> str:
         """A digest of everything that determines the samples."""
+
+    @property
+    @abstractmethod
+    def boundaries(self) -> Int64Array | None:
+        """Numbers of samples that share no rows with the later ones, the number of all included; None for any."""
 
     @abstractmethod
     def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -66,7 +73,6 @@ class WindowSamples(Composition):
     columns: Mapping[str, Int64Array]
     """The draws of each column that has a time axis; other columns have the row at the anchor."""
     anchor: int
-    """The draw at the anchor."""
     pads: bool
     """Whether draws beyond a group repeat its first or last row, flagged in `<column>_pad`."""
 
@@ -76,10 +82,14 @@ class WindowSamples(Composition):
     @property
     def digest(self) -> str:
         windows, grouped = self.windows, self.windows.grouped
-        return _digest(
+        return digest_of(
             "windows", self.rows, grouped.sequence, grouped.bounds, windows.anchors, windows.offsets, windows.offsets_s,
             windows.tolerance_s, self.pads, sorted((name, draws.tolist()) for name, draws in self.columns.items()),
         )  # fmt: skip
+
+    @property
+    def boundaries(self) -> Int64Array | None:
+        return None
 
     def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names)
@@ -122,6 +132,7 @@ class PackedSamples(Composition):
     eos: int | None
     document_tokens: Int64Array
     """The number of tokens of each row, without the end-of-sequence token."""
+    anchor = None
 
     def __len__(self) -> int:
         return len(self.packing.offsets) - 1
@@ -129,7 +140,7 @@ class PackedSamples(Composition):
     @property
     def digest(self) -> str:
         packing = self.packing
-        return _digest(
+        return digest_of(
             "packed", self.rows, packing.length, packing.offsets, packing.documents, packing.starts, packing.lengths,
             self.column, self.eos,
         )  # fmt: skip
@@ -148,6 +159,15 @@ class PackedSamples(Composition):
             POSITION_IDS: (ids, tokens),
             CU_SEQLENS: (ids, (self.most_segments + 1,)),
         }
+
+    @property
+    def boundaries(self) -> Int64Array | None:
+        if not len(self):
+            return None
+        offsets, documents = self.packing.offsets, self.packing.documents
+        first, last = documents[offsets[:-1]], documents[offsets[1:] - 1]
+        later = np.minimum.accumulate(first[::-1])[::-1]
+        return np.append(np.flatnonzero(np.maximum.accumulate(last)[:-1] <= later[1:]) + 1, len(self))
 
     def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
         return (self.column,)
@@ -190,9 +210,14 @@ def flat_ranges(starts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, In
     return flat, np.append(0, ends)
 
 
-def _digest(*parts: Any) -> str:
+def digest_of(*parts: Any) -> str:
+    """A digest of some values and arrays."""
     seen = hashlib.blake2b(digest_size=16)
     for part in parts:
-        seen.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
+        if isinstance(part, np.ndarray):
+            seen.update(f"{part.dtype}{part.shape}".encode())
+            seen.update(np.ascontiguousarray(part).data)
+        else:
+            seen.update(repr(part).encode())
         seen.update(b"\0")
     return seen.hexdigest()

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.engine.planning._blocks import Block, Planned, PlannedBlock
 from penstock.engine.planning._columns import fixed_column
 from penstock.engine.planning._row_sizes import Floats, RowSizes, leaf_sizes
+from penstock.engine.planning._samples import Composition
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
 from penstock.plan import Epoch, ShuffleLayout, split_blocks
@@ -29,45 +31,6 @@ _FIRST_READ_BYTES = 1 << 20
 """Blocks that the first batch draws from are split into reads of this size, if it needs only some of them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Rows of one fragment that are read together; the same object in every epoch, so results can be cached."""
-
-    fragment: Fragment
-    start: int
-    """Table position of the fragment's first live row."""
-    selected: range | Int64Array
-    """Indices among the fragment's live rows, in increasing order."""
-    fields: frozenset[int] | None = None
-    """The columns to read, by field id; None for all."""
-
-    def __len__(self) -> int:
-        return len(self.selected)
-
-    def part(self, first: int, end: int) -> "Block":
-        """A block of some consecutive rows."""
-        if first == 0 and end == len(self.selected):
-            return self
-        return Block(self.fragment, self.start, self.selected[first:end])
-
-    def take(self, rows: Int64Array) -> "Block":
-        """A block of some of the rows."""
-        if isinstance(self.selected, range):
-            return Block(self.fragment, self.start, self.selected.start + rows)
-        return Block(self.fragment, self.start, self.selected[rows])
-
-    def position(self, row: int) -> int:
-        """A row's position in the table."""
-        return self.start + int(self.selected[row])
-
-    @property
-    def stored_rows(self) -> Int64Array:
-        """The rows as indices among stored rows, deleted ones included."""
-        selected = self.selected
-        live = np.arange(selected.start, selected.stop) if isinstance(selected, range) else selected
-        return live if self.fragment.deleted is None else self.fragment.live_rows[live]
-
-
 class Parts(NamedTuple):
     """The parts of a section in the order of an epoch; each is read to its end before the next."""
 
@@ -81,9 +44,10 @@ class Selection:
 
     def __init__(self, reader: Reader, names: Sequence[str], rows: range | Int64Array, *, shuffled: bool) -> None:
         self.reader, self.names = reader, tuple(names)
+        self.composition: Composition | None = None
         self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
         self._requested = rows
-        self.rows = rows if isinstance(rows, range) and rows.step == 1 else _sorted(rows, shuffled)
+        self.rows = rows if isinstance(rows, range) and rows.step == 1 else sorted_rows(rows, shuffled)
         self._small_leaves = lru_cache(_LEAVES_CACHED)(partial(_decode_leaf, reader))
 
     def __len__(self) -> int:
@@ -193,6 +157,17 @@ class Selection:
         """Approximate rows of a block."""
         return max(1, round(block_bytes / self.heavy_row_bytes))
 
+    rows_per_sample = 1.0
+    """Rows that are read for each row of a batch."""
+
+    def runs(self, lanes: int) -> tuple[int, int]:  # noqa: ARG002
+        """How many consecutive rows stay near each other in a lane, and how near, in rows of the lane."""
+        return 1, 0
+
+    def image_cache_bytes(self, lanes: int) -> int:  # noqa: ARG002
+        """Bytes of decoded images that are worth caching."""
+        return 0
+
     @property
     def coarse(self) -> bool:
         """Whether the table is so large that each fragment of a section is a part, so that a lane holds one fragment.
@@ -247,6 +222,10 @@ class Selection:
             return np.flatnonzero(np.diff(rows) > 1) + 1
         requests = page_requests([FragmentRows(block.fragment, rows)], [self.heaviest.id])
         return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
+
+    def planned(self, block: Block, unread: int | None = None) -> Planned:
+        """A block to read, of which `unread` rows were not consumed before a resume; by default all."""
+        return PlannedBlock(block, unread)
 
     def _leaf(self, section: int) -> tuple[Manifest | pa.RecordBatch, list[int]]:
         """A section's leaf, and the positions at which its fragments start and the last one ends."""
@@ -368,7 +347,7 @@ def _copied(file: DataFile) -> DataFile:
     )
 
 
-def _sorted(rows: range | Int64Array, shuffled: bool) -> Int64Array | None:
+def sorted_rows(rows: range | Int64Array, shuffled: bool) -> Int64Array | None:
     """The rows in increasing order; None if they have another order that must be preserved."""
     requested: npt.NDArray[np.int64] = np.asarray(rows, np.int64)
     if len(requested) < 2 or (np.diff(requested) >= 0).all():

@@ -1,31 +1,28 @@
-"""What is planned: blocks to read, and spans of steps whose batches are built together; nothing here changes."""
+"""Spans of steps whose batches are built together, and the blocks that hold their rows."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._selection import Block
+from penstock.engine.planning._blocks import PlannedBlock
+from penstock.engine.planning._samples import Composition
 from penstock.plan import Places, SpanSteps
-from penstock.table import FragmentRows, Int64Array
+from penstock.table import Int64Array
 from penstock.types import cached_property
 
 
-class PlannedBlock:
-    """Rows of one fragment that are read together, once; equal only to itself."""
+@dataclass(frozen=True, eq=False, slots=True)
+class SpanSamples:
+    """The samples of a span, if they are composed of several rows."""
 
-    __slots__ = ("fragment_rows", "inverse", "rows", "source", "unread")
+    composition: Composition
+    numbers: Int64Array
+    offsets: Int64Array
+    """Where the rows of each sample start, and the end."""
 
-    def __init__(self, source: Block, unread: int | None = None) -> None:
-        """`unread` is the number of rows that were not consumed before a resume; by default all."""
-        self.inverse: Int64Array | None = None
-        """For each row of the source its row here, if some are selected more than once."""
-        if not isinstance(source.selected, range) and not (source.selected[1:] > source.selected[:-1]).all():
-            _, firsts, self.inverse = np.unique(source.selected, return_index=True, return_inverse=True)
-            source = source.take(firsts)
-        self.source, self.rows = source, len(source)
-        self.unread = self.rows if unread is None else unread
-        self.fragment_rows = FragmentRows(source.fragment, source.stored_rows)
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,9 +34,11 @@ class Span:
     """Which rows of the steps these are."""
     blocks: list[PlannedBlock]
     block_index: Int64Array
-    """For each row the index of its block in `blocks`."""
+    """For each row, or each draw of a composed sample, the index of its block in `blocks`."""
     rows: Int64Array
-    """For each row its index in that block."""
+    """For each of them its index in that block."""
+    samples: SpanSamples | None
+    """The samples, if they are composed of rows."""
     padding: npt.NDArray[np.bool_] | None
     """Mask of the rows that only pad the epoch's last step."""
     blocks_drawn: int
@@ -48,7 +47,7 @@ class Span:
     """Whether `blocks` are all blocks of the table, in the same list for each span, and stay in the window."""
 
     def __len__(self) -> int:
-        return len(self.block_index)
+        return len(self.block_index if self.samples is None else self.samples)
 
     @property
     def number(self) -> int:
@@ -59,12 +58,16 @@ class Span:
         return self.steps.epoch
 
     def position(self, index: int) -> int:
-        """A row's position in the table."""
+        """A row's position in the table, or a sample's number."""
+        if self.samples is not None:
+            return int(self.samples.numbers[index])
         return self.blocks[int(self.block_index[index])].source.position(int(self.rows[index]))
 
     @cached_property
     def positions(self) -> Int64Array:
-        """The positions of all rows in the table."""
+        """The positions of all rows in the table, or the numbers of samples."""
+        if self.samples is not None:
+            return self.samples.numbers
         found = np.empty(len(self), np.int64)
         for block_index, block in enumerate(self.blocks):
             mask = self.block_index == block_index
@@ -73,9 +76,16 @@ class Span:
 
     @cached_property
     def row_ids(self) -> Int64Array:
-        """The row ids of all rows."""
-        ids = np.empty(len(self), np.int64)
-        for block_index, block in enumerate(self.blocks):
-            mask = self.block_index == block_index
-            ids[mask] = block.fragment_rows.fragment.row_ids_at(block.fragment_rows.rows[self.rows[mask]])
+        """The row ids of all rows; of samples, those of the rows that stand for them, or their numbers."""
+        block_index, rows = self.block_index, self.rows
+        if self.samples is not None:
+            anchor = self.samples.composition.anchor
+            if anchor is None:
+                return self.samples.numbers
+            draws = self.samples.offsets[:-1] + anchor
+            block_index, rows = block_index[draws], rows[draws]
+        ids = np.empty(len(rows), np.int64)
+        for number, block in enumerate(self.blocks):
+            mask = block_index == number
+            ids[mask] = block.fragment_rows.fragment.row_ids_at(block.fragment_rows.rows[rows[mask]])
         return ids

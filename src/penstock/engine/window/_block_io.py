@@ -86,6 +86,8 @@ class BlockIO:
         self._fill_fixed(block)
         found: dict[str, RawColumn] = {}
         for field in self._layout.variable:
+            if not block.plan.source.reads(field.id):
+                continue
             cells = gather(self._reader.snapshot.schema, field, [block.plan.fragment_rows], block.pages, as_arrow=True)
             if isinstance(field.kind, Linked):  # neighbouring links are read in one request
                 cells = RawColumn(None, (self._reader.load_external(field, cells),))
@@ -107,6 +109,8 @@ class BlockIO:
         there = {block.requests[number].file.fields[0] for number in block.request.direct}
         for column in self._layout.fixed:
             mask = self._slab.masks.get(column.name)
+            if column.field is not None and not block.plan.source.reads(column.field.id):
+                continue
             if column.field is None or column.field.id not in there:
                 values = self._slab.buffer(column.name, first, block.plan.rows)
                 self._fill_column(column, block, values, None if mask is None else mask[first:end])

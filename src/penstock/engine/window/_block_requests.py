@@ -59,9 +59,9 @@ class BlockRequests:
         self._into_batch_ids = {column.field.id for column in into_batch if column.field is not None}
         fields = [column.field for column in layout.fixed if column.field is not None]
         self._fixed_width = [(field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes]
-        self._row_bytes = sum(column.row_bytes for column in in_slab) + sum(
-            field.kind.typical_bytes for field in layout.variable if isinstance(field.kind, Linked)
-        )
+        linked = [field for field in layout.variable if isinstance(field.kind, Linked)]
+        self._row_bytes = [(column.field.id if column.field else 0, column.row_bytes) for column in in_slab]
+        self._row_bytes += [(field.id, field.kind.typical_bytes) for field in linked if isinstance(field.kind, Linked)]
         self._memoized = lru_cache(_MAX_MEMOIZED)(self._build)
 
     def for_block(self, block: PlannedBlock) -> BlockRequest:
@@ -82,7 +82,8 @@ class BlockRequests:
         fragment_rows = FragmentRows(block.fragment, block.stored_rows)
         cacheable: list[PageRequest] = []
         requests: list[PageRequest] = []
-        for request in page_requests([fragment_rows], self._ids):
+        ids = [field_id for field_id in self._ids if block.reads(field_id)]
+        for request in page_requests([fragment_rows], ids):
             if self._page_cache is not None and self.is_cacheable(request):
                 cacheable += self._page_cache.groups(request)
             else:
@@ -91,6 +92,7 @@ class BlockRequests:
         direct = self._direct_requests(requests, fragment_rows, most) if self._direct_reads else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
+        row_bytes = sum(size for field_id, size in self._row_bytes if block.reads(field_id))
         variable = [request for request in requests if self._variable_ids.intersection(request.file.fields)]
         share = len(block) / max([len(block), *_stored_rows(variable).values()])
         return BlockRequest(
@@ -99,7 +101,7 @@ class BlockRequests:
             slab_range,
             cacheable,
             {},
-            bytes=round(share * sum(request.bytes for request in variable)) + len(slab_range) * self._row_bytes,
+            bytes=round(share * sum(request.bytes for request in variable)) + len(slab_range) * row_bytes,
             raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
             sparse=share < 0.5,
             can_read_into_batch=self._into_batch_ids <= {requests[index].file.fields[0] for index in direct},

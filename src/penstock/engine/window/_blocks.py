@@ -83,12 +83,16 @@ class EncodedRows(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[pa.Array], view: Callable[[Buffer], Any]) -> "EncodedRows":
-        """The rows of arrays of bytes, as slices of a `view` of their memory."""
+        """The rows of arrays of bytes, or of lists of numbers, as slices of a `view` of their memory."""
         found = cls([], [], [])
         for part in parts:
             width = np.dtype(np.int64 if part.type == pa.large_binary() else np.int32)
-            _, offsets_buffer, data = part.buffers()
-            offsets = np.frombuffer(offsets_buffer, width, len(part) + 1, part.offset * width.itemsize).tolist()
+            offsets_buffer, data = part.buffers()[1], part.buffers()[-1]
+            bounds = np.frombuffer(offsets_buffer, width, len(part) + 1, part.offset * width.itemsize)
+            if pa.types.is_list(part.type):
+                size = part.type.value_type.bit_width // 8
+                bounds = (bounds.astype(np.int64) + part.values.offset) * size
+            offsets = bounds.tolist()
             memory: list[Any] = [view(data or b"")] * len(part)
             if part.null_count:
                 for row in np.flatnonzero(~np.asarray(part.is_valid())).tolist():

@@ -105,7 +105,7 @@ class ProcessPool:
         collector: StatsCollector,
     ) -> None:
         self.source, self.counts, self.collector = source, counts, collector
-        layout = Layout(source.reader.snapshot.schema, source.names)
+        layout = Layout(source.reader.snapshot.schema, source.names, source.rows)
         functions = formatter.on_host
         self.slot_layout = SlotLayout.of(
             layout, source.options.decode, source.pipeline.batches_per_span * source.options.batch_size,
@@ -113,7 +113,7 @@ class ProcessPool:
             row_ids=functions or formatter.needs_keys or (placement is not None and placement.needs_keys),
         )  # fmt: skip
         in_slot = {column.name for column in self.slot_layout.columns}
-        self.finishes = functions or any(field.name not in in_slot for field in layout.variable)
+        self.finishes = functions or any(name not in in_slot for name in layout.delivered)
         """Whether a process makes the batches of a span when all its rows are there."""
         accelerator = None if placement is None else placement.accelerator
         self.slots = SlotPool(

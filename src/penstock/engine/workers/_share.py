@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from penstock.device import Accelerator, ByteAllocator
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
-from penstock.engine.assembly import Collator, RowGatherer, RowReplacer
-from penstock.engine.planning import Layout, Planner, PlanOptions, Selection, Span
+from penstock.engine.assembly import RowGatherer, RowReplacer, new_collator
+from penstock.engine.planning import Layout, Planner, PlanOptions, Rows, Selection, Span
 from penstock.engine.window import BatchMemory, DeviceSlab, Fetcher, PageCache, Slab, Window
 from penstock.engine.workers._pipeline import Pipeline
 from penstock.plan import LaneShare, OrderSpec, RankPartitioner, Schedule, SpanSteps
-from penstock.table import Int64Array, Reader
+from penstock.table import Reader
 
 Built = TypeVar("Built")
 
@@ -38,6 +38,8 @@ class PipelineOptions:
     """Threads of one process that plan, build and read local files."""
     builders: int
     """How many of them may build at a time."""
+    image_cache_bytes: int
+    """For decoded images that windows share, of one process."""
     fetch_threads: int
     """Largest number of requests in flight to a remote store, of one process."""
 
@@ -48,7 +50,7 @@ class LoaderSource:
 
     reader: Reader
     names: tuple[str, ...]
-    rows: range | Int64Array
+    rows: Rows
     order: OrderSpec
     partitioner: RankPartitioner
     options: LoaderOptions
@@ -111,8 +113,11 @@ class ShareEngine:
         self._source, self._share, self._collector, self._accelerator = source, share, collector, accelerator
         self._selection = selection
         self._page_cache = PageCache(source.reader.store) if source.pipeline.cache_pages else None
-        self.layout = Layout(source.reader.snapshot.schema, source.names)
-        self._collator = Collator(source.reader, self.layout, source.options.decode, accelerator)
+        self.layout = Layout(source.reader.snapshot.schema, source.names, source.rows)
+        self._collator = new_collator(
+            source.reader, self.layout, source.options.decode, accelerator,
+            image_cache_bytes=source.pipeline.image_cache_bytes,
+        )  # fmt: skip
         self.replacer = RowReplacer(
             self._collator, selection, source.options.bad_samples, accelerator,
             seed=source.options.seed, flag=source.flags_rows,

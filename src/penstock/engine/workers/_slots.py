@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.device import SharedMemory, forks
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly import PAD
-from penstock.engine.planning import FixedColumn, Layout, Span
+from penstock.engine.planning import FixedColumn, Layout, PackedSamples, Span
 from penstock.engine.window import PreallocatedColumn
 from penstock.plan import Places
 
@@ -51,17 +51,7 @@ class SlotLayout:
         cls, layout: Layout, decode: DecodeOptions, rows: int, *, flags_rows: bool, row_ids: bool, positions: bool
     ) -> "SlotLayout":
         """Columns of a fixed shape, decoded images of a known shape, and what else is known of each row."""
-        wanted: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-        for column in layout.fixed:
-            wanted.append((column.name, column.dtype, column.shape))
-            if column.nullable:
-                wanted.append((f"{column.name}_mask", np.dtype(bool), ()))
-        for field in layout.variable:
-            shape = decode.image_shape(field)
-            if shape is not None and (len(shape) == 3 or decode.resizes(field)):  # others may have 16 bits
-                wanted.append((field.name, np.dtype(np.uint8), shape))
-                if field.nullable:
-                    wanted.append((f"{field.name}_mask", np.dtype(bool), ()))
+        wanted = _sample_columns(layout, decode)
         wanted += [(PAD, np.dtype(bool), ())] * flags_rows
         wanted += [(ROW_IDS, np.dtype(np.int64), ())] * row_ids + [(POSITIONS, np.dtype(np.int64), ())] * positions
         columns: list[SharedColumn] = []
@@ -85,6 +75,25 @@ class SlotLayout:
                 memory[column.offset : column.offset + size].view(column.dtype).reshape(rows, *column.shape)
             )
         return found
+
+
+def _sample_columns(layout: Layout, decode: DecodeOptions) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """The columns of samples that have a fixed shape."""
+    if isinstance(layout.composition, PackedSamples):
+        shapes = layout.composition.shapes()
+        return [(name, *shapes[name]) for name in layout.names]
+    boolean = np.dtype(bool)
+    found: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    for column in layout.fixed:
+        times = layout.times(column.name)
+        found.append((column.name, column.dtype, (*times, *column.shape)))
+        found += [(f"{column.name}_mask", boolean, times)] * column.nullable
+    for field in layout.variable:
+        times, shape = layout.times(field.name), decode.image_shape(field)
+        if shape is not None and (len(shape) == 3 or decode.resizes(field)):  # others may have 16 bits
+            found.append((field.name, np.dtype(np.uint8), (*times, *shape)))
+            found += [(f"{field.name}_mask", boolean, times)] * field.nullable
+    return found + [(f"{name}_pad", boolean, layout.times(name)) for name in layout.padded]
 
 
 class Slot:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector, WorkerStats
 from penstock.engine.assembly import PAD, BatchAssembler, BatchFormatter, Failure, GatheredRows, RowGatherer
-from penstock.engine.planning import Selection, Span
+from penstock.engine.planning import Span, select
 from penstock.engine.workers._lists import join_rows, pack_rows
 from penstock.engine.workers._messages import (
     Assign,
@@ -131,7 +131,7 @@ class _Worker:
         self._share = LaneShare(worker, spec.lane_owners, self._source.partitioner)
         self._collector = StatsCollector()
         source = self._source
-        selection = Selection(source.reader, source.names, source.rows, shuffled=source.order.shuffled)
+        selection = select(source.reader, source.names, source.rows, shuffled=source.order.shuffled)
         self._engine = ShareEngine(source, self._share, self._collector, selection=selection)
         self._assemble = BatchAssembler(
             spec.formatter, None, self._engine.replacer, self._collector, seed=source.options.seed
@@ -273,10 +273,11 @@ class _Worker:
         ]
         joined = join_rows(parts, rows)
         found: dict[str, Any] = {}
-        for column in self._engine.layout.fixed:
-            _add(found, shared, column.name)
-        for field in self._engine.layout.variable:
-            _add(found, shared if field.name in shared else joined, field.name)
+        layout = self._engine.layout
+        for name in layout.delivered:
+            _add(found, shared if name in shared else joined, name)
+        for name in layout.padded:
+            found[f"{name}_pad"] = shared[f"{name}_pad"]
         if PAD in shared:
             found[PAD] = shared[PAD]
         return found

@@ -1,0 +1,144 @@
+"""Collate windows: columns with a time axis, and decoded images that windows share."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.device import Accelerator
+from penstock.engine._options import DecodeOptions
+from penstock.engine.assembly._collate import Allocators, BadRows, Collator, WindowRows, contiguous
+from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._decoded_images import DecodedImages
+from penstock.engine.planning import Layout, Span, SpanSamples, WindowSamples
+from penstock.engine.window import Window
+from penstock.format import Field
+from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
+
+
+class WindowCollator(Collator):
+    """Collates windows: columns with a time axis are of shape (windows, time, …)."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        layout: Layout,
+        options: DecodeOptions,
+        accelerator: Accelerator | None,
+        composition: WindowSamples,
+        image_cache_bytes: int,
+    ) -> None:
+        super().__init__(reader, layout, options, accelerator)
+        self._composition = composition
+        shared = image_cache_bytes if accelerator is None else 0
+        self._decoded = DecodedImages(shared) if shared else None
+
+    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
+        samples, located = span.samples, WindowRows.of(span, window)
+        assert samples is not None
+        found: Columns = {}
+        bad: BadRows = {}
+        for column in self._layout.fixed:
+            draws = self._draws(samples, column.name)
+            flat = located.take(draws.reshape(-1))
+            found.update(_reshaped(self.fixed(column, flat, window, _flat(empty(column.name), draws)), draws))
+        for field in self._layout.variable:
+            draws = self._draws(samples, field.name)
+            bad_draws: BadRows = {}
+            found.update(_reshaped(self._window_column(field, located, draws, samples, empty, bad_draws), draws))
+            _add_bad(bad, bad_draws, draws)
+        return self._with_padding(found, samples.numbers), bad
+
+    def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
+        """The same for windows by number, read on demand."""
+        drawn = self._composition.draw(positions)
+        samples = SpanSamples(self._composition, positions, drawn.offsets)
+        found: Columns = {}
+        bad: BadRows = {}
+        by_draws: dict[tuple[int, ...] | None, list[str]] = {}
+        for name in self._layout.names:
+            times = self._composition.columns.get(name)
+            by_draws.setdefault(None if times is None else tuple(times.tolist()), []).append(name)
+        for names in by_draws.values():
+            draws = self._draws(samples, names[0])
+            layout = Layout(self._reader.snapshot.schema, names, range(0))
+            rows = Collator(self._reader, layout, self._options)
+            columns, bad_draws = rows.rows(drawn.positions[draws.reshape(-1)], random_reader)
+            found.update(_reshaped(columns, draws))
+            _add_bad(bad, bad_draws, draws)
+        return self._with_padding(found, positions), bad
+
+    def _draws(self, samples: SpanSamples, name: str) -> Int64Array:
+        """The draws of a column: of shape (samples, time), or (samples,) without a time axis."""
+        times = self._composition.columns.get(name)
+        starts = samples.offsets[:-1]
+        return starts + self._composition.anchor if times is None else starts[:, None] + times
+
+    def _window_column(
+        self,
+        field: Field,
+        located: WindowRows,
+        draws: Int64Array,
+        samples: SpanSamples,
+        empty: Allocators,
+        bad: BadRows,
+    ) -> Columns:
+        shape, allocate = self._options.image_shape(field), _flat(empty(field.name), draws)
+        if self._decoded is None or shape is None or draws.ndim == 1 or field.nullable:
+            return self.variable(field, located.take(draws.reshape(-1)), allocate, bad)
+        positions = self._composition.draw(samples.numbers).positions[draws.reshape(-1)]
+        wanted, first, inverse = np.unique(positions, return_index=True, return_inverse=True)
+        known = self._decoded.get(field.name, wanted.tolist())
+        missing = np.array([position not in known for position in wanted.tolist()], bool)
+        errors: BadRows = {}
+        if missing.any():
+            rows = located.take(draws.reshape(-1)[first[missing]])
+            fresh = self.variable(field, rows, np.empty, errors)[field.name]
+            images = dict(zip(wanted[missing].tolist(), fresh, strict=True))
+            known.update(images)
+            self._decoded.add(
+                field.name, {at: image for n, (at, image) in enumerate(images.items()) if n not in errors}
+            )
+        spoiled = {int(np.flatnonzero(missing)[index]): error for index, error in errors.items()}
+        for index in np.flatnonzero(np.isin(inverse, list(spoiled))).tolist():
+            bad[index] = spoiled[int(inverse[index])]
+        out = allocate((len(positions), *shape), np.uint8)
+        for image, position in zip(out, positions.tolist(), strict=True):
+            image[...] = known[position]
+        return {field.name: out}
+
+    def _with_padding(self, columns: Columns, windows: Int64Array) -> Columns:
+        if self._layout.padded:
+            padding = self._composition.padding(windows)
+            for name in self._layout.padded:
+                columns[f"{name}_pad"] = padding[:, self._composition.columns[name]]
+        return columns
+
+
+def _flat(empty: Allocator, draws: Int64Array) -> Allocator:
+    """An allocator of rows that are reshaped to samples and times, in memory that `empty` allocates if it can be."""
+
+    def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return contiguous(empty, (*draws.shape, *shape[1:]), dtype).reshape(shape)
+
+    return allocate
+
+
+def _reshaped(columns: Columns, draws: Int64Array) -> Columns:
+    """Columns of rows as columns of samples and times."""
+    if draws.ndim == 1:
+        return columns
+    times = draws.shape[1]
+    return {
+        name: [values[first : first + times] for first in range(0, len(values), times)]
+        if isinstance(values, list)
+        else values.reshape(*draws.shape, *values.shape[1:])
+        for name, values in columns.items()
+    }
+
+
+def _add_bad(bad: BadRows, bad_draws: BadRows, draws: Int64Array) -> None:
+    """Record the samples of bad draws."""
+    times = draws.shape[1] if draws.ndim > 1 else 1
+    for index, error in sorted(bad_draws.items()):
+        bad.setdefault(index // times, error)

@@ -1,0 +1,208 @@
+"""Samples as a selection: blocks are runs of samples, read with all rows that they draw."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.engine.planning._blocks import Block, PlannedBlock, PlannedSamples, SampleBlock
+from penstock.engine.planning._samples import ComposedRows, Composition, Rows, WindowSamples, digest_of
+from penstock.engine.planning._selection import Parts, Selection, sorted_rows
+from penstock.format import Field, value_kind
+from penstock.format.kinds import Image
+from penstock.plan import Epoch, ShuffleLayout
+from penstock.table import Int64Array, Reader, take_positions
+from penstock.types import cached_property
+
+_HEAVY_BYTES = 4 << 10
+"""From this size of a value on, a column is not read for rows that only other columns need."""
+_FIRST_READ_BYTES = 1 << 20
+_OVERLAP = 1.2
+"""Bytes in the window relative to those of the rows, because blocks share rows."""
+_MIN_RUN, _RUN_REACHES = 8, 4
+"""Least windows of a run, and its length relative to the rows that a window reaches over."""
+_MAX_JITTER = 4096
+_IMAGE_CACHE_BYTES, _CACHE_SLACK = 192 << 20, 1.25
+_DECODED_RATIO = 12.0
+"""Bytes of a decoded image relative to its file, if its shape is unknown."""
+
+
+class ComposedSelection(Selection):
+    """Some samples of a composition."""
+
+    def __init__(self, reader: Reader, names: Sequence[str], rows: ComposedRows, *, shuffled: bool) -> None:
+        composition = rows.composition
+        super().__init__(reader, composition.stored_columns(names), composition.rows, shuffled=True)
+        self.composition: Composition = composition
+        self._base = Selection(reader, self.names, composition.rows, shuffled=True)
+        self._delivered, self._all_samples = tuple(names), rows.samples
+        consecutive = isinstance(rows.samples, range) and rows.samples.step == 1
+        self._samples = rows.samples if consecutive else sorted_rows(rows.samples, shuffled)
+
+    def __len__(self) -> int:
+        return len(self._all_samples)
+
+    @property
+    def scattered(self) -> bool:
+        return self._samples is None
+
+    @property
+    def repeats_rows(self) -> bool:
+        return True  # neighbouring samples share rows
+
+    def positions(self, places: Int64Array) -> Int64Array:
+        """The samples at some indices of the selection."""
+        return take_positions(self._all_samples, places)
+
+    @cached_property
+    def digest(self) -> str:
+        samples = self._all_samples
+        return digest_of(self.composition.digest, self._delivered, samples)
+
+    @property
+    def section_rows(self) -> Int64Array:
+        return np.array([len(self)])
+
+    @property
+    def coarse(self) -> bool:
+        return False
+
+    def runs(self, lanes: int) -> tuple[int, int]:
+        """Windows that share images stay so near each other that decoded images can be cached."""
+        if self._run <= 1:
+            return 1, 0
+        jitter = round(_IMAGE_CACHE_BYTES / (lanes * self._image_bytes))
+        return self._run, min(max(jitter, 2 * self._run), _MAX_JITTER)
+
+    def image_cache_bytes(self, lanes: int) -> int:
+        """Bytes of a cache that holds decoded images until the windows that share them have been built."""
+        run, jitter = self.runs(lanes)
+        return round(_CACHE_SLACK * lanes * (run + jitter) * self._image_bytes) if jitter else 0
+
+    @cached_property
+    def _shared_images(self) -> list[Field]:
+        """Columns whose images several windows need."""
+        composition = self.composition
+        if not isinstance(composition, WindowSamples):
+            return []
+        step = self.rows_per_sample
+        images = [field for field in self.fields if isinstance(value_kind(field.kind), Image)]
+        return [field for field in images if len(composition.columns.get(field.name, ())) > step]
+
+    @property
+    def _run(self) -> int:
+        """Windows of a run: so many that few images are needed by two runs."""
+        assert isinstance(self.composition, WindowSamples) or not self._shared_images
+        reaches = [self.composition.reach(field.name) for field in self._shared_images]  # type: ignore[attr-defined]
+        return max((max(_MIN_RUN, round(_RUN_REACHES * reach / self.rows_per_sample)) for reach in reaches), default=1)
+
+    @property
+    def _image_bytes(self) -> float:
+        """Approximate bytes of the decoded images that a window adds to those before."""
+        size = 0.0
+        for field in self._shared_images:
+            shape = getattr(value_kind(field.kind), "shape", None)
+            each = float(np.prod(shape)) if shape else _DECODED_RATIO * self._base.average_bytes(field)
+            size += each * min(self.rows_per_sample, self.composition.values_per_sample(field.name))
+        return max(1.0, size)
+
+    @cached_property
+    def rows_per_sample(self) -> float:
+        """Rows of the table for each sample: about one for windows of any length, one row apart."""
+        return len(self.composition.rows) / max(1, len(self.composition))
+
+    @cached_property
+    def row_bytes(self) -> float:
+        return max(1.0, self._base.row_bytes * self.rows_per_sample)
+
+    @property
+    def heaviest(self) -> Field | None:
+        return self._base.heaviest
+
+    @property
+    def stored_row_bytes(self) -> float:
+        return max(1.0, self._base.stored_row_bytes * self.rows_per_sample)
+
+    @property
+    def heavy_row_bytes(self) -> float:
+        return max(1.0, self._base.heavy_row_bytes * self.rows_per_sample)
+
+    def largest_rows_bytes(self, count: float) -> float:
+        return max(count, _OVERLAP * self._base.largest_rows_bytes(count * self.rows_per_sample))
+
+    def values_per_row(self, field: Field) -> float:
+        return self.composition.values_per_sample(field.name)
+
+    def parts(self, epoch: Epoch, section: int) -> Parts:  # noqa: ARG002
+        return Parts(np.zeros(1, np.int64), self.section_rows)
+
+    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[SampleBlock]:  # type: ignore[override]  # noqa: ARG002
+        assert self._samples is not None
+        count = max(1, round(len(self._samples) / self.block_rows(shuffle.block_bytes)))
+        ends = np.arange(1, count + 1) * len(self._samples) // count
+        clean = self.composition.boundaries
+        if clean is not None:  # samples on both sides of another place would share rows
+            ends = np.unique(np.searchsorted(self._samples, clean[np.searchsorted(clean, self._nth(ends - 1) + 1)]))
+        return [SampleBlock(self._samples[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
+
+    def _nth(self, indices: Int64Array) -> Int64Array:
+        assert self._samples is not None
+        return take_positions(self._samples, indices)
+
+    def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # type: ignore[override]  # noqa: ARG002
+        yield block
+
+    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[tuple[SampleBlock, Int64Array]]:  # type: ignore[override]  # noqa: ARG002
+        yield SampleBlock(positions), np.arange(len(positions))
+
+    def split_points(self, block: SampleBlock, left: Int64Array, soon: Int64Array) -> list[int]:  # type: ignore[override]  # noqa: ARG002
+        step = self.block_rows(_FIRST_READ_BYTES)
+        ends = np.append(np.arange(step, len(block), step), len(block))
+        needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
+        found: list[int] = ends[:-1][needed[1:] != needed[:-1]].tolist()
+        return found
+
+    def planned(self, block: SampleBlock, unread: int | None = None) -> PlannedSamples:  # type: ignore[override]  # noqa: ARG002
+        samples = np.asarray(block.samples, np.int64)
+        draws = self.composition.draw(samples)
+        wanted, inverse = np.unique(draws.positions, return_inverse=True)
+        heavy = np.ones(len(wanted), bool)
+        if self._heavy_draws is not None:
+            heavy[:] = False
+            heavy[inverse[(draws.offsets[:-1, None] + self._heavy_draws).reshape(-1)]] = True
+        blocks: list[PlannedBlock] = []
+        block_of, row_of = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
+        for chosen, fields in ((np.flatnonzero(heavy), None), (np.flatnonzero(~heavy), self._light_fields)):
+            done = 0
+            with self.reader.missing_as_corrupt():
+                for fragment, start, inside in self.reader.tree.fragments_at(
+                    self.reader.snapshot.nodes, wanted[chosen]
+                ):
+                    here = chosen[done : done + len(inside)]
+                    block_of[here], row_of[here] = len(blocks), np.arange(len(inside))
+                    blocks.append(PlannedBlock(Block(fragment, start, _as_range(inside - start), fields)))
+                    done += len(inside)
+        return PlannedSamples(samples, draws.offsets, blocks, block_of[inverse], row_of[inverse])
+
+    @cached_property
+    def _heavy_draws(self) -> Int64Array | None:
+        """Which draws of each sample heavy columns need; None if all."""
+        heavy = [field.name for field in self.fields if self._base.average_bytes(field) >= _HEAVY_BYTES]
+        return self.composition.draws_of(heavy) if heavy and len(heavy) < len(self.fields) else None
+
+    @cached_property
+    def _light_fields(self) -> frozenset[int]:
+        return frozenset(field.id for field in self.fields if self._base.average_bytes(field) < _HEAVY_BYTES)
+
+
+def select(reader: Reader, names: Sequence[str], rows: Rows, *, shuffled: bool) -> Selection:
+    """Some rows, or samples, and columns of a snapshot."""
+    if isinstance(rows, ComposedRows):
+        return ComposedSelection(reader, names, rows, shuffled=shuffled)
+    return Selection(reader, names, rows, shuffled=shuffled)
+
+
+def _as_range(rows: Int64Array) -> range | Int64Array:
+    """Rows as a range if they are consecutive."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    return range(first, end) if end - first == len(rows) else rows
