@@ -28,6 +28,8 @@ from penstock.format._layout import (
     ids_key,
     new_id,
     new_int_id,
+    row_index_folder,
+    row_index_key,
 )
 from penstock.format._manifest import (
     Manifest,
@@ -38,6 +40,7 @@ from penstock.format._manifest import (
     node_for,
     open_manifest,
 )
+from penstock.format._row_index import decode_row_index, encode_row_index
 from penstock.format._schema import (
     MAX_INLINE_BYTES,
     Column,
@@ -97,12 +100,14 @@ __all__ = [
     "decode_fragments",
     "decode_hint",
     "decode_manifest",
+    "decode_row_index",
     "decode_sealed",
     "decode_snapshot",
     "decoding",
     "encode_file",
     "encode_hint",
     "encode_manifest",
+    "encode_row_index",
     "encode_snapshot",
     "from_json",
     "hint_key",
@@ -116,6 +121,8 @@ __all__ = [
     "node_for",
     "open_manifest",
     "pack_bitmap",
+    "row_index_folder",
+    "row_index_key",
     "row_sizes",
     "seal",
     "split_rows",

@@ -52,6 +52,15 @@ def ingest_manifest_key(id: str) -> str:
     return f"ingest/{_safe(id)}.arrow"
 
 
+def row_index_folder(field_id: int, *, lengths: bool) -> str:
+    """The prefix of the row indexes of a field: of its values, or of their lengths."""
+    return f"index/rows/{field_id:016x}-{'lengths' if lengths else 'values'}/"
+
+
+def row_index_key(field_id: int, snapshot_id: str, *, lengths: bool) -> str:
+    return f"{row_index_folder(field_id, lengths=lengths)}{_safe(snapshot_id)}.arrow"
+
+
 def corrupt_error(where: str, what: str) -> CorruptError:
     """The error for an object that fails verification."""
     return CorruptError(f"{where} is damaged: {what}. Restore it from a copy of the table")

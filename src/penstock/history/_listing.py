@@ -15,6 +15,7 @@ _KEY = re.compile(
     rf"|(?:snapshots|blobs)/{_ID}"
     rf"|(?:manifests|data|ingest)/{_ID}\.arrow"
     r"|ingest/waiting/.+"
+    rf"|index/rows/[0-9a-f]{{16}}-(?:values|lengths)/{_ID}\.arrow"
 )
 
 

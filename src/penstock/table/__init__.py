@@ -13,6 +13,7 @@ from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, 
 from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._random_read import RandomRowReader
 from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch
+from penstock.table._row_index import row_values
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import Where, find_positions, is_position, resolve_positions, take_positions
 from penstock.table._session import Session, author
@@ -66,6 +67,7 @@ __all__ = [
     "read_pages",
     "rename_column",
     "resolve_positions",
+    "row_values",
     "split_uri",
     "take",
     "take_positions",
