@@ -17,6 +17,7 @@ from penstock.engine import (
     Loader,
     LoaderOptions,
     Progress,
+    Rows,
     Transforms,
     explicit_world,
     map_leaves,
@@ -24,14 +25,14 @@ from penstock.engine import (
     rank_consistency_check,
 )
 from penstock.errors import InvalidInputError
-from penstock.table import Int64Array, Reader
+from penstock.table import Reader
 from penstock.types import World
 
 
 def loader(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Int64Array,
+    rows: Rows,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -53,8 +54,8 @@ def loader(
         if world.num_ranks > 1:
             ragged = "refuse"
     formatter = ConvertedFormatter(
-        transforms.transform, transforms.batch_transform, transforms.collate_fn, ragged, ragged_columns(reader, names),
-        options.bad_samples.tolerant, put=partial(_put, sharding),
+        transforms.transform, transforms.batch_transform, transforms.collate_fn, ragged,
+        ragged_columns(reader, names, rows), options.bad_samples.tolerant, put=partial(_put, sharding),
     )  # fmt: skip
     check_ranks = rank_consistency_check(options, _gather) if all_processes else None
     return Loader(

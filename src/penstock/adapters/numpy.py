@@ -2,14 +2,23 @@
 
 from collections.abc import Sequence
 
-from penstock.engine import Loader, LoaderOptions, NumpyFormatter, Progress, Transforms, explicit_world, ragged_columns
-from penstock.table import Int64Array, Reader
+from penstock.engine import (
+    Loader,
+    LoaderOptions,
+    NumpyFormatter,
+    Progress,
+    Rows,
+    Transforms,
+    explicit_world,
+    ragged_columns,
+)
+from penstock.table import Reader
 
 
 def loader(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Int64Array,
+    rows: Rows,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -19,7 +28,7 @@ def loader(
     """Batches of arrays; see `View.numpy`."""
     formatter = NumpyFormatter(
         transforms.transform, transforms.batch_transform, transforms.collate_fn,
-        transforms.ragged_mode(("list", "pad")), ragged_columns(reader, names), options.bad_samples.tolerant,
+        transforms.ragged_mode(("list", "pad")), ragged_columns(reader, names, rows), options.bad_samples.tolerant,
     )  # fmt: skip
     world = explicit_world(distributed)
     return Loader(

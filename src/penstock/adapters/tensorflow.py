@@ -22,13 +22,14 @@ from penstock.engine import (
     Progress,
     RowKeys,
     RowReader,
+    Rows,
     Transforms,
     explicit_world,
     map_leaves,
     ragged_columns,
 )
 from penstock.errors import InvalidInputError
-from penstock.table import Int64Array, Reader
+from penstock.table import Reader
 
 _MAX_EXAMPLES = 64
 
@@ -39,7 +40,7 @@ TensorflowDataset: TypeAlias = tf.data.Dataset
 def dataset(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Int64Array,
+    rows: Rows,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -53,7 +54,7 @@ def dataset(
     world = explicit_world(distributed)
     functions = (transforms.transform, transforms.batch_transform, transforms.collate_fn)
     ragged_mode = "rows" if transforms.ragged_mode(("ragged", "pad")) == "ragged" else "pad"
-    columns = ragged_columns(reader, names)
+    columns = ragged_columns(reader, names, rows)
     formatter = ConvertedFormatter(*functions, ragged_mode, columns, options.bad_samples.tolerant, put=_element)
     loader = Loader(
         reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress

@@ -34,6 +34,7 @@ from penstock.engine import (
     Progress,
     RowKeys,
     RowReader,
+    Rows,
     Transforms,
     accepts_generator,
     explicit_world,
@@ -44,7 +45,7 @@ from penstock.engine import (
     writable,
 )
 from penstock.errors import InvalidInputError, PenstockWarning
-from penstock.table import Int64Array, Reader
+from penstock.table import Reader
 from penstock.types import World
 
 _SMALL_BYTES = 64 << 10  # a copy is cheap beside the work per batch
@@ -55,7 +56,7 @@ Distributed = bool | tuple[int, int] | dist.ProcessGroup | DeviceMesh | None
 def loader(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Int64Array,
+    rows: Rows,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -75,7 +76,8 @@ def loader(
     world, group = _find_world(distributed)
     formatter = TorchFormatter(
         transforms.transform, transforms.batch_transform, transforms.collate_fn,
-        transforms.ragged_mode(("nested", "pad", "list")), ragged_columns(reader, names), options.bad_samples.tolerant,
+        transforms.ragged_mode(("nested", "pad", "list")), ragged_columns(reader, names, rows),
+        options.bad_samples.tolerant,
     )  # fmt: skip
     check_ranks = None if group is None else rank_consistency_check(options, partial(_gather, group))
     return Loader(
@@ -88,7 +90,7 @@ def loader(
 def row_dataset(
     reader: Reader,
     names: Sequence[str],
-    rows: range | Int64Array,
+    rows: Rows,
     *,
     decode: DecodeOptions,
     transform: Callable[..., Any] | None,

@@ -17,10 +17,10 @@ from penstock.dataset._options import (
     loader_options,
 )
 from penstock.device import DeviceOptions
-from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Workers
+from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Rows, Workers
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
-from penstock.table import ROW_ID, Int64Array, Reader
+from penstock.table import ROW_ID, Reader
 
 if TYPE_CHECKING:
     from penstock.adapters.jax import Sharding
@@ -36,7 +36,7 @@ class Streaming:
 
     _reader: Reader
     _columns: tuple[str, ...]
-    _rows: Int64Array | range
+    _rows: Rows
 
     def _pinned(self) -> "Streaming":
         raise NotImplementedError

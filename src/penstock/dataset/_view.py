@@ -1,12 +1,13 @@
 """Rows and columns of a table at one version."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, pack_view, window_view
 from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
@@ -27,6 +28,8 @@ _ARROW_ROWS = 1 << 14
 
 class View(Streaming):
     """Some rows and columns of a table at one version; reading fetches only those."""
+
+    _rows: range | Int64Array
 
     def __init__(self, reader: Reader, columns: Sequence[str], rows: Int64Array | range) -> None:
         self._reader, self._columns, self._rows = reader, tuple(columns), rows
@@ -94,6 +97,55 @@ class View(Streaming):
         if (found < 0).any():
             raise NotFoundError(f"there is no row with id {int(wanted[found < 0][0])} in this version")
         return View(view._reader, view._columns, found)
+
+    def windows(
+        self,
+        length: int | None = None,
+        stride: int = 1,
+        *,
+        within: str | None = None,
+        order_by: str | None = None,
+        offsets: Offsets | None = None,
+        offsets_s: OffsetsS | None = None,
+        tolerance_s: float = TOLERANCE_S,
+        ends: Literal["drop", "pad"] = "drop",
+    ) -> SampleView:
+        """A view of windows: samples of several rows of one group, such as some steps of an episode.
+
+        length: rows of a window; every column is a tensor of shape (length, …).
+        stride: rows from one window to the next.
+        within: the column whose value is the same in all rows of a window; by default all rows are one group.
+        order_by: the column by which the rows of a group are ordered; by default as they are stored.
+        offsets: rows of each column relative to the window's own, such as `{"camera": [-1, 0], "action": range(16)}`;
+            a column without offsets has `length` rows, or without `length` the window's own row and no time axis.
+        offsets_s: the same in seconds of the column `order_by`; the row nearest to each time, within `tolerance_s`.
+        ends: "drop" leaves out windows that reach beyond their group, or miss a time; "pad" repeats the group's first
+            or last row, or takes the nearest one, and flags them in `<column>_pad`.
+
+        Raises `NotFoundError` for an unknown column, and `InvalidInputError` if no window fits.
+        """
+        view = self._pinned()
+        return window_view(
+            view._reader, view._columns, view._rows,
+            length=length, stride=stride, within=within, order_by=order_by,
+            offsets=offsets, offsets_s=offsets_s, tolerance_s=tolerance_s, ends=ends,
+        )  # fmt: skip
+
+    def pack(
+        self, column: str, length: int, policy: Literal["concat", "fit"] = "concat", eos: int | None = None
+    ) -> SampleView:
+        """A view of sequences of `length` tokens, packed from the documents in a column of ragged integers.
+
+        policy: "concat" cuts documents at the ends of sequences, and only the last sequence has free places; "fit"
+            keeps documents whole, cuts those longer than `length`, and leaves a few places free.
+        eos: a token that follows each document.
+
+        A sequence has `segment_ids` (1 for its first document, 0 for free places), `position_ids` (counted within each
+        document) and `cu_seqlens` (the ends of its documents, padded with the last one). Raises `InvalidInputError` if
+        the column holds no tokens.
+        """
+        view = self._pinned()
+        return pack_view(view._reader, view._rows, column, length=length, policy=policy, eos=eos)
 
     def batches(self, size: int | None = 1024) -> Iterator[dict[str, Values]]:
         """Batches of `size` rows in order, as dictionaries of columns, prefetched in threads.

@@ -23,6 +23,7 @@ from penstock.engine.assembly import (
     samples_of,
     writable,
 )
+from penstock.engine.planning import ComposedRows, PackedSamples, Rows, WindowSamples
 
 __all__ = [
     "PAD",
@@ -31,6 +32,7 @@ __all__ = [
     "BadSamples",
     "BatchFormatter",
     "Columns",
+    "ComposedRows",
     "ConsistencyCheck",
     "ConvertedFormatter",
     "DecodeOptions",
@@ -40,12 +42,15 @@ __all__ = [
     "LoaderOptions",
     "LoaderStats",
     "NumpyFormatter",
+    "PackedSamples",
     "Placement",
     "Progress",
     "RowKeys",
     "RowReader",
+    "Rows",
     "StageTimes",
     "Transforms",
+    "WindowSamples",
     "Workers",
     "accepts_generator",
     "available_cores",

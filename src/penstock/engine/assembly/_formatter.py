@@ -14,6 +14,7 @@ from penstock.engine.assembly._batch_builder import RowKeys
 from penstock.engine.assembly._collate import pad, split
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._rows import PAD, BadRowsError
+from penstock.engine.planning import ComposedRows, Rows
 from penstock.errors import InvalidInputError
 from penstock.format import value_kind
 from penstock.format.kinds import Tensor, Values
@@ -273,8 +274,10 @@ def ragged_in_first_dimension(empty: npt.NDArray[Any]) -> bool:
     return 0 not in empty.shape[1:]
 
 
-def ragged_columns(reader: Reader, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def ragged_columns(reader: Reader, names: Sequence[str], rows: Rows) -> dict[str, npt.NDArray[Any]]:
     """Ragged numeric columns, each with an empty value."""
+    if isinstance(rows, ComposedRows):  # lists of several values, or packed
+        return {}
     schema = reader.snapshot.schema
     kinds = {name: value_kind(schema[name].kind) for name in names if name != ROW_ID}
     return {

@@ -1,0 +1,241 @@
+"""Views of samples that are composed of rows: windows and packed sequences."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.dataset._streaming import Streaming
+from penstock.engine import (
+    ComposedRows,
+    DecodeOptions,
+    PackedSamples,
+    RowReader,
+    WindowSamples,
+    samples_of,
+)
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.format import Field, Schema
+from penstock.format.kinds import Image, Label, List, Tensor, Values
+from penstock.plan import find_windows, group_rows, pack_concat, pack_fit
+from penstock.table import (
+    ROW_ID,
+    Int64Array,
+    Reader,
+    is_position,
+    resolve_positions,
+    row_values,
+    take_positions,
+)
+
+Offsets = Mapping[str, Sequence[int] | range]
+OffsetsS = Mapping[str, Sequence[float]]
+
+TOLERANCE_S = 1e-4
+_BATCH = 256
+
+
+class SampleView(Streaming):
+    """Samples that are composed of rows, at one version of a table; reading fetches only their rows."""
+
+    def __init__(self, reader: Reader, columns: Sequence[str], rows: ComposedRows) -> None:
+        self._reader, self._columns, self._rows = reader, tuple(columns), rows
+
+    _rows: ComposedRows
+
+    def _pinned(self) -> "SampleView":
+        return self
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of samples; `schema.names` lists their names."""
+        composition, table = self._rows.composition, self._reader.snapshot.schema
+        if isinstance(composition, PackedSamples):
+            token = table[composition.column]
+            kinds = {name: Tensor(str(dtype), shape) for name, (dtype, shape) in composition.shapes().items()}
+            return Schema(tuple(replace(token, name=name, kind=kinds[name], nullable=False) for name in self._columns))
+        assert isinstance(composition, WindowSamples)
+        fields = [table[name] for name in self._columns if name != ROW_ID]
+        times = {name: len(draws) for name, draws in composition.columns.items()}
+        return Schema(tuple(_with_time(field, times.get(field.name)) for field in fields))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A sample by its index; or a view of the samples of a slice, a list or a mask.
+
+        Raises `IndexError` for an index out of range.
+        """
+        if isinstance(key, str):
+            raise InvalidInputError(f"samples are read as a whole: select([{key!r}]) gives a view of one column")
+        if is_position(key):
+            return self._read([int(resolve_positions(key, len(self))[0])])[0]
+        samples = self._rows.samples
+        if isinstance(key, slice) and isinstance(samples, range):
+            chosen: range | Int64Array = samples[key]
+        else:
+            chosen = take_positions(samples, resolve_positions(key, len(self)))
+        return SampleView(self._reader, self._columns, ComposedRows(self._rows.composition, chosen))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Samples as dictionaries of arrays."""
+        for start in range(0, len(self), _BATCH):
+            yield from self._read(range(start, min(start + _BATCH, len(self))))
+
+    def select(self, columns: str | Sequence[str]) -> "SampleView":
+        """A view of some columns. Raises `NotFoundError` for an unknown column."""
+        names = [columns] if isinstance(columns, str) else list(columns)
+        return SampleView(self._reader, self._selected(names), self._rows)
+
+    def to_numpy(self) -> dict[str, Values]:
+        """All samples as one batch."""
+        return self._rows_reader().read(range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"SampleView({len(self):,} samples: {', '.join(map(str, self.schema))})"
+
+    def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
+        if isinstance(self._rows.composition, WindowSamples):
+            return super()._selected(columns)
+        names = self._columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        known = self._rows.composition.shapes() if isinstance(self._rows.composition, PackedSamples) else {}
+        for name in names:
+            if name not in known:
+                raise NotFoundError(f"packed sequences have no column {name!r}: they have {', '.join(known)}")
+        return names
+
+    def _rows_reader(self) -> RowReader:
+        return RowReader(self._reader, self._columns, self._rows, DecodeOptions(), lease=False)
+
+    def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return samples_of(self._rows_reader().read(indices), lambda array: array)
+
+
+def window_view(
+    reader: Reader,
+    columns: Sequence[str],
+    rows: range | Int64Array,
+    *,
+    length: int | None,
+    stride: int,
+    within: str | None,
+    order_by: str | None,
+    offsets: Offsets | None,
+    offsets_s: OffsetsS | None,
+    tolerance_s: float,
+    ends: str,
+) -> SampleView:
+    """See `View.windows`."""
+    by_row, by_time = _offsets(columns, length, offsets, offsets_s)
+    if not isinstance(stride, int) or stride < 1:
+        raise InvalidInputError(f"windows(stride=…) is a number of rows of at least 1, not {stride!r}")
+    if ends not in ("drop", "pad"):
+        raise InvalidInputError(f'windows(ends=…) is "drop" or "pad", not {ends!r}')
+    if by_time and order_by is None:
+        raise InvalidInputError("windows(offsets_s=…) needs order_by=…, the column with the time of each row")
+    schema = reader.snapshot.schema
+    for name in [name for name in (within, order_by) if name is not None]:
+        schema[name]
+    values = row_values(reader, sorted({name for name in (within, order_by) if name is not None}))
+    chosen = {name: _at(array, rows) for name, array in values.items()}
+    grouped = group_rows(
+        len(rows), None if within is None else chosen[within], None if order_by is None else chosen[order_by]
+    )
+    shared = np.unique(np.concatenate([[0], *map(list, by_row.values())]).astype(np.int64))
+    shared_s = np.unique(np.concatenate([[], *map(list, by_time.values())]).astype(np.float64))
+    windows = find_windows(
+        grouped,
+        stride=stride,
+        offsets=shared,
+        offsets_s=shared_s,
+        times_s=_seconds(chosen[order_by], order_by)[grouped.sequence] if by_time and order_by is not None else None,
+        tolerance_s=tolerance_s,
+        pad=ends == "pad",
+    )
+    if not len(windows) and len(rows):
+        longest = int(np.diff(grouped.bounds).max())
+        span = int(shared.max() - shared.min()) + 1
+        of = f"group of {within!r}" if within is not None else "view"
+        raise InvalidInputError(
+            f"no window fits: a window spans {span} rows{' and the times of offsets_s' if by_time else ''}, and the "
+            f'longest {of} has {longest}; take shorter windows, or ends="pad"'
+        )
+    draws = {name: np.searchsorted(shared, np.asarray(list(wanted))) for name, wanted in by_row.items()}
+    draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
+    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), ends == "pad")
+    return SampleView(reader, columns, ComposedRows(composition, range(len(windows))))
+
+
+def pack_view(
+    reader: Reader, rows: range | Int64Array, column: str, *, length: int, policy: str, eos: int | None
+) -> SampleView:
+    """See `View.pack`."""
+    if not isinstance(length, int) or length < 1:
+        raise InvalidInputError(f"pack(length=…) is a number of tokens of at least 1, not {length!r}")
+    if policy not in ("concat", "fit"):
+        raise InvalidInputError(f'pack(policy=…) is "concat" or "fit", not {policy!r}')
+    kind = reader.snapshot.schema[column].kind
+    if not isinstance(kind, Tensor) or kind.shape != (None,) or kind.element.logical.kind not in "iu":
+        raise InvalidInputError(f"column {column!r} holds {kind} and no lists of tokens: pack an integer tensor [None]")
+    dtype = kind.element.logical
+    if eos is not None and not np.can_cast(np.min_scalar_type(eos), dtype):
+        raise InvalidInputError(f"pack(eos={eos}) is not a value of {dtype}, the type of column {column!r}")
+    tokens = _at(row_values(reader, [], lengths=[column])[column], rows).astype(np.int64)
+    if isinstance(rows, range) and rows.step != 1:
+        rows = np.arange(rows.start, rows.stop, rows.step)
+    pack = pack_concat if policy == "concat" else pack_fit
+    packing = pack(tokens if eos is None else tokens + 1, length=length)
+    composition = PackedSamples(packing, rows, column, dtype, eos, tokens)
+    return SampleView(reader, list(composition.shapes()), ComposedRows(composition, range(len(composition))))
+
+
+def _at(values: np.ndarray[Any, Any], rows: range | Int64Array) -> np.ndarray[Any, Any]:
+    return values[rows.start : rows.stop : rows.step] if isinstance(rows, range) else values[rows]
+
+
+def _offsets(
+    columns: Sequence[str], length: int | None, offsets: Offsets | None, offsets_s: OffsetsS | None
+) -> tuple[dict[str, list[int]], dict[str, list[float]]]:
+    """The offsets of each column that has a time axis, in rows and in seconds."""
+    named, named_s = dict(offsets or {}), dict(offsets_s or {})
+    if length is None and not named and not named_s:
+        raise InvalidInputError("windows() needs length=…, offsets={column: rows} or offsets_s={column: seconds}")
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise InvalidInputError(f"windows(length=…) is a number of rows of at least 1, not {length!r}")
+    for name in (*named, *named_s):
+        if name not in columns:
+            raise NotFoundError(
+                f"windows() has offsets for {name!r}, which is none of the columns {', '.join(columns)}"
+            )
+        if name in named and name in named_s:
+            raise InvalidInputError(f"windows() has offsets in rows and in seconds for {name!r}: give one of them")
+        if not len(named.get(name, named_s.get(name, ()))):
+            raise InvalidInputError(f"windows() has no offsets for {name!r}: give at least one")
+    if length is not None:
+        named = {name: named.get(name, range(length)) for name in columns if name not in named_s}
+    found = {name: [int(offset) for offset in wanted] for name, wanted in named.items()}
+    if any(int(offset) != offset for wanted in named.values() for offset in wanted):
+        raise InvalidInputError("windows(offsets=…) are whole numbers of rows; use offsets_s=… for seconds")
+    return found, {name: [float(offset) for offset in wanted] for name, wanted in named_s.items()}
+
+
+def _seconds(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    """Times in seconds, relative to the first one."""
+    if values.dtype.kind not in "iufmM":
+        raise InvalidInputError(f"windows(offsets_s=…) needs times in order_by={name!r}: numbers of seconds, or times")
+    relative = values - values.min() if len(values) else values
+    return relative / np.timedelta64(1, "s") if relative.dtype.kind == "m" else relative.astype(np.float64)
+
+
+def _with_time(field: Field, times: int | None) -> Field:
+    """A column of windows."""
+    if times is None:
+        return field
+    kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
+    if isinstance(kind, Tensor) and not kind.ragged:
+        return replace(field, kind=Tensor(kind.dtype, (times, *kind.shape)))
+    if isinstance(kind, Image) and kind.shape:
+        return replace(field, kind=Tensor("uint8", (times, *kind.shape)))
+    return replace(field, kind=List(kind))
