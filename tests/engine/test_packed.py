@@ -1,6 +1,7 @@
 """Packed sequences stream like rows: every token once, on any ranks, through any resume."""
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def pieces_of(batch: dict[str, Any]) -> list[npt.NDArray[np.uint16]]:
         )
         assert ends[0] == 0
         bounds = np.unique(ends)
-        for number, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for number, (start, end) in enumerate(pairwise(bounds.tolist())):
             assert (segments[start:end] == number + 1).all()
             assert (positions[start:end] == np.arange(end - start)).all()
             found.append(tokens[start:end])

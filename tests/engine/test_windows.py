@@ -14,7 +14,7 @@ import penstock
 from penstock import BadSamples, Column, Dataset, Image, Shuffle, Tensor, Text, Workers
 from penstock.codecs import decode_images
 from penstock.engine.assembly import _decode
-from penstock.engine.planning import _composed
+from penstock.engine.planning import _shared_images
 from penstock.errors import InvalidInputError, NotFoundError, SampleError
 from penstock.storage import open_store
 from penstock.testing import CountingStore
@@ -66,7 +66,7 @@ def rows_of(numbers: npt.NDArray[np.int64], episode: Any, step: Any) -> dict[str
 
 @cache
 def robots(form: str) -> Robots:
-    """Ragged episodes: in order; or with rows of two episodes in turn, backwards, in several fragments, some deleted."""
+    """Ragged episodes: in order, or in any order in several fragments, some deleted."""
     random = np.random.default_rng(3)
     lengths = random.integers(1, 30, 18)
     episode = np.repeat(np.arange(18), lengths)
@@ -237,10 +237,13 @@ def test_windows_share_what_is_read_and_decoded(monkeypatch: pytest.MonkeyPatch)
     made.commit()
     view = made.windows(within="episode", offsets={"image": [-1, 0], "n": range(16)})
     decoded: list[int] = []
-    monkeypatch.setattr(_decode, "decode_images", lambda encoded, *rest, **options: (
-        decoded.append(len(encoded)), decode_images(encoded, *rest, **options)
-    )[1])  # fmt: skip
-    monkeypatch.setattr(_composed, "_IMAGE_CACHE_BYTES", 1 << 20)
+
+    def counted(encoded: Any, *rest: Any, **options: Any) -> Any:
+        decoded.append(len(encoded))
+        return decode_images(encoded, *rest, **options)
+
+    monkeypatch.setattr(_decode, "decode_images", counted)
+    monkeypatch.setattr(_shared_images, "_CACHE_BYTES", 1 << 20)
     shuffle = Shuffle(block_bytes=256 << 10, lanes=4, spread=4)
     store.reset()
     epochs = 3
@@ -265,8 +268,8 @@ def test_bad_calls_are_named() -> None:
     with pytest.raises(InvalidInputError, match="stride"):
         ds.windows(4, stride=0)
     with pytest.raises(InvalidInputError, match="whole numbers of rows"):
-        ds.windows(offsets={"action": [0.5]})  # type: ignore[dict-item]
+        ds.windows(offsets={"action": [0.5]})  # type: ignore[list-item]
     with pytest.raises(InvalidInputError, match="needs order_by"):
         ds.windows(offsets_s={"action": [0.5]})
-    with pytest.raises(InvalidInputError, match="'action' holds|column 'action'"):
+    with pytest.raises(InvalidInputError, match="'action'"):
         ds.windows(4, within="action")

@@ -1,5 +1,6 @@
 """Windows: no window crosses its group, and each draws the rows at its offsets."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def shuffled_order(rows: int, seed: int | None) -> npt.NDArray[Any] | None:
 def test_rows_are_ordered_by_group_and_within_it(labels: list[int], seed: int | None) -> None:
     order = shuffled_order(len(labels), seed)
     grouped = group_rows(len(labels), np.array(labels), order)
-    parts = [grouped.sequence[a:b].tolist() for a, b in zip(grouped.bounds, grouped.bounds[1:], strict=False)]
+    parts = [grouped.sequence[a:b].tolist() for a, b in pairwise(grouped.bounds.tolist())]
     assert parts == model_groups(labels, order)
 
 
@@ -69,8 +70,8 @@ def test_windows_draw_the_rows_of_the_model(labels: list[int], offsets: list[int
             wanted = [anchor + offset for offset in offsets]
             drawn = [rows[min(max(at, 0), len(rows) - 1)] for at in wanted]
             expected.append((drawn, [not 0 <= at < len(rows) for at in wanted]))
-    drawn, padding = windows.draw(np.arange(len(windows)))
-    assert list(zip(drawn.tolist(), padding.tolist(), strict=True)) == expected
+    rows_drawn, padding = windows.draw(np.arange(len(windows)))
+    assert list(zip(rows_drawn.tolist(), padding.tolist(), strict=True)) == expected
     assert pad or not padding.any()
 
 

@@ -7,6 +7,7 @@ from penstock.dataset._maintenance import compact, vacuum
 from penstock.dataset._open import create, delete, exists, load, resolve_uri, verify
 from penstock.dataset._preview import BlobPreview, preview_rows
 from penstock.dataset._refs import Branches, RefMapping, Tags
+from penstock.dataset._samples import SampleView
 from penstock.dataset._view import ColumnView, View
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Dataset",
     "IngestResult",
     "RefMapping",
+    "SampleView",
     "SourceLocation",
     "Summary",
     "TableDiff",

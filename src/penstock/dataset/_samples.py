@@ -1,8 +1,8 @@
 """Views of samples that are composed of rows: windows and packed sequences."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -113,28 +113,37 @@ class SampleView(Streaming):
         return samples_of(self._rows_reader().read(indices), lambda array: array)
 
 
-def window_view(
-    reader: Reader,
-    columns: Sequence[str],
-    rows: range | Int64Array,
-    *,
-    length: int | None,
-    stride: int,
-    within: str | None,
-    order_by: str | None,
-    offsets: Offsets | None,
-    offsets_s: OffsetsS | None,
-    tolerance_s: float,
-    ends: str,
-) -> SampleView:
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """What a user can choose about windows; see `View.windows`. Raises `InvalidInputError` for values out of range."""
+
+    length: int | None
+    stride: int
+    within: str | None
+    order_by: str | None
+    offsets: Offsets | None
+    offsets_s: OffsetsS | None
+    tolerance_s: float
+    ends: Literal["drop", "pad"]
+
+    def __post_init__(self) -> None:
+        if not self.length and not self.offsets and not self.offsets_s:
+            raise InvalidInputError("windows() needs length=…, offsets={column: rows} or offsets_s={column: seconds}")
+        for name, value in (("length", self.length), ("stride", self.stride)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidInputError(f"windows({name}=…) is a number of rows of at least 1, not {value!r}")
+        if self.ends not in ("drop", "pad"):
+            raise InvalidInputError(f'windows(ends=…) is "drop" or "pad", not {self.ends!r}')
+        if self.offsets_s and self.order_by is None:
+            raise InvalidInputError("windows(offsets_s=…) needs order_by=…, the column with the time of each row")
+        if not self.tolerance_s >= 0:
+            raise InvalidInputError(f"windows(tolerance_s=…) is a number of seconds from 0 on, not {self.tolerance_s}")
+
+
+def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array, options: WindowOptions) -> SampleView:
     """See `View.windows`."""
-    by_row, by_time = _offsets(columns, length, offsets, offsets_s)
-    if not isinstance(stride, int) or stride < 1:
-        raise InvalidInputError(f"windows(stride=…) is a number of rows of at least 1, not {stride!r}")
-    if ends not in ("drop", "pad"):
-        raise InvalidInputError(f'windows(ends=…) is "drop" or "pad", not {ends!r}')
-    if by_time and order_by is None:
-        raise InvalidInputError("windows(offsets_s=…) needs order_by=…, the column with the time of each row")
+    within, order_by, pad = options.within, options.order_by, options.ends == "pad"
+    by_row, by_time = _offsets(columns, options)
     schema = reader.snapshot.schema
     for name in [name for name in (within, order_by) if name is not None]:
         schema[name]
@@ -147,12 +156,12 @@ def window_view(
     shared_s = np.unique(np.concatenate([[], *map(list, by_time.values())]).astype(np.float64))
     windows = find_windows(
         grouped,
-        stride=stride,
+        stride=options.stride,
         offsets=shared,
         offsets_s=shared_s,
         times_s=_seconds(chosen[order_by], order_by)[grouped.sequence] if by_time and order_by is not None else None,
-        tolerance_s=tolerance_s,
-        pad=ends == "pad",
+        tolerance_s=options.tolerance_s,
+        pad=pad,
     )
     if not len(windows) and len(rows):
         longest = int(np.diff(grouped.bounds).max())
@@ -164,7 +173,7 @@ def window_view(
         )
     draws = {name: np.searchsorted(shared, np.asarray(list(wanted))) for name, wanted in by_row.items()}
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
-    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), ends == "pad")
+    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad)
     return SampleView(reader, columns, ComposedRows(composition, range(len(windows))))
 
 
@@ -195,15 +204,9 @@ def _at(values: np.ndarray[Any, Any], rows: range | Int64Array) -> np.ndarray[An
     return values[rows.start : rows.stop : rows.step] if isinstance(rows, range) else values[rows]
 
 
-def _offsets(
-    columns: Sequence[str], length: int | None, offsets: Offsets | None, offsets_s: OffsetsS | None
-) -> tuple[dict[str, list[int]], dict[str, list[float]]]:
+def _offsets(columns: Sequence[str], options: WindowOptions) -> tuple[dict[str, list[int]], dict[str, list[float]]]:
     """The offsets of each column that has a time axis, in rows and in seconds."""
-    named, named_s = dict(offsets or {}), dict(offsets_s or {})
-    if length is None and not named and not named_s:
-        raise InvalidInputError("windows() needs length=…, offsets={column: rows} or offsets_s={column: seconds}")
-    if length is not None and (not isinstance(length, int) or length < 1):
-        raise InvalidInputError(f"windows(length=…) is a number of rows of at least 1, not {length!r}")
+    named, named_s, length = dict(options.offsets or {}), dict(options.offsets_s or {}), options.length
     for name in (*named, *named_s):
         if name not in columns:
             raise NotFoundError(

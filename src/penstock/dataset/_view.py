@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, pack_view, window_view
+from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
 from penstock.dataset._streaming import Streaming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
@@ -125,11 +125,11 @@ class View(Streaming):
         Raises `NotFoundError` for an unknown column, and `InvalidInputError` if no window fits.
         """
         view = self._pinned()
-        return window_view(
-            view._reader, view._columns, view._rows,
+        options = WindowOptions(
             length=length, stride=stride, within=within, order_by=order_by,
             offsets=offsets, offsets_s=offsets_s, tolerance_s=tolerance_s, ends=ends,
         )  # fmt: skip
+        return window_view(view._reader, view._columns, view._rows, options)
 
     def pack(
         self, column: str, length: int, policy: Literal["concat", "fit"] = "concat", eos: int | None = None

@@ -13,6 +13,7 @@ from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection
 from penstock.engine.window import on_device, reads_into_batch
 from penstock.engine.workers import PipelineOptions, WorkerCounts, choose_workers, worker_formatter
+from penstock.format import Field
 from penstock.plan import LaneShare, RankPartitioner, ShuffleLayout
 from penstock.types import cached_property
 
@@ -120,7 +121,7 @@ class LoaderSizing:
             cache_pages=self._caches_pages,
             threads=self._num_threads,
             builders=self._num_builders,
-            image_cache_bytes=self._image_cache_bytes // processes,
+            image_cache_bytes=min(self._image_cache_need, self.budget_bytes // 4) // processes,
             fetch_threads=-(-_MAX_FETCHERS // processes),
         )
 
@@ -173,12 +174,8 @@ class LoaderSizing:
     @property
     def _image_cache_need(self) -> int:
         """Bytes of decoded images that windows share, at a time."""
-        lanes = self._partitioner.lanes_per_rank
-        return self._selection.image_cache_bytes(lanes) if self.accelerator is None else 0
-
-    @property
-    def _image_cache_bytes(self) -> int:
-        return min(self._image_cache_need, self.budget_bytes // 4)
+        shared = self._selection.shared_images if self.accelerator is None else None
+        return 0 if shared is None else shared.cache_bytes(self._partitioner.lanes_per_rank)
 
     @property
     def _batch_bytes(self) -> int:
@@ -190,15 +187,19 @@ class LoaderSizing:
         selection = self._selection
         size = selection.largest_rows_bytes(self._options.batch_size) / self._options.batch_size
         if selection.composition is not None:
-            size = sum(selection.values_per_row(known) * selection.average_bytes(known) for known in selection.fields)
+            size = sum(self._values_per_sample(known) * selection.average_bytes(known) for known in selection.fields)
             size *= max(1, len(self._layout.names) / max(1, len(selection.names)))  # derived columns
         for known in selection.fields:
             shape = self._options.decode.image_shape(known)
             if shape is not None and counts(shape):
                 pixels = shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
                 # encoded images stay in the window
-                size += selection.values_per_row(known) * (pixels - selection.average_bytes(known))
+                size += self._values_per_sample(known) * (pixels - selection.average_bytes(known))
         return round(self._options.batch_size * max(1.0, size))
+
+    def _values_per_sample(self, known: Field) -> float:
+        composition = self._selection.composition
+        return 1.0 if composition is None else composition.values_per_sample(known.name)
 
     @property
     def _spans_at_once(self) -> int:
@@ -258,7 +259,7 @@ class LoaderSizing:
             window_rows=0 if scattered else self._window_rows,
             window_bytes=0 if scattered else self._window_need,
             device_row_bytes=0 if scattered else sum(c.row_bytes for c in self._layout.fixed if on_device(c)),
-            cache_bytes=self._image_cache_bytes
+            cache_bytes=min(self._image_cache_need, self.budget_bytes // 4)
             + (self._light_bytes * max(1, self.workers.processes) if self._caches_pages else 0),
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,

@@ -11,7 +11,7 @@ from penstock.engine.assembly._collate import Allocators, BadRows, Collator, Win
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.planning import CU_SEQLENS, SEGMENT_IDS, Layout, PackedSamples, Span
 from penstock.engine.window import Window
-from penstock.table import Int64Array, RandomRowReader, Reader
+from penstock.table import Int64Array, RandomRowReader, RawColumn, Reader
 
 
 class PackedCollator(Collator):
@@ -23,8 +23,10 @@ class PackedCollator(Collator):
 
     def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
         assert span.samples is not None
-        documents = WindowRows.of(span, window).encoded(self._composition.column, as_bytes)
-        assert documents is not None
+        located = WindowRows.of(span, window)
+        documents = located.encoded(self._composition.column, as_bytes)
+        if documents is None:  # some are blobs
+            documents = self._documents(located.raw_column(self._composition.column))
         return self._pack(span.samples.numbers, documents, empty), {}
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:  # noqa: ARG002
@@ -32,9 +34,13 @@ class PackedCollator(Collator):
         drawn = self._composition.draw(positions).positions
         rising, inverse = np.unique(drawn, return_inverse=True)
         cells = self._reader.raw_columns(self._layout.fields, [rising])[0][self._composition.column]
+        documents = self._documents(cells)
+        return self._pack(positions, [documents[index] for index in inverse.tolist()], lambda _: np.empty), {}
+
+    def _documents(self, cells: RawColumn) -> list[memoryview | None]:
+        """The bytes of each document; None if it could not be read."""
         values = self._reader.decode(self._layout.fields[0], cells).values
-        flat = [as_bytes(np.ascontiguousarray(value).data) for value in values]
-        return self._pack(positions, [flat[index] for index in inverse.tolist()], lambda _: np.empty), {}
+        return [None if value is None else as_bytes(np.ascontiguousarray(value).data) for value in values]
 
     def _pack(self, sequences: Int64Array, documents: Sequence[Any], empty: Allocators) -> Columns:
         composition, length = self._composition, self._composition.packing.length
@@ -79,7 +85,7 @@ class PackedCollator(Collator):
             documents, (starts * size).tolist(), (stored * size).tolist(), (places * size).tolist(), strict=True
         )
         for document, start, end, place in copies:
-            if end > start:
+            if end > start and document is not None:
                 memory[place : place + end - start] = document[start:end]
 
     def _write_ids(

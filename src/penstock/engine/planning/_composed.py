@@ -8,8 +8,8 @@ import numpy as np
 from penstock.engine.planning._blocks import Block, PlannedBlock, PlannedSamples, SampleBlock
 from penstock.engine.planning._samples import ComposedRows, Composition, Rows, WindowSamples, digest_of
 from penstock.engine.planning._selection import Parts, Selection, sorted_rows
-from penstock.format import Field, value_kind
-from penstock.format.kinds import Image
+from penstock.engine.planning._shared_images import shared_images
+from penstock.format import Field
 from penstock.plan import Epoch, ShuffleLayout
 from penstock.table import Int64Array, Reader, take_positions
 from penstock.types import cached_property
@@ -19,12 +19,6 @@ _HEAVY_BYTES = 4 << 10
 _FIRST_READ_BYTES = 1 << 20
 _OVERLAP = 1.2
 """Bytes in the window relative to those of the rows, because blocks share rows."""
-_MIN_RUN, _RUN_REACHES = 8, 4
-"""Least windows of a run, and its length relative to the rows that a window reaches over."""
-_MAX_JITTER = 4096
-_IMAGE_CACHE_BYTES, _CACHE_SLACK = 192 << 20, 1.25
-_DECODED_RATIO = 12.0
-"""Bytes of a decoded image relative to its file, if its shape is unknown."""
 
 
 class ComposedSelection(Selection):
@@ -34,10 +28,13 @@ class ComposedSelection(Selection):
         composition = rows.composition
         super().__init__(reader, composition.stored_columns(names), composition.rows, shuffled=True)
         self.composition: Composition = composition
+        self.rows_per_sample = composition.rows_per_sample
         self._base = Selection(reader, self.names, composition.rows, shuffled=True)
         self._delivered, self._all_samples = tuple(names), rows.samples
         consecutive = isinstance(rows.samples, range) and rows.samples.step == 1
         self._samples = rows.samples if consecutive else sorted_rows(rows.samples, shuffled)
+        if isinstance(composition, WindowSamples):
+            self.shared_images = shared_images(composition, self.fields, self._base.average_bytes)
 
     def __len__(self) -> int:
         return len(self._all_samples)
@@ -67,50 +64,6 @@ class ComposedSelection(Selection):
     def coarse(self) -> bool:
         return False
 
-    def runs(self, lanes: int) -> tuple[int, int]:
-        """Windows that share images stay so near each other that decoded images can be cached."""
-        if self._run <= 1:
-            return 1, 0
-        jitter = round(_IMAGE_CACHE_BYTES / (lanes * self._image_bytes))
-        return self._run, min(max(jitter, 2 * self._run), _MAX_JITTER)
-
-    def image_cache_bytes(self, lanes: int) -> int:
-        """Bytes of a cache that holds decoded images until the windows that share them have been built."""
-        run, jitter = self.runs(lanes)
-        return round(_CACHE_SLACK * lanes * (run + jitter) * self._image_bytes) if jitter else 0
-
-    @cached_property
-    def _shared_images(self) -> list[Field]:
-        """Columns whose images several windows need."""
-        composition = self.composition
-        if not isinstance(composition, WindowSamples):
-            return []
-        step = self.rows_per_sample
-        images = [field for field in self.fields if isinstance(value_kind(field.kind), Image)]
-        return [field for field in images if len(composition.columns.get(field.name, ())) > step]
-
-    @property
-    def _run(self) -> int:
-        """Windows of a run: so many that few images are needed by two runs."""
-        assert isinstance(self.composition, WindowSamples) or not self._shared_images
-        reaches = [self.composition.reach(field.name) for field in self._shared_images]  # type: ignore[attr-defined]
-        return max((max(_MIN_RUN, round(_RUN_REACHES * reach / self.rows_per_sample)) for reach in reaches), default=1)
-
-    @property
-    def _image_bytes(self) -> float:
-        """Approximate bytes of the decoded images that a window adds to those before."""
-        size = 0.0
-        for field in self._shared_images:
-            shape = getattr(value_kind(field.kind), "shape", None)
-            each = float(np.prod(shape)) if shape else _DECODED_RATIO * self._base.average_bytes(field)
-            size += each * min(self.rows_per_sample, self.composition.values_per_sample(field.name))
-        return max(1.0, size)
-
-    @cached_property
-    def rows_per_sample(self) -> float:
-        """Rows of the table for each sample: about one for windows of any length, one row apart."""
-        return len(self.composition.rows) / max(1, len(self.composition))
-
     @cached_property
     def row_bytes(self) -> float:
         return max(1.0, self._base.row_bytes * self.rows_per_sample)
@@ -130,9 +83,6 @@ class ComposedSelection(Selection):
     def largest_rows_bytes(self, count: float) -> float:
         return max(count, _OVERLAP * self._base.largest_rows_bytes(count * self.rows_per_sample))
 
-    def values_per_row(self, field: Field) -> float:
-        return self.composition.values_per_sample(field.name)
-
     def parts(self, epoch: Epoch, section: int) -> Parts:  # noqa: ARG002
         return Parts(np.zeros(1, np.int64), self.section_rows)
 
@@ -142,12 +92,9 @@ class ComposedSelection(Selection):
         ends = np.arange(1, count + 1) * len(self._samples) // count
         clean = self.composition.boundaries
         if clean is not None:  # samples on both sides of another place would share rows
-            ends = np.unique(np.searchsorted(self._samples, clean[np.searchsorted(clean, self._nth(ends - 1) + 1)]))
+            last = take_positions(self._samples, ends - 1)
+            ends = np.unique(np.searchsorted(self._samples, clean[np.searchsorted(clean, last + 1)]))
         return [SampleBlock(self._samples[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
-
-    def _nth(self, indices: Int64Array) -> Int64Array:
-        assert self._samples is not None
-        return take_positions(self._samples, indices)
 
     def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # type: ignore[override]  # noqa: ARG002
         yield block

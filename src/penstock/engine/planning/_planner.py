@@ -117,7 +117,8 @@ class Planner:
         shuffle = self._order.shuffle
         reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self._order.shuffled else 0
         lanes = min(shuffle.lanes, max(1, self._order.rows))
-        run, jitter = self._selection.runs(lanes)
+        shared = self._selection.shared_images
+        run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(lanes))
         return Epoch(
             self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter
         )

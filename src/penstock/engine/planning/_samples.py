@@ -42,6 +42,11 @@ class Composition(Protocol):
         """A digest of everything that determines the samples."""
 
     @property
+    def rows_per_sample(self) -> float:
+        """Rows of the table for each sample: about one for windows of any length that start one row apart."""
+        return len(self.rows) / max(1, len(self))
+
+    @property
     @abstractmethod
     def boundaries(self) -> Int64Array | None:
         """Numbers of samples that share no rows with the later ones, the number of all included; None for any."""
@@ -182,7 +187,7 @@ class PackedSamples(Composition):
         return Draws(take_positions(self.rows, self.packing.documents[pieces]), offsets)
 
     def values_per_sample(self, name: str) -> float:  # noqa: ARG002
-        return len(self.rows) / max(1, len(self))
+        return self.rows_per_sample
 
     def draws_of(self, names: Sequence[str]) -> Int64Array | None:  # noqa: ARG002
         return None

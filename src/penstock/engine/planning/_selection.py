@@ -15,6 +15,7 @@ from penstock.engine.planning._blocks import Block, Planned, PlannedBlock
 from penstock.engine.planning._columns import fixed_column
 from penstock.engine.planning._row_sizes import Floats, RowSizes, leaf_sizes
 from penstock.engine.planning._samples import Composition
+from penstock.engine.planning._shared_images import SharedImages
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
 from penstock.plan import Epoch, ShuffleLayout, split_blocks
@@ -45,6 +46,9 @@ class Selection:
     def __init__(self, reader: Reader, names: Sequence[str], rows: range | Int64Array, *, shuffled: bool) -> None:
         self.reader, self.names = reader, tuple(names)
         self.composition: Composition | None = None
+        self.rows_per_sample = 1.0
+        """Rows that are read for each row of a batch."""
+        self.shared_images: SharedImages | None = None
         self.fields = [reader.snapshot.schema[name] for name in names if name != ROW_ID]
         self._requested = rows
         self.rows = rows if isinstance(rows, range) and rows.step == 1 else sorted_rows(rows, shuffled)
@@ -136,10 +140,6 @@ class Selection:
         """Approximate bytes of a value of one column in memory."""
         return self._memory_sizes.average(field.id)
 
-    def values_per_row(self, field: Field) -> float:  # noqa: ARG002
-        """How many values of a column a row of a batch has."""
-        return 1.0
-
     def largest_rows_bytes(self, count: float) -> float:
         """Approximate bytes in memory of the `count` largest rows, over all selected columns."""
         return max(count, self._memory_sizes.largest(count))
@@ -156,17 +156,6 @@ class Selection:
     def block_rows(self, block_bytes: int) -> int:
         """Approximate rows of a block."""
         return max(1, round(block_bytes / self.heavy_row_bytes))
-
-    rows_per_sample = 1.0
-    """Rows that are read for each row of a batch."""
-
-    def runs(self, lanes: int) -> tuple[int, int]:  # noqa: ARG002
-        """How many consecutive rows stay near each other in a lane, and how near, in rows of the lane."""
-        return 1, 0
-
-    def image_cache_bytes(self, lanes: int) -> int:  # noqa: ARG002
-        """Bytes of decoded images that are worth caching."""
-        return 0
 
     @property
     def coarse(self) -> bool:
