@@ -12,10 +12,12 @@ The contract; if the code disagrees with this list, the code is wrong:
   lease after its ref or commit exists. Therefore vacuum reads leases before refs, and refs before the log.
 - What the first phase retained is not deleted, even if its tag or lease has gone since: it was not marked.
 - A marked version stays expired, even if the vacuum dies.
+- Row indexes are derived from other objects, so no version needs them: those of deleted versions are deleted. The
+  newest of a column remains while a retained version has the column, because it serves all versions with its files.
 - All times are the store's.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -89,8 +91,9 @@ class Vacuum:
             expired = [commit for commit in expired if commit.snapshot.id not in retained]
             self._mark_expired(key, expired)
         self.progress("finding the objects in use")
-        reachable = self._reachable(commit for commit in commits.values() if commit.snapshot.id in retained)
-        garbage = self._garbage(reachable, self._reachable(expired) - reachable, now_s)
+        live = [commit for commit in commits.values() if commit.snapshot.id in retained]
+        reachable = self._reachable(live)
+        garbage = self._garbage(reachable, self._reachable(expired) - reachable, now_s) + self._stale_indexes(live)
         if not dry_run:
             self.progress(f"deleting {len(garbage)} objects")
             discard(self.store, [key for key, _ in garbage])
@@ -136,11 +139,10 @@ class Vacuum:
 
     def _reachable(self, commits: Iterable[Commit]) -> set[str]:
         """Keys of all objects that these versions refer to, as far as their metadata still exists."""
-        refs = {commit.snapshot.id: commit.snapshot for commit in commits}
-        snapshots = thread_map(self._snapshot, list(refs.values()), max_workers=_READERS)
-        keys = {ref.key for ref in refs.values()}
+        refs = {commit.snapshot for commit in commits}
+        keys = {ref.key for ref in refs}
         tree = Tree(self.store)
-        existing = [snapshot for snapshot in snapshots if snapshot is not None]
+        existing = self._snapshots(refs)
         keys.update(one.key for snapshot in existing for manifests in snapshot.sources.values() for one in manifests)
         nodes = {node.id: node for snapshot in existing for node in snapshot.nodes}
         while nodes:
@@ -157,6 +159,11 @@ class Vacuum:
             nodes = {id: node for id, node in below.items() if node.key not in keys}
         return keys
 
+    def _snapshots(self, refs: Iterable[SnapshotRef]) -> list[Snapshot]:
+        """The snapshots that still exist."""
+        found = thread_map(self._snapshot, list(refs), max_workers=_READERS)
+        return [snapshot for snapshot in found if snapshot is not None]
+
     def _snapshot(self, ref: SnapshotRef) -> Snapshot | None:
         with suppress(NotFoundError):
             return decode_snapshot(ref, self.store.get(ref.key), f"{self.store.uri}/{ref.key}")
@@ -171,6 +178,19 @@ class Vacuum:
             for item in list_objects(self.store, prefix)
             if item.key not in reachable and (item.key in expired or item.modified_s < orphaned_before_s)
         ]
+
+    def _stale_indexes(self, live: Sequence[Commit]) -> list[tuple[str, int]]:
+        """Keys and sizes of the row indexes to delete."""
+        refs = {commit.snapshot.id: commit.snapshot for commit in live}
+        items = sorted(list_objects(self.store, "index/"), key=lambda item: item.modified_s)
+        stale = {item.key: item.size for item in items if _index_names(item.key)[1] not in refs}
+        newest = {item.key.rpartition("/")[0]: item.key for item in items}
+        if serving := stale.keys() & newest.values():
+            columns = {f"{one.id:016x}" for snapshot in self._snapshots(refs.values()) for one in snapshot.schema}
+            for key in serving:
+                if _index_names(key)[0] in columns:
+                    del stale[key]
+        return list(stale.items())
 
 
 @contextmanager
@@ -212,6 +232,12 @@ def check_not_expired(store: Store, *commits: Commit) -> None:
             store.head(commit.snapshot.key)
         except NotFoundError:
             raise expired_error(store, commit) from None
+
+
+def _index_names(key: str) -> tuple[str, str]:
+    """The field id and the snapshot id in the key of a row index."""
+    _, _, folder, name = key.split("/")
+    return folder.partition("-")[0], name.removesuffix(".arrow")
 
 
 def _load(tree: Tree, node: Node) -> Manifest | None:
