@@ -108,7 +108,7 @@ operations = st.lists(
 
 
 @given(operations)
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_values_are_those_of_the_columns_after_any_history(history: list[tuple[str, int, bool]]) -> None:
     store = open_store("memory://")
     ds, side = table(store, 12), None
@@ -244,6 +244,17 @@ def test_a_small_column_has_no_index(large_table: CountingStore) -> None:
     large_table.reset()
     found(ds, ["episode"], [])
     assert large_table.requests["list"] == large_table.requests["put"] == 0
+
+
+def test_arrays_over_the_limit_are_not_held(large_table: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = penstock.load(large_table)
+    bytes_read(large_table, ds)
+    monkeypatch.setattr("penstock.table._row_index._CACHE_BYTES", LARGE_ROWS * 8 - 1)
+    found(ds, [], ["tokens"])
+    assert bytes_read(large_table, ds) > 0
+    monkeypatch.setattr("penstock.table._row_index._CACHE_BYTES", LARGE_ROWS * 8)
+    found(ds, [], ["tokens"])
+    assert bytes_read(large_table, ds) == 0
 
 
 def test_uncommitted_changes_are_not_indexed() -> None:

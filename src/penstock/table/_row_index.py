@@ -36,8 +36,10 @@ from penstock.table._read import Reader
 _MIN_BYTES = 1 << 20
 """An index is written if this many bytes were read to complete it: fewer are read as quickly without one."""
 _MAX_CANDIDATES = 4
+"""Stored indexes to read: branches with files of their own have one each."""
 _PREFETCH = Prefetch(4, 64 << 20)
 _CACHE_BYTES = 256 << 20
+"""Arrays to hold for each open table, so that repeated calls read nothing."""
 
 _Cache = dict[tuple[tuple[Node, ...], "_Column"], npt.NDArray[Any]]
 
@@ -63,9 +65,9 @@ def row_values(reader: Reader, columns: Sequence[str], *, lengths: Sequence[str]
 
 
 def _evict(cache: _Cache) -> None:
-    """Drop the oldest arrays; the newest one always stays."""
+    """Drop the oldest arrays until the rest fits."""
     size = sum(values.nbytes for values in list(cache.values()))
-    for key in list(cache)[:-1]:
+    for key in list(cache):
         if size <= _CACHE_BYTES:
             return
         dropped = cache.pop(key, None)
