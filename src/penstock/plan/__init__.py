@@ -7,6 +7,7 @@ from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
+from penstock.plan._splits import Splits
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
 
@@ -24,6 +25,7 @@ __all__ = [
     "ShuffleLayout",
     "ShuffleQuality",
     "SpanSteps",
+    "Splits",
     "derive_key",
     "expected_blocks",
     "random_u64",
