@@ -54,7 +54,8 @@ def _check_groups(keys: Int64Array, strata: Int64Array, problem: str) -> None:
 
 def _read_keys(reader: Reader, name: str, rows: range | Int64Array) -> Int64Array:
     """One integer for each row, equal for equal values; a column is read in parts."""
-    groups = (np.asarray(rows[start : start + _READ_ROWS], np.int64) for start in range(0, len(rows), _READ_ROWS))
+    starts = range(0, len(rows), _READ_ROWS)
+    groups = (take_positions(rows, np.arange(start, min(start + _READ_ROWS, len(rows)))) for start in starts)
     parts = read_ahead(lambda group: _keys(reader.arrow([name], group)[name]), groups, prefetch=Prefetch(4))
     return np.concatenate([np.zeros(0, np.int64), *parts])
 

@@ -20,7 +20,7 @@ from penstock.device import DeviceOptions
 from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Workers
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
-from penstock.table import ROW_ID, Int64Array, Reader
+from penstock.table import ROW_ID, Int64Array, Reader, without_quarantined
 
 if TYPE_CHECKING:
     from penstock.adapters.jax import Sharding
@@ -146,7 +146,7 @@ class Streaming:
             dataset: RowDataset = adapter.row_dataset(
                 view._reader,
                 view._selected(columns),
-                view._rows,
+                without_quarantined(view._reader, view._rows),
                 decode=DecodeOptions(decode, image_size),
                 transform=transform,
             )
@@ -243,7 +243,7 @@ class Streaming:
         return {
             "reader": view._reader,
             "names": view._selected(given["columns"]),
-            "rows": view._rows,
+            "rows": without_quarantined(view._reader, view._rows),
             "options": loader_options(given, batch_size=batch_size, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),

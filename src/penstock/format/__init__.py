@@ -38,6 +38,7 @@ from penstock.format._manifest import (
     node_for,
     open_manifest,
 )
+from penstock.format._quarantine import QuarantineRef, decode_quarantine, encode_quarantine
 from penstock.format._schema import (
     MAX_INLINE_BYTES,
     Column,
@@ -81,6 +82,7 @@ __all__ = [
     "Manifest",
     "Node",
     "PageDecoder",
+    "QuarantineRef",
     "Schema",
     "SchemaLike",
     "Snapshot",
@@ -97,12 +99,14 @@ __all__ = [
     "decode_fragments",
     "decode_hint",
     "decode_manifest",
+    "decode_quarantine",
     "decode_sealed",
     "decode_snapshot",
     "decoding",
     "encode_file",
     "encode_hint",
     "encode_manifest",
+    "encode_quarantine",
     "encode_snapshot",
     "from_json",
     "hint_key",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from penstock.errors import UnsupportedFormatError
 from penstock.format._checksum import crc32c
 from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, snapshot_key
 from penstock.format._manifest import Node, decode_nodes
+from penstock.format._quarantine import QuarantineRef
 from penstock.format._schema import Field, Schema
 from penstock.format._sealed import from_json, load_json
 from penstock.types import Buffer
@@ -19,7 +20,8 @@ INGEST_SCHEMA = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", 
 """The columns of an ingest manifest."""
 _NODE = tuple(member.name for member in fields(Node))
 _READ_FEATURES: frozenset[str] = frozenset()
-_WRITE_FEATURES: frozenset[str] = frozenset({"single-writer"})
+_QUARANTINE = "quarantine"
+_WRITE_FEATURES: frozenset[str] = frozenset({"single-writer", _QUARANTINE})
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,14 @@ class Snapshot:
     """Descriptions of search indexes; preserved unchanged by writers that do not know them."""
     sources: Mapping[str, tuple[IngestManifest, ...]] = field(default_factory=dict)
     """Ingest manifests by source URI."""
+    quarantine: QuarantineRef | None = None
+    """The list of rows that loaders leave out."""
+
+    def with_quarantine(self, ref: QuarantineRef | None) -> "Snapshot":
+        """This snapshot with another list; a writer that does not know lists must not write the next version."""
+        write = tuple(name for name in self.features.write if name != _QUARANTINE)
+        features = replace(self.features, write=write if ref is None else (*write, _QUARANTINE))
+        return replace(self, quarantine=ref, features=features)
 
     @property
     def live(self) -> int:
@@ -128,6 +138,8 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
         "indexes": list(snapshot.indexes),
         "sources": {uri: [asdict(manifest) for manifest in found] for uri, found in snapshot.sources.items()},
     }
+    if snapshot.quarantine is not None:
+        document["quarantine"] = asdict(snapshot.quarantine)
     data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return SnapshotRef(id, len(data), crc32c(data)), data
 
@@ -156,3 +168,4 @@ class _Members:
     claims: int
     indexes: tuple[Mapping[str, Any], ...]
     sources: Mapping[str, tuple[IngestManifest, ...]] = field(default_factory=dict)
+    quarantine: QuarantineRef | None = None
