@@ -38,7 +38,6 @@ from penstock.format._manifest import (
     node_for,
     open_manifest,
 )
-from penstock.format._quarantine import QuarantineRef, decode_quarantine, encode_quarantine
 from penstock.format._schema import (
     MAX_INLINE_BYTES,
     Column,
@@ -54,7 +53,17 @@ from penstock.format._schema import (
     value_kind,
 )
 from penstock.format._sealed import decode_sealed, from_json, load_json, seal, unseal
-from penstock.format._snapshot import Features, IngestManifest, Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
+from penstock.format._snapshot import (
+    Features,
+    IngestManifest,
+    QuarantineRef,
+    Snapshot,
+    SnapshotRef,
+    decode_quarantine,
+    decode_snapshot,
+    encode_quarantine,
+    encode_snapshot,
+)
 
 __all__ = [
     "BLOB_BLOCK_BYTES",

@@ -5,19 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.errors import UnsupportedFormatError
 from penstock.format._checksum import crc32c
-from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, snapshot_key
+from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, quarantine_key, snapshot_key
 from penstock.format._manifest import Node, decode_nodes
-from penstock.format._quarantine import QuarantineRef
 from penstock.format._schema import Field, Schema
 from penstock.format._sealed import from_json, load_json
 from penstock.types import Buffer
 
 INGEST_SCHEMA = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
 """The columns of an ingest manifest."""
+_QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("reason", pa.string())])
 _NODE = tuple(member.name for member in fields(Node))
 _READ_FEATURES: frozenset[str] = frozenset()
 _QUARANTINE = "quarantine"
@@ -74,6 +75,19 @@ class IngestManifest:
                 raise ValueError("an object has no key or no size")
             columns = (files[name].to_pylist() for name in INGEST_SCHEMA.names)
             return list(zip(*columns, strict=True)), load_json(table.schema.metadata[b"about"])
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRef:
+    """A reference to a quarantine list, as stored in a snapshot."""
+
+    id: str
+    length: int
+    crc: int
+
+    @property
+    def key(self) -> str:
+        return quarantine_key(self.id)
 
 
 @dataclass(frozen=True)
@@ -158,6 +172,33 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
             features=features,
             **vars(from_json(_Members, document)),
         )
+
+
+def encode_quarantine(id: str, reasons: Mapping[int, str]) -> tuple[QuarantineRef, bytes]:
+    """Encode the reasons by row id, and return the reference for the snapshot."""
+    ids = sorted(reasons)
+    columns = [pa.array(ids, pa.int64()), pa.array([reasons[id] for id in ids], pa.string())]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _QUARANTINE_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_QUARANTINE_SCHEMA))
+    data: bytes = sink.getvalue().to_pybytes()
+    return QuarantineRef(id, len(data), crc32c(data)), data
+
+
+def decode_quarantine(ref: QuarantineRef, data: Buffer, where: str) -> dict[int, str]:
+    """Verify and decode: the reasons by row id, ascending. Raises `CorruptError`."""
+    if len(data) != ref.length or crc32c(data) != ref.crc:
+        raise corrupt_error(where, "its checksum does not match its snapshot")
+    with decoding(where):
+        table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+        table.validate(full=True)
+        rows = table.select(_QUARANTINE_SCHEMA.names).cast(_QUARANTINE_SCHEMA)
+        if rows["row_id"].null_count or rows["reason"].null_count:
+            raise ValueError("a row has no id or no reason")
+        ids = rows["row_id"].to_numpy()
+        if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
+            raise ValueError("row ids do not ascend from 0")
+        return dict(zip(ids.tolist(), rows["reason"].to_pylist(), strict=True))
 
 
 @dataclass(frozen=True)

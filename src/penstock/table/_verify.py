@@ -94,7 +94,7 @@ class Verifier:
         gone = expired - {key.rpartition("/")[2] for key in self._keys("snapshots/")}
         self._check_files(*self._check_snapshots([c.snapshot for c in commits if c.snapshot.id not in gone]))
         if info is not None:
-            self._list_quarantined(info, commits)
+            self._report.quarantined = _quarantined_by_branch(self._store, info, commits)
         return self._report
 
     def _keys(self, prefix: str) -> list[str]:
@@ -113,40 +113,23 @@ class Verifier:
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
         """Check snapshots; returns a schema of all their fields, and their top nodes."""
-        fields, nodes, ingests, quarantines = {}, {}, {}, {}
+        fields, nodes = {}, {}
+        lists: set[IngestManifest | QuarantineRef] = set()
         for snapshot in thread_map(self._check_snapshot, list(dict.fromkeys(refs)), max_workers=_WORKERS):
             if snapshot is not None:
                 fields.update({known.id: known for known in snapshot.schema.fields})
                 nodes.update(dict.fromkeys(snapshot.nodes))
-                ingests.update({one: one for manifests in snapshot.sources.values() for one in manifests})
-                quarantines[snapshot.quarantine] = snapshot.quarantine
+                lists.update(one for manifests in snapshot.sources.values() for one in manifests)
+                lists.update(() if snapshot.quarantine is None else (snapshot.quarantine,))
                 if self._links is not None:
                     self._links.declared.update(snapshot.containers)
-        thread_map(self._check_ingest, list(ingests), max_workers=_WORKERS)
-        thread_map(self._check_quarantine, [ref for ref in quarantines if ref is not None], max_workers=_WORKERS)
+        thread_map(self._check_list, list(lists), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), list(nodes)
 
-    def _check_ingest(self, manifest: IngestManifest) -> None:
-        with self._reporting():
-            self._check(manifest.key, manifest.decode)
-
-    def _check_quarantine(self, ref: QuarantineRef) -> None:
-        with self._reporting():
-            self._check(ref.key, partial(decode_quarantine, ref))
-
-    def _list_quarantined(self, info: TableInfo, commits: Sequence[Commit]) -> None:
-        """List the quarantined rows of every branch, as far as they can be read: damage is in the report already."""
-        newest = {commit.branch: commit for commit in sorted(commits, key=lambda commit: commit.version)}
-        with suppress(*_DAMAGE):
-            for name, branch in Refs(self._store, info).branches().items():
-                if branch in newest and (rows := self._quarantined_rows(newest[branch])):
-                    self._report.quarantined[name] = rows
-
-    def _quarantined_rows(self, commit: Commit) -> dict[int, str]:
-        with suppress(*_DAMAGE):
-            snapshot = read_snapshot(self._store, commit)
-            return quarantined_rows(Reader(self._store, Tree(self._store), LinkContainers(False), snapshot, commit))
-        return {}
+    def _check_list(self, listed: IngestManifest | QuarantineRef) -> None:
+        with self._reporting():  # also of an id that is no name of an object
+            decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
+            self._check(listed.key, decode)
 
     def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
         with self._reporting():
@@ -283,6 +266,24 @@ def _decode_commit(data: Buffer, where: str) -> Commit:
     if not where.endswith(f"/{commit_key(commit.branch, commit.version)}"):
         raise corrupt_error(where, f"it is version {commit.version} of branch {commit.branch} by its content")
     return commit
+
+
+def _quarantined_by_branch(store: Store, info: TableInfo, commits: Sequence[Commit]) -> dict[str, dict[int, str]]:
+    """The rows that loaders of each branch leave out, as far as they can be read: damage is reported already."""
+    newest = {commit.branch: commit for commit in sorted(commits, key=lambda commit: commit.version)}
+    found = {}
+    with suppress(*_DAMAGE):
+        for name, branch in Refs(store, info).branches().items():
+            if branch in newest and (rows := _quarantined_rows(store, newest[branch])):
+                found[name] = rows
+    return found
+
+
+def _quarantined_rows(store: Store, commit: Commit) -> dict[int, str]:
+    with suppress(*_DAMAGE):
+        snapshot = read_snapshot(store, commit)
+        return quarantined_rows(Reader(store, Tree(store), LinkContainers(False), snapshot, commit))
+    return {}
 
 
 def _check_frame(file: DataFile, data: Buffer, where: str) -> memoryview:
