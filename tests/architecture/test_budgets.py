@@ -22,7 +22,8 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "ingest/sources/ files": (27, "one source format per file"),
     "format/ files": (13, "one object of the format per file"),
     "storage/ files": (20, "one store or one concern of the obstore clients per file"),
-    "table/ files": (22, "one operation on rows or columns per file"),
+    "dataset/ files": (13, "one concern of a dataset per file"),
+    "table/ files": (23, "one operation on rows or columns per file"),
     "engine/workers/_pipeline.py Pipeline methods": (27, "the scheduler: every method runs under its one lock"),
     "engine/workers/_pipeline.py Pipeline.__init__ parameters": (
         10,

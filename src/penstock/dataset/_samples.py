@@ -27,13 +27,14 @@ from penstock.table import (
     resolve_positions,
     row_values,
     take_positions,
+    without_quarantined,
 )
 
 Offsets = Mapping[str, Sequence[int] | range]
 OffsetsS = Mapping[str, Sequence[float]]
 
 TOLERANCE_S = 1e-4
-_BATCH = 256
+_BATCH, _CHUNK = 256, 1 << 16
 
 
 class SampleView(Streaming):
@@ -46,6 +47,9 @@ class SampleView(Streaming):
 
     def _pinned(self) -> "SampleView":
         return self
+
+    def _streamed_rows(self) -> ComposedRows:
+        return self._rows
 
     @property
     def schema(self) -> Schema:
@@ -174,7 +178,7 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
     draws = {name: np.searchsorted(shared, np.asarray(list(wanted))) for name, wanted in by_row.items()}
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
     composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad)
-    return SampleView(reader, columns, ComposedRows(composition, range(len(windows))))
+    return SampleView(reader, columns, ComposedRows(composition, _without_quarantined(reader, composition)))
 
 
 def pack_view(
@@ -191,6 +195,7 @@ def pack_view(
     dtype = kind.element.logical
     if eos is not None and not np.can_cast(np.min_scalar_type(eos), dtype):
         raise InvalidInputError(f"pack(eos={eos}) is not a value of {dtype}, the type of column {column!r}")
+    rows = without_quarantined(reader, rows)
     tokens = _at(row_values(reader, [], lengths=[column])[column], rows).astype(np.int64)
     if isinstance(rows, range) and rows.step != 1:
         rows = np.arange(rows.start, rows.stop, rows.step)
@@ -198,6 +203,18 @@ def pack_view(
     packing = pack(tokens if eos is None else tokens + 1, length=length)
     composition = PackedSamples(packing, rows, column, dtype, eos, tokens)
     return SampleView(reader, list(composition.shapes()), ComposedRows(composition, range(len(composition))))
+
+
+def _without_quarantined(reader: Reader, composition: WindowSamples) -> range | Int64Array:
+    """The windows that draw no quarantined row."""
+    everything, left = composition.rows, without_quarantined(reader, composition.rows)
+    if left is everything:
+        return range(len(composition))
+    allowed = [
+        np.isin(composition.draw(part).positions, left).reshape(len(part), -1).all(axis=1)
+        for part in np.array_split(np.arange(len(composition)), 1 + len(composition) // _CHUNK)
+    ]
+    return np.flatnonzero(np.concatenate(allowed))
 
 
 def _at(values: np.ndarray[Any, Any], rows: range | Int64Array) -> np.ndarray[Any, Any]:

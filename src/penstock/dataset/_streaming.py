@@ -41,6 +41,10 @@ class Streaming:
     def _pinned(self) -> "Streaming":
         raise NotImplementedError
 
+    def _streamed_rows(self) -> Rows:
+        """The rows that a loader reads: all but quarantined ones."""
+        raise NotImplementedError
+
     @overload
     def pytorch(
         self,
@@ -146,7 +150,7 @@ class Streaming:
             dataset: RowDataset = adapter.row_dataset(
                 view._reader,
                 view._selected(columns),
-                view._rows,
+                view._streamed_rows(),
                 decode=DecodeOptions(decode, image_size),
                 transform=transform,
             )
@@ -243,7 +247,7 @@ class Streaming:
         return {
             "reader": view._reader,
             "names": view._selected(given["columns"]),
-            "rows": view._rows,
+            "rows": view._streamed_rows(),
             "options": loader_options(given, batch_size=batch_size, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),

@@ -8,6 +8,7 @@ from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
+from penstock.plan._splits import Splits
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
 from penstock.plan._windows import GroupedRows, Windows, find_windows, group_rows
@@ -28,6 +29,7 @@ __all__ = [
     "ShuffleLayout",
     "ShuffleQuality",
     "SpanSteps",
+    "Splits",
     "Windows",
     "derive_key",
     "expected_blocks",
