@@ -49,7 +49,7 @@ def loader(
     if sharding is not None:
         if ragged == "list":
             raise InvalidInputError('with sharding, values of different shapes must be padded: pass collate_fn="pad"')
-        _check_divisible(sharding, options, len(rows), world)
+        _check_divisible(sharding, options, options.epoch_rows(len(rows)), world)
         if world.num_ranks > 1:
             ragged = "refuse"
     formatter = ConvertedFormatter(

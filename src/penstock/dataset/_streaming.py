@@ -16,6 +16,7 @@ from penstock.dataset._options import (
     check_no_loader_options,
     loader_options,
 )
+from penstock.dataset._weights import weighted_draw
 from penstock.device import DeviceOptions
 from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Workers
 from penstock.errors import InvalidInputError
@@ -23,6 +24,8 @@ from penstock.plan import Shuffle
 from penstock.table import ROW_ID, Int64Array, Reader
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from penstock.adapters.jax import Sharding
     from penstock.adapters.tensorflow import InputContext, TensorflowDataset
     from penstock.adapters.torch import Distributed, RowDataset
@@ -68,6 +71,9 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        weights: "str | npt.ArrayLike | None" = None,
+        balance: str | None = None,
+        rows: int | None = None,
         device: "str | DeviceOptions | Any | None" = None,
         progress: Progress | bool | None = None,
     ) -> Loader: ...
@@ -88,6 +94,9 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        weights: "str | npt.ArrayLike | None" = None,
+        balance: str | None = None,
+        rows: int | None = None,
         device: Any = None,
         progress: Progress | bool | None = None,
     ) -> "Loader | RowDataset":
@@ -125,6 +134,11 @@ class Streaming:
         bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
             (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
             `penstock.BadSamples(…)` for a limit and a callback.
+        weights: draw rows with replacement, each with a probability proportional to its weight: a numeric column, or an
+            array with one number per row. Each epoch has other draws; all ranks share them.
+        balance: the same, with weights that give each class of this column (labels, integers, booleans or text) the
+            same expected number of rows.
+        rows: rows that `weights` or `balance` draw in an epoch; by default as many as the view has.
         device: put batches on "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
             `penstock.DeviceOptions(…)` also sets a transform that runs there, and the memory of the shuffle window.
             Fixed-shape rows are shuffled in device memory, and JPEGs decoded there, unless a transform needs them on
@@ -137,7 +151,7 @@ class Streaming:
             "shuffle": shuffle, "num_workers": num_workers, "prefetch_factor": prefetch_factor, "transform": transform,
             "batch_transform": batch_transform, "columns": columns, "decode": decode, "image_size": image_size,
             "collate_fn": collate_fn, "drop_last": drop_last, "memory_budget": memory_budget,
-            "bad_samples": bad_samples, "progress": progress,
+            "bad_samples": bad_samples, "weights": weights, "balance": balance, "rows": rows, "progress": progress,
         }  # fmt: skip
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
@@ -240,11 +254,14 @@ class Streaming:
     def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
         view = self._pinned()
+        draw = weighted_draw(
+            view._reader, view._rows, weights=given["weights"], balance=given["balance"], draws=given["rows"]
+        )
         return {
             "reader": view._reader,
             "names": view._selected(given["columns"]),
             "rows": view._rows,
-            "options": loader_options(given, batch_size=batch_size, device=device),
+            "options": loader_options(given, batch_size=batch_size, draw=draw, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),
         }

@@ -10,7 +10,7 @@ from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, RowGatherer
-from penstock.engine.planning import Selection, compaction_advice
+from penstock.engine.planning import compaction_advice, make_selection
 from penstock.engine.window import PooledBatches
 from penstock.engine.workers import (
     LoaderSource,
@@ -51,18 +51,21 @@ class LoaderEngine:
         options.decode.check(reader.snapshot.schema)
         self._reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
         self._formatter, self.placement, self.collector = formatter, placement, StatsCollector()
-        self._selection = Selection(reader, names, rows, shuffled=options.shuffle is not None)
+        self._selection = make_selection(
+            reader, names, rows, shuffled=options.shuffle is not None, draw=options.draw, seed=options.seed
+        )
+        count = len(self._selection)
         shuffle = SEQUENTIAL
         if options.shuffle is not None:
             heavy = self._selection.heavy_row_bytes
             width = max(1.0, self._selection.row_bytes / heavy)
-            shuffle = resolve_shuffle(options.shuffle, round(heavy * len(rows)), heavy, width=width)
+            shuffle = resolve_shuffle(options.shuffle, round(heavy * count), heavy, width=width)
         self.order = OrderSpec(
             table=reader.store.uri,
             version=reader.name,
             snapshot=self._selection.snapshot_digest,
             selection=self._selection.digest,
-            rows=len(rows),
+            rows=count,
             seed=options.seed,
             shuffled=options.shuffle is not None,
             shuffle=shuffle,
@@ -71,7 +74,7 @@ class LoaderEngine:
         for advice in compaction_advice(reader.store.uri, reader.snapshot.nodes):
             self.collector.note(advice)
         self._partitioner = RankPartitioner(
-            len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
+            count, min(shuffle.lanes, max(1, count)), world, options.batch_size, options.drop_last
         )
         self._sizing = LoaderSizing(
             self._selection, shuffle, self._partitioner,
@@ -178,7 +181,7 @@ class LoaderEngine:
 
         def builders(gather: RowGatherer) -> list[BatchBuilder]:
             assemble = BatchAssembler(
-                self._formatter, placement, self._share.replacer, self.collector, seed=self._options.seed
+                self._formatter, placement, self._share.replacer, self.collector, row_keys=self._source.row_keys
             )
             return [BatchBuilder(gather, assemble, lambda _: buffers.allocate)] * max(1, options.builders)
 

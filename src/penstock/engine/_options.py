@@ -11,7 +11,7 @@ from penstock.engine._stats import BadSample
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Audio, Image, List, Mask
-from penstock.plan import Shuffle
+from penstock.plan import Shuffle, WeightedDraw
 from penstock.types import World
 
 _DEFAULT_LIMIT = 0.01
@@ -186,15 +186,23 @@ class LoaderOptions:
     """Bytes for everything fetched, decoded or queued; None derives it from the shuffle window."""
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     bad_samples: BadSamples = field(default_factory=lambda: BadSamples(action="raise"))
+    draw: WeightedDraw | None = None
+    """Draws the rows of each epoch; None reads each row once."""
     device_memory: int | None = None
     """Bytes of device memory for the window; None uses at most a quarter of what is free."""
 
     def __post_init__(self) -> None:
+        if self.draw is not None:
+            _whole_number("rows", self.draw.draws, minimum=1)
         for name in ("batch_size", "prefetch_factor"):
             object.__setattr__(self, name, _whole_number(name, getattr(self, name), minimum=1))
         for name, size in (("memory_budget", self.memory_budget), ("DeviceOptions(memory=…)", self.device_memory)):
             if size is not None and size < _MIN_BUDGET_BYTES:
                 raise InvalidInputError(f"{name} is a number of bytes, at least 1 MiB, not {size}")
+
+    def epoch_rows(self, rows: int) -> int:
+        """Rows of an epoch of a view with some rows."""
+        return rows if self.draw is None else self.draw.draws
 
     @property
     def seed(self) -> int:

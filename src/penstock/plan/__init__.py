@@ -9,6 +9,7 @@ from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
+from penstock.plan._weights import WeightedDraw
 
 __all__ = [
     "SEQUENTIAL",
@@ -24,6 +25,7 @@ __all__ = [
     "ShuffleLayout",
     "ShuffleQuality",
     "SpanSteps",
+    "WeightedDraw",
     "derive_key",
     "expected_blocks",
     "random_u64",

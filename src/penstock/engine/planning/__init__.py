@@ -5,6 +5,7 @@ from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._selection import Block, Selection
 from penstock.engine.planning._spans import PlannedBlock, Span
+from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
     "Block",
@@ -17,4 +18,5 @@ __all__ = [
     "Selection",
     "Span",
     "compaction_advice",
+    "make_selection",
 ]
