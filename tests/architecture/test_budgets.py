@@ -21,6 +21,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "cli/ files": (23, "one command per file, as a user finds it in `penstock --help`"),
     "ingest/sources/ files": (27, "one source format per file"),
     "storage/ files": (20, "one store or one concern of the obstore clients per file"),
+    "dataset/ files": (13, "one noun or verb of the front door per file"),
     "table/ files": (22, "one operation on rows or columns per file"),
     "engine/workers/_pipeline.py Pipeline methods": (27, "the scheduler: every method runs under its one lock"),
     "engine/workers/_pipeline.py Pipeline.__init__ parameters": (
@@ -35,7 +36,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "format/kinds/_tensor.py Tensor methods": (22, "the column type contract, for fixed and for ragged shapes"),
     "device/_image_kernel.py image_kernel parameters": (17, "a GPU kernel takes pointers and scalars, not objects"),
     "dataset/_streaming.py Streaming.pytorch parameters": (22, "the front door: one parameter per loader option"),
-    "dataset/_streaming.py Streaming.pytorch lines": (115, "the front door: the docstring describes each option"),
+    "dataset/_streaming.py Streaming.pytorch lines": (122, "the front door: the docstring describes each option"),
     "dataset/_ingest.py ingest parameters": (12, "the front door: one parameter per option of a run"),
     "dataset/_ingest.py sync parameters": (10, "the front door: one parameter per option of a run"),
     "cli/_create.py create parameters": (21, "typer derives one command-line option from each parameter"),

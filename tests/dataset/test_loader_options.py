@@ -20,6 +20,9 @@ LOADER_ONLY: dict[str, Any] = {
     "weights": [1] * 10,
     "balance": "n",
     "rows": 5,
+    "steps": 7,
+    "epochs": None,
+    "follow": True,
     "progress": "line",
 }
 LOADER: dict[str, Any] = {

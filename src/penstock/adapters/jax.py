@@ -17,11 +17,11 @@ from penstock.engine import (
     Loader,
     LoaderOptions,
     Progress,
+    RankAgreement,
     Transforms,
     explicit_world,
     map_leaves,
     ragged_columns,
-    rank_consistency_check,
 )
 from penstock.errors import InvalidInputError
 from penstock.table import Int64Array, Reader
@@ -56,7 +56,7 @@ def loader(
         transforms.transform, transforms.batch_transform, transforms.collate_fn, ragged, ragged_columns(reader, names),
         options.bad_samples.tolerant, put=partial(_put, sharding),
     )  # fmt: skip
-    check_ranks = rank_consistency_check(options, _gather) if all_processes else None
+    agreement = RankAgreement(options, _gather) if all_processes else None
     return Loader(
         reader,
         names,
@@ -64,7 +64,7 @@ def loader(
         world=world,
         options=options,
         formatter=formatter,
-        check_ranks=check_ranks,
+        agreement=agreement,
         progress=progress,
     )
 

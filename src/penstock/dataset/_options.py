@@ -15,7 +15,9 @@ from penstock.engine import (
     Decoder,
     LoaderOptions,
     Progress,
+    RunLength,
     Transforms,
+    VersionFollower,
     Workers,
     available_cores,
 )
@@ -63,6 +65,12 @@ class LoaderKeywords(TypedDict, total=False):
     """The same, with probabilities that give each class of this column the same expected number of rows."""
     rows: int | None
     """Rows that an epoch draws; by default as many as there are."""
+    steps: int | None
+    """Steps of one iteration, over as many epochs as they need; by default an iteration is one epoch."""
+    epochs: int | None
+    """Epochs of one iteration; None never ends."""
+    follow: bool
+    """Move to the newest version of the branch at the end of each epoch."""
     progress: Progress | bool | None
     """A live "line" or "table" on standard error."""
 
@@ -70,7 +78,8 @@ class LoaderKeywords(TypedDict, total=False):
 DEFAULTS: LoaderKeywords = {
     "shuffle": None, "num_workers": None, "prefetch_factor": None, "transform": None, "batch_transform": None,
     "columns": None, "decode": True, "image_size": None, "collate_fn": None, "drop_last": False,
-    "memory_budget": None, "bad_samples": "raise", "weights": None, "balance": None, "rows": None, "progress": None,
+    "memory_budget": None, "bad_samples": "raise", "weights": None, "balance": None, "rows": None, "steps": None,
+    "epochs": 1, "follow": False, "progress": None,
 }  # fmt: skip
 
 
@@ -97,7 +106,12 @@ def check_no_loader_options(given: Mapping[str, object]) -> None:
 
 
 def loader_options(
-    given: LoaderKeywords, *, batch_size: int, draw: WeightedDraw | None, device: DeviceOptions | None = None
+    given: LoaderKeywords,
+    *,
+    batch_size: int,
+    draw: WeightedDraw | None,
+    follow: VersionFollower | None,
+    device: DeviceOptions | None,
 ) -> LoaderOptions:
     """The engine's options; raises `InvalidInputError` for a value out of range."""
     count, prefetch, bad = given["num_workers"], given["prefetch_factor"], given["bad_samples"]
@@ -113,6 +127,8 @@ def loader_options(
         decode=DecodeOptions(given["decode"], given["image_size"]),
         bad_samples=bad if isinstance(bad, BadSamples) else BadSamples(action=bad),
         draw=draw,
+        follow=follow,
+        run=RunLength(given["steps"], given["epochs"]),
         device_memory=None if device is None else device.memory,
     )
 

@@ -1,6 +1,7 @@
 """Weights of rows, from a column, an array, or the sizes of classes."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,31 +15,46 @@ from penstock.table import ColumnValues, Int64Array, Reader
 _READ_ROWS = 1 << 16
 
 
-def weighted_draw(
-    reader: Reader, rows: range | Int64Array, *, weights: Any, balance: str | None, draws: int | None
-) -> WeightedDraw | None:
-    """The draw of each epoch; None if each row is read once.
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """How a user weights rows. Raises `InvalidInputError` for options that exclude or need each other."""
 
-    Raises `InvalidInputError` for weights that cannot be drawn by, and `NotFoundError` for an unknown column.
-    """
-    if weights is None and balance is None:
-        if draws is not None:
+    weights: Any
+    """The name of a numeric column, or an array with one number per row."""
+    balance: str | None
+    """The column of classes that are drawn equally often."""
+    draws: int | None
+    """Rows that an epoch draws; None draws as many as there are."""
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.balance is not None:
+            raise InvalidInputError("weights and balance exclude each other: pass one of them")
+        if self.draws is not None and self.weights is None and self.balance is None:
             raise InvalidInputError(
-                f"rows={draws!r} is the number of rows that weights=… or balance=… draw in an epoch; pass one of them, "
-                "or choose rows with ds[…]"
+                f"rows={self.draws!r} is the number of rows that weights=… or balance=… draw in an epoch; pass one of "
+                "them, or choose rows with ds[…]"
             )
-        return None
-    if weights is not None and balance is not None:
-        raise InvalidInputError("weights and balance exclude each other: pass one of them")
-    if balance is not None:
-        source, found = f"balance={balance!r}", _inverse_class_sizes(reader, rows, balance)
-    elif isinstance(weights, str):
-        source, found = f"column {weights!r}", _column(reader, rows, weights)
-    else:
-        source, found = "weights=…", _array(weights, len(rows))
-    if not len(rows):
-        raise InvalidInputError("there are no rows to draw from")
-    return WeightedDraw.of(found, len(rows) if draws is None else draws, source=source)
+
+    @property
+    def is_array(self) -> bool:
+        return self.weights is not None and not isinstance(self.weights, str)
+
+    def draw(self, reader: Reader, rows: range | Int64Array) -> WeightedDraw | None:
+        """The draw of each epoch; None if each row is read once.
+
+        Raises `InvalidInputError` for weights that cannot be drawn by, and `NotFoundError` for an unknown column.
+        """
+        if self.weights is None and self.balance is None:
+            return None
+        if self.balance is not None:
+            source, found = f"balance={self.balance!r}", _inverse_class_sizes(reader, rows, self.balance)
+        elif isinstance(self.weights, str):
+            source, found = f"column {self.weights!r}", _column(reader, rows, self.weights)
+        else:
+            source, found = "weights=…", _array(self.weights, len(rows))
+        if not len(rows):
+            raise InvalidInputError("there are no rows to draw from")
+        return WeightedDraw.of(found, len(rows) if self.draws is None else self.draws, source=source)
 
 
 def _array(weights: Any, count: int) -> npt.NDArray[np.float64]:

@@ -1,10 +1,19 @@
 """Runs a loader: fetch, verify, shuffle window, collate, transform; batches in order, within one memory budget."""
 
-from penstock.engine._loader import ConsistencyCheck, Loader
+from penstock.engine._loader import Loader
 from penstock.engine._machine import available_cores
-from penstock.engine._options import BadSamples, DecodeOptions, Decoder, LoaderOptions, Transforms, Workers
+from penstock.engine._options import (
+    BadSamples,
+    DecodeOptions,
+    Decoder,
+    LoaderOptions,
+    RunLength,
+    Transforms,
+    VersionFollower,
+    Workers,
+)
 from penstock.engine._progress import Progress
-from penstock.engine._ranks import explicit_world, rank_consistency_check
+from penstock.engine._ranks import RankAgreement, explicit_world
 from penstock.engine._row_reader import RowReader
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
@@ -31,7 +40,6 @@ __all__ = [
     "BadSamples",
     "BatchFormatter",
     "Columns",
-    "ConsistencyCheck",
     "ConvertedFormatter",
     "DecodeOptions",
     "Decoder",
@@ -42,17 +50,19 @@ __all__ = [
     "NumpyFormatter",
     "Placement",
     "Progress",
+    "RankAgreement",
     "RowKeys",
     "RowReader",
+    "RunLength",
     "StageTimes",
     "Transforms",
+    "VersionFollower",
     "Workers",
     "accepts_generator",
     "available_cores",
     "explicit_world",
     "map_leaves",
     "ragged_columns",
-    "rank_consistency_check",
     "samples_of",
     "writable",
 ]  # fmt: skip

@@ -47,10 +47,11 @@ class LoaderEngine:
         options: LoaderOptions,
         formatter: BatchFormatter,
         placement: Placement | None,
+        collector: StatsCollector,
     ) -> None:
         options.decode.check(reader.snapshot.schema)
-        self._reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
-        self._formatter, self.placement, self.collector = formatter, placement, StatsCollector()
+        self.reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
+        self._formatter, self.placement, self.collector = formatter, placement, collector
         self._selection = make_selection(
             reader, names, rows, shuffled=options.shuffle is not None, draw=options.draw, seed=options.seed
         )
@@ -130,7 +131,7 @@ class LoaderEngine:
             bytes=totals.bytes,
             gets=totals.gets,
             latency_s=totals.latency_s,
-            retries=self._reader.store.retries - self._retries + totals.retries,
+            retries=self.reader.store.retries - self._retries + totals.retries,
             hedges=collector.hedges + totals.hedges,
             read_factor=max(self._partitioner.read_amplification, measured),
             window_bytes=collector.window_bytes + totals.window_bytes,
@@ -151,9 +152,9 @@ class LoaderEngine:
     @cached_property
     def _source(self) -> LoaderSource:
         """What a worker process has to know; built once, and so the same for all runs."""
-        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None))
+        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
         return LoaderSource(
-            reader=self._reader, names=self._names, rows=self._rows, order=self.order, partitioner=self._partitioner,
+            reader=self.reader, names=self._names, rows=self._rows, order=self.order, partitioner=self._partitioner,
             options=options, pipeline=self._sizing.pipeline_options(),
         )  # fmt: skip
 
