@@ -17,6 +17,12 @@ LOADER_ONLY: dict[str, Any] = {
     "drop_last": True,
     "memory_budget": 1 << 30,
     "bad_samples": "replace",
+    "weights": [1] * 10,
+    "balance": "n",
+    "rows": 5,
+    "steps": 7,
+    "epochs": None,
+    "follow": True,
     "progress": "line",
 }
 LOADER: dict[str, Any] = {
@@ -41,14 +47,15 @@ def ds() -> Dataset:
 def test_every_option_is_a_loaders_or_shared() -> None:
     parameters = set(inspect.signature(Dataset.pytorch).parameters) - {"self"}
     assert parameters == {*LOADER_ONLY, *LOADER, *SHARED}
-    assert len(parameters) <= 16
+    assert len(parameters) <= 22
 
 
 @pytest.mark.parametrize("name", LOADER_ONLY)
 def test_an_option_that_rows_would_ignore_is_an_error(ds: Dataset, name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{name} would be ignored: .* add batch_size="):
         ds.pytorch(**{name: LOADER_ONLY[name]})
-    assert isinstance(ds.pytorch(**{name: LOADER_ONLY[name]}, batch_size=2), Loader)
+    needed: dict[str, Any] = {"rows": {"balance": "n"}}.get(name, {})
+    assert isinstance(ds.pytorch(**{name: LOADER_ONLY[name]}, **needed, batch_size=2), Loader)
 
 
 @pytest.mark.parametrize("name", LOADER)

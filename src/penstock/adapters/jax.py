@@ -17,12 +17,12 @@ from penstock.engine import (
     Loader,
     LoaderOptions,
     Progress,
+    RankAgreement,
     Rows,
     Transforms,
     explicit_world,
     map_leaves,
     ragged_columns,
-    rank_consistency_check,
 )
 from penstock.errors import InvalidInputError
 from penstock.table import Reader
@@ -50,14 +50,14 @@ def loader(
     if sharding is not None:
         if ragged == "list":
             raise InvalidInputError('with sharding, values of different shapes must be padded: pass collate_fn="pad"')
-        _check_divisible(sharding, options, len(rows), world)
+        _check_divisible(sharding, options, options.epoch_rows(len(rows)), world)
         if world.num_ranks > 1:
             ragged = "refuse"
     formatter = ConvertedFormatter(
         transforms.transform, transforms.batch_transform, transforms.collate_fn, ragged,
         ragged_columns(reader, names, rows), options.bad_samples.tolerant, put=partial(_put, sharding),
     )  # fmt: skip
-    check_ranks = rank_consistency_check(options, _gather) if all_processes else None
+    agreement = RankAgreement(options, _gather) if all_processes else None
     return Loader(
         reader,
         names,
@@ -65,7 +65,7 @@ def loader(
         world=world,
         options=options,
         formatter=formatter,
-        check_ranks=check_ranks,
+        agreement=agreement,
         progress=progress,
     )
 

@@ -32,5 +32,5 @@ def loader(
     )  # fmt: skip
     world = explicit_world(distributed)
     return Loader(
-        reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress
+        reader, names, rows, world=world, options=options, formatter=formatter, agreement=None, progress=progress
     )

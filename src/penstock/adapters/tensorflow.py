@@ -57,7 +57,7 @@ def dataset(
     columns = ragged_columns(reader, names, rows)
     formatter = ConvertedFormatter(*functions, ragged_mode, columns, options.bad_samples.tolerant, put=_element)
     loader = Loader(
-        reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress
+        reader, names, rows, world=world, options=options, formatter=formatter, agreement=None, progress=progress
     )
     if output_signature is None:
         probe = _SignatureProbe(*functions, ragged_mode, columns, options.bad_samples.tolerant)

@@ -32,6 +32,7 @@ from penstock.engine import (
     LoaderOptions,
     NumpyFormatter,
     Progress,
+    RankAgreement,
     RowKeys,
     RowReader,
     Rows,
@@ -40,7 +41,6 @@ from penstock.engine import (
     explicit_world,
     map_leaves,
     ragged_columns,
-    rank_consistency_check,
     samples_of,
     writable,
 )
@@ -79,11 +79,11 @@ def loader(
         transforms.ragged_mode(("nested", "pad", "list")), ragged_columns(reader, names, rows),
         options.bad_samples.tolerant,
     )  # fmt: skip
-    check_ranks = None if group is None else rank_consistency_check(options, partial(_gather, group))
+    agreement = None if group is None else RankAgreement(options, partial(_gather, group))
     return Loader(
         reader, names, rows,
         world=world, options=options, formatter=formatter, placement=_placement(device, names),
-        check_ranks=check_ranks, progress=progress,
+        agreement=agreement, progress=progress,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from penstock.dataset._follow import follow_branch
 from penstock.dataset._options import (
     BATCH_SIZE,
     DEFAULTS,
@@ -16,6 +17,7 @@ from penstock.dataset._options import (
     check_no_loader_options,
     loader_options,
 )
+from penstock.dataset._weights import Weights
 from penstock.device import DeviceOptions
 from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Rows, Workers
 from penstock.errors import InvalidInputError
@@ -23,6 +25,8 @@ from penstock.plan import Shuffle
 from penstock.table import ROW_ID, Reader
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from penstock.adapters.jax import Sharding
     from penstock.adapters.tensorflow import InputContext, TensorflowDataset
     from penstock.adapters.torch import Distributed, RowDataset
@@ -72,6 +76,12 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        weights: "str | npt.ArrayLike | None" = None,
+        balance: str | None = None,
+        rows: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = 1,
+        follow: bool = False,
         device: "str | DeviceOptions | Any | None" = None,
         progress: Progress | bool | None = None,
     ) -> Loader: ...
@@ -92,6 +102,12 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        weights: "str | npt.ArrayLike | None" = None,
+        balance: str | None = None,
+        rows: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = 1,
+        follow: bool = False,
         device: Any = None,
         progress: Progress | bool | None = None,
     ) -> "Loader | RowDataset":
@@ -129,6 +145,15 @@ class Streaming:
         bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
             (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
             `penstock.BadSamples(…)` for a limit and a callback.
+        weights: draw rows with replacement, each with a probability proportional to its weight: a numeric column, or an
+            array with one number per row. Each epoch has other draws; all ranks share them.
+        balance: the same, with weights that give each class of this column (labels, integers, booleans or text) the
+            same expected number of rows.
+        rows: rows that `weights` or `balance` draw in an epoch; by default as many as the view has.
+        steps: steps of one iteration, over as many epochs as they need; after `load_state_dict` only the rest of them.
+        epochs: epochs of one iteration, by default one; None never ends. The next epoch is prefetched.
+        follow: True moves to the newest version of the branch at the end of each epoch, on all ranks together. The
+            state has the version being read, and a loader with `follow` resumes there. For all rows of a table only.
         device: put batches on "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
             `penstock.DeviceOptions(…)` also sets a transform that runs there, and the memory of the shuffle window.
             Fixed-shape rows are shuffled in device memory, and JPEGs decoded there, unless a transform needs them on
@@ -141,7 +166,8 @@ class Streaming:
             "shuffle": shuffle, "num_workers": num_workers, "prefetch_factor": prefetch_factor, "transform": transform,
             "batch_transform": batch_transform, "columns": columns, "decode": decode, "image_size": image_size,
             "collate_fn": collate_fn, "drop_last": drop_last, "memory_budget": memory_budget,
-            "bad_samples": bad_samples, "progress": progress,
+            "bad_samples": bad_samples, "weights": weights, "balance": balance, "rows": rows, "steps": steps,
+            "epochs": epochs, "follow": follow, "progress": progress,
         }  # fmt: skip
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
@@ -244,11 +270,16 @@ class Streaming:
     def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
         view = self._pinned()
+        reader, rows, names = view._reader, view._streamed_rows(), view._selected(given["columns"])
+        weights = Weights(given["weights"], given["balance"], given["rows"])
+        follow = follow_branch(reader, names, view._rows, weights) if given["follow"] else None
         return {
-            "reader": view._reader,
-            "names": view._selected(given["columns"]),
-            "rows": view._streamed_rows(),
-            "options": loader_options(given, batch_size=batch_size, device=device),
+            "reader": reader,
+            "names": names,
+            "rows": rows,
+            "options": loader_options(
+                given, batch_size=batch_size, draw=weights.draw(reader, rows), follow=follow, device=device
+            ),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),
         }

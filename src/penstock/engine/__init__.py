@@ -1,10 +1,19 @@
 """Runs a loader: fetch, verify, shuffle window, collate, transform; batches in order, within one memory budget."""
 
-from penstock.engine._loader import ConsistencyCheck, Loader
+from penstock.engine._loader import Loader
 from penstock.engine._machine import available_cores
-from penstock.engine._options import BadSamples, DecodeOptions, Decoder, LoaderOptions, Transforms, Workers
+from penstock.engine._options import (
+    BadSamples,
+    DecodeOptions,
+    Decoder,
+    LoaderOptions,
+    RunLength,
+    Transforms,
+    VersionFollower,
+    Workers,
+)
 from penstock.engine._progress import Progress
-from penstock.engine._ranks import explicit_world, rank_consistency_check
+from penstock.engine._ranks import RankAgreement, explicit_world
 from penstock.engine._row_reader import RowReader
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
@@ -33,7 +42,6 @@ __all__ = [
     "BatchFormatter",
     "Columns",
     "ComposedRows",
-    "ConsistencyCheck",
     "ConvertedFormatter",
     "DecodeOptions",
     "Decoder",
@@ -45,11 +53,14 @@ __all__ = [
     "PackedSamples",
     "Placement",
     "Progress",
+    "RankAgreement",
     "RowKeys",
     "RowReader",
     "Rows",
+    "RunLength",
     "StageTimes",
     "Transforms",
+    "VersionFollower",
     "WindowSamples",
     "Workers",
     "accepts_generator",
@@ -57,7 +68,6 @@ __all__ = [
     "explicit_world",
     "map_leaves",
     "ragged_columns",
-    "rank_consistency_check",
     "samples_of",
     "writable",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, RowGatherer
-from penstock.engine.planning import Layout, Rows, compaction_advice, select
+from penstock.engine.planning import Layout, Rows, compaction_advice, make_selection
 from penstock.engine.window import PooledBatches
 from penstock.engine.workers import (
     LoaderSource,
@@ -47,25 +47,29 @@ class LoaderEngine:
         options: LoaderOptions,
         formatter: BatchFormatter,
         placement: Placement | None,
+        collector: StatsCollector,
     ) -> None:
         options.decode.check(reader.snapshot.schema)
-        self._reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
-        self._formatter, self.placement, self.collector = formatter, placement, StatsCollector()
-        self._selection = select(reader, names, rows, shuffled=options.shuffle is not None)
+        self.reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
+        self._formatter, self.placement, self.collector = formatter, placement, collector
+        self._selection = make_selection(
+            reader, names, rows, shuffled=options.shuffle is not None, draw=options.draw, seed=options.seed
+        )
+        count = len(self._selection)
         shuffle = SEQUENTIAL
         if options.shuffle is not None:
             heavy = self._selection.heavy_row_bytes
             width = max(1.0, self._selection.row_bytes / heavy)
-            shares_rows = self._selection.composition is not None
             shuffle = resolve_shuffle(
-                options.shuffle, round(heavy * len(rows)), heavy, width=width, shares_rows=shares_rows
-            )
+                options.shuffle, round(heavy * count), heavy, width=width,
+                shares_rows=self._selection.composition is not None,
+            )  # fmt: skip
         self.order = OrderSpec(
             table=reader.store.uri,
             version=reader.name,
             snapshot=self._selection.snapshot_digest,
             selection=self._selection.digest,
-            rows=len(rows),
+            rows=count,
             seed=options.seed,
             shuffled=options.shuffle is not None,
             shuffle=shuffle,
@@ -74,7 +78,7 @@ class LoaderEngine:
         for advice in compaction_advice(reader.store.uri, reader.snapshot.nodes):
             self.collector.note(advice)
         self._partitioner = RankPartitioner(
-            len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
+            count, min(shuffle.lanes, max(1, count)), world, options.batch_size, options.drop_last
         )
         self._sizing = LoaderSizing(
             self._selection, Layout(reader.snapshot.schema, names, rows), shuffle, self._partitioner,
@@ -130,7 +134,7 @@ class LoaderEngine:
             bytes=totals.bytes,
             gets=totals.gets,
             latency_s=totals.latency_s,
-            retries=self._reader.store.retries - self._retries + totals.retries,
+            retries=self.reader.store.retries - self._retries + totals.retries,
             hedges=collector.hedges + totals.hedges,
             read_factor=max(self._partitioner.read_amplification, measured),
             window_bytes=collector.window_bytes + totals.window_bytes,
@@ -151,9 +155,9 @@ class LoaderEngine:
     @cached_property
     def _source(self) -> LoaderSource:
         """What a worker process has to know; built once, and so the same for all runs."""
-        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None))
+        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
         return LoaderSource(
-            reader=self._reader, names=self._names, rows=self._rows, order=self.order, partitioner=self._partitioner,
+            reader=self.reader, names=self._names, rows=self._rows, order=self.order, partitioner=self._partitioner,
             options=options, pipeline=self._sizing.pipeline_options(),
         )  # fmt: skip
 
@@ -181,7 +185,7 @@ class LoaderEngine:
 
         def builders(gather: RowGatherer) -> list[BatchBuilder]:
             assemble = BatchAssembler(
-                self._formatter, placement, self._share.replacer, self.collector, seed=self._options.seed
+                self._formatter, placement, self._share.replacer, self.collector, row_keys=self._source.row_keys
             )
             return [BatchBuilder(gather, assemble, lambda _: buffers.allocate)] * max(1, options.builders)
 

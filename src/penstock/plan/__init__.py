@@ -11,6 +11,7 @@ from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
 from penstock.plan._splits import Splits
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
+from penstock.plan._weights import WeightedDraw
 from penstock.plan._windows import GroupedRows, Windows, find_windows, group_rows
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ShuffleQuality",
     "SpanSteps",
     "Splits",
+    "WeightedDraw",
     "Windows",
     "derive_key",
     "expected_blocks",

@@ -54,6 +54,10 @@ class LoaderState:
     epoch: int
     consumed: int
     """Positions of the epoch read so far, over all ranks."""
+    steps: int = 0
+    """Steps of the iteration so far, over all its epochs."""
+    epochs: int = 0
+    """Epochs that the iteration has completed."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value of less than 1 kB."""
@@ -69,9 +73,9 @@ class LoaderState:
         try:
             order = dict(value["order"])
             shuffle = ShuffleLayout(**order.pop("shuffle"))
-            state = cls(
-                OrderSpec(**order, shuffle=shuffle), *(_count(name, value[name]) for name in ("epoch", "consumed"))
-            )
+            counts = [_count(name, value[name]) for name in ("epoch", "consumed")]
+            counts += [_count(name, value.get(name, 0)) for name in ("steps", "epochs")]  # older states lack them
+            state = cls(OrderSpec(**order, shuffle=shuffle), *counts)
             if state.consumed > state.order.rows:
                 raise ValueError(f"{state.consumed} of {state.order.rows} rows were read")
             return state

@@ -1,6 +1,6 @@
 """Build the batches of a span: apply the user's functions, and transfer batches to a device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +13,7 @@ from penstock.engine.assembly._collate import Allocators, split
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer, RowSource
 from penstock.engine.planning import Span
-from penstock.plan import derive_key, random_u64
+from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
 
@@ -24,6 +24,11 @@ class RowKeys:
     seed: int
     epoch: int
     row_ids: Int64Array
+    """The ids of the rows; of rows drawn with replacement, other numbers for each draw."""
+
+    def part(self, start: int, count: int) -> "RowKeys":
+        """The keys of some consecutive rows."""
+        return RowKeys(self.seed, self.epoch, self.row_ids[start : start + count])
 
     def generator(self, index: int) -> np.random.Generator:
         """A generator for one row, the same wherever and whenever the row is transformed."""
@@ -115,26 +120,25 @@ class BatchAssembler:
         replacer: RowReplacer | None,
         collector: StatsCollector,
         *,
-        seed: int,
+        row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """A formatter without functions needs no replacer."""
+        """A formatter without functions needs no replacer; `row_keys` makes keys of a span's row ids."""
         self._formatter, self._placement, self._replacer, self._collector = formatter, placement, replacer, collector
-        self._seed = seed
+        self._row_keys = row_keys
         self.needs_keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
 
     def __call__(self, rows: RowSource, gathered: GatheredRows, batch_rows: Sequence[int]) -> BuiltBatches:
         """The batches of some rows. Raises the error of the first batch; a later one is a `Failure`."""
-        ids = rows.row_ids if self.needs_keys else None
+        span_keys = self._row_keys(rows.steps, rows.row_ids) if self.needs_keys else None
         if not self._formatter.on_host and gathered.failure is None:
             with self._collector.timed("transform", "busy"):
-                keys = None if ids is None else RowKeys(self._seed, rows.epoch, ids)
-                made = self._format_span(gathered.columns, keys, batch_rows)
+                made = self._format_span(gathered.columns, span_keys, batch_rows)
             if made is not None:
                 return BuiltBatches(made, gathered.bad)
         batches: list[Any] = []
         start = 0
         for columns, count in zip(split(gathered.columns, batch_rows), batch_rows, strict=True):
-            keys = None if ids is None else RowKeys(self._seed, rows.epoch, ids[start : start + count])
+            keys = None if span_keys is None else span_keys.part(start, count)
             try:
                 if gathered.failure is not None and gathered.failure[0] < start + count:
                     raise gathered.failure[1]

@@ -14,7 +14,7 @@ from penstock.engine.assembly._decode import Columns
 from penstock.engine.planning import Selection, Span
 from penstock.engine.window import Window
 from penstock.errors import CorruptError, SampleError
-from penstock.plan import derive_key, random_u64
+from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
 PAD = "_pad"
@@ -25,6 +25,9 @@ _MAX_ATTEMPTS = 64
 
 class RowSource(Protocol):
     """Which rows of the table some rows of a batch are."""
+
+    @property
+    def steps(self) -> SpanSteps: ...
 
     @property
     def epoch(self) -> int: ...
@@ -98,8 +101,9 @@ class RowReplacer:
         row_id = int(rows.row_ids[index])
         gathered.bad.setdefault(index, BadSample(row_id, rows.epoch, str(error)))
         key = derive_key(self._seed, rows.epoch, row_id)
-        picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(self._selection))
-        for position in self._selection.positions(picks.astype(np.int64)).tolist():
+        selection = self._selection.at(rows.epoch)
+        picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
+        for position in selection.positions(picks.astype(np.int64)).tolist():
             try:
                 put_row(gathered.columns, index - start, self._row(position), self._accelerator)
             except (SampleError, CorruptError):

@@ -2,7 +2,6 @@
 
 from penstock.engine.planning._blocks import Block, PlannedBlock
 from penstock.engine.planning._columns import FixedColumn, Layout
-from penstock.engine.planning._composed import select
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
@@ -18,6 +17,7 @@ from penstock.engine.planning._samples import (
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Span, SpanSamples
+from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
     "CU_SEQLENS",
@@ -40,5 +40,5 @@ __all__ = [
     "WindowSamples",
     "compaction_advice",
     "flat_ranges",
-    "select",
+    "make_selection",
 ]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.engine.planning._blocks import Block, PlannedBlock, PlannedSamples, SampleBlock
-from penstock.engine.planning._samples import ComposedRows, Composition, Rows, WindowSamples, digest_of
+from penstock.engine.planning._samples import ComposedRows, Composition, WindowSamples, digest_of
 from penstock.engine.planning._selection import Parts, Selection, sorted_rows
 from penstock.engine.planning._shared_images import shared_images
 from penstock.format import Field
@@ -140,13 +140,6 @@ class ComposedSelection(Selection):
     @cached_property
     def _light_fields(self) -> frozenset[int]:
         return frozenset(field.id for field in self.fields if self._base.average_bytes(field) < _HEAVY_BYTES)
-
-
-def select(reader: Reader, names: Sequence[str], rows: Rows, *, shuffled: bool) -> Selection:
-    """Some rows, or samples, and columns of a snapshot."""
-    if isinstance(rows, ComposedRows):
-        return ComposedSelection(reader, names, rows, shuffled=shuffled)
-    return Selection(reader, names, rows, shuffled=shuffled)
 
 
 def _as_range(rows: Int64Array) -> range | Int64Array:

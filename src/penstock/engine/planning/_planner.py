@@ -71,7 +71,7 @@ class Planner:
         self._selection, self._order, self._options = selection, order, options
         self._schedule, self._share = schedule, share
         self._part_blocks: PartBlocksOf = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
-        """Cached, because the split into blocks is the same in every epoch."""
+        """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
         """The blocks of the first epoch that was read as a whole, if they stay in the window."""
 
@@ -119,22 +119,23 @@ class Planner:
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         shared = self._selection.shared_images
         run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(lanes))
-        return Epoch(
-            self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter
-        )
+        rows = self._selection.at(number).section_rows
+        return Epoch(rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter)
 
     def _locator(self, epoch: Epoch, *, resumed: bool, first: bool) -> BlockLocator:
-        options = self._options
-        if self._selection.scattered:
-            return ScatteredLocator(self._selection, options.page_bytes)
+        options, selection, part_blocks = self._options, self._selection.at(epoch.index), self._part_blocks
+        if selection is not self._selection:
+            part_blocks = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, self._order.shuffle))
+        if selection.scattered:
+            return ScatteredLocator(selection, options.page_bytes)
         if self._resident:
             self._resident.sort(key=lambda block: self._selection.first_index(block.source))
             return ResidentBlocks(self._selection, self._part_blocks, epoch, self._resident)
         if options.by_blocks:
             resident = self._resident if options.resident and not resumed else None
             trim = options.trim and first
-            return WholeBlocks(self._selection, self._part_blocks, epoch, trim=trim, resident=resident)
-        return PartialBlocks(self._selection, self._part_blocks, epoch, options.page_bytes)
+            return WholeBlocks(selection, part_blocks, epoch, trim=trim, resident=resident)
+        return PartialBlocks(selection, part_blocks, epoch, options.page_bytes)
 
     def _plan(self, locator: BlockLocator, together: list[_Rows], *, last: bool) -> PlannedSpans:
         positions = np.concatenate([rows.positions for rows in together])

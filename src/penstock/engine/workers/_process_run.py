@@ -29,7 +29,6 @@ from penstock.engine.assembly import (
     Failure,
     GatheredRows,
     Placement,
-    RowKeys,
 )
 from penstock.engine.workers._messages import (
     Assign,
@@ -106,7 +105,7 @@ class ProcessRun:
     def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
         self._pool, self._formatter, self._placement = pool, formatter, placement
         self._source = pool.source
-        self._assemble = BatchAssembler(formatter, placement, None, pool.collector, seed=self._source.options.seed)
+        self._assemble = BatchAssembler(formatter, placement, None, pool.collector, row_keys=self._source.row_keys)
         self._shares = [
             LaneShare(worker, pool.counts.lane_owners, self._source.partitioner)
             for worker in range(pool.counts.lane_owners)
@@ -305,7 +304,7 @@ class ProcessRun:
             found: Columns = {name: values for name, values in columns.items() if not name.startswith("\0")}
             if PAD in found:
                 found[PAD] = found.pop(PAD)
-            rows = SlotRows(steps.epoch, row_ids, row_ids)
+            rows = SlotRows(steps, row_ids, row_ids)
             batches = self._assemble(rows, GatheredRows(found, span.bad, span.failure), steps.batch_rows).batches
         else:
             shipment, descriptor = span.batches
@@ -320,6 +319,9 @@ class ProcessRun:
         """Batches as a worker process made them, converted and transferred."""
         found: list[Any] = []
         formatter, placement = self._formatter, self._placement
+        keys = None
+        if placement is not None and placement.needs_keys:
+            keys = self._source.row_keys(steps, row_ids)
         start = 0
         for batch, rows in zip(batches, steps.batch_rows, strict=False):
             if isinstance(batch, Failure):
@@ -327,8 +329,7 @@ class ProcessRun:
                 break
             made = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
             if placement is not None:
-                keys = RowKeys(self._source.options.seed, steps.epoch, row_ids[start : start + rows])
-                made = placement.place(made, keys if placement.needs_keys else None)
+                made = placement.place(made, None if keys is None else keys.part(start, rows))
             found.append(made)
             start += rows
         return found

@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from penstock.device import Accelerator, ByteAllocator
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
-from penstock.engine.assembly import RowGatherer, RowReplacer, new_collator
-from penstock.engine.planning import Layout, Planner, PlanOptions, Rows, Selection, Span
+from penstock.engine.assembly import RowGatherer, RowKeys, RowReplacer, new_collator
+from penstock.engine.planning import Layout, Planner, PlanOptions, Rows, Selection, Span, make_selection
 from penstock.engine.window import BatchMemory, DeviceSlab, Fetcher, PageCache, Slab, Window
 from penstock.engine.workers._pipeline import Pipeline
-from penstock.plan import LaneShare, OrderSpec, RankPartitioner, Schedule, SpanSteps
-from penstock.table import Reader
+from penstock.plan import LaneShare, OrderSpec, RankPartitioner, Schedule, SpanSteps, random_u64
+from penstock.table import Int64Array, Reader
 
 Built = TypeVar("Built")
 
@@ -57,8 +59,22 @@ class LoaderSource:
     pipeline: PipelineOptions
 
     @property
+    def selection(self) -> Selection:
+        """The rows of all ranks."""
+        options = self.options
+        return make_selection(
+            self.reader, self.names, self.rows, shuffled=self.order.shuffled, draw=options.draw, seed=options.seed
+        )
+
+    @property
     def schedule(self) -> Schedule:
         return Schedule(self.partitioner, self.pipeline.batches_per_span)
+
+    def row_keys(self, steps: SpanSteps, row_ids: Int64Array) -> RowKeys:
+        """Keys of the random numbers of a span's rows; each draw of a row has its own."""
+        if self.options.draw is not None:
+            row_ids = row_ids ^ random_u64(0, self.schedule.positions(steps)[0]).view(np.int64)
+        return RowKeys(self.options.seed, steps.epoch, row_ids)
 
     @property
     def flags_rows(self) -> bool:

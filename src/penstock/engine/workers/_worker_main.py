@@ -30,7 +30,7 @@ import pyarrow as pa
 from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector, WorkerStats
 from penstock.engine.assembly import PAD, BatchAssembler, BatchFormatter, Failure, GatheredRows, RowGatherer
-from penstock.engine.planning import Span, select
+from penstock.engine.planning import Span
 from penstock.engine.workers._lists import join_rows, pack_rows
 from penstock.engine.workers._messages import (
     Assign,
@@ -51,7 +51,7 @@ from penstock.engine.workers._messages import (
 from penstock.engine.workers._pipeline import Pipeline
 from penstock.engine.workers._share import LoaderSource, ShareEngine
 from penstock.engine.workers._slots import POSITIONS, ROW_IDS, MappedSlots, SlotLayout, write_rows
-from penstock.plan import LaneShare, Places
+from penstock.plan import LaneShare, Places, SpanSteps
 from penstock.table import Int64Array
 
 _STATS_S, _MIN_STATS_S = 0.5, 0.1
@@ -72,9 +72,14 @@ class WorkerSpec:
 class SlotRows:
     """The rows of a span in its slot; see `RowSource`."""
 
-    epoch: int
+    steps: SpanSteps
     row_ids: Int64Array
     positions: Int64Array
+
+    @property
+    def epoch(self) -> int:
+        """See `RowSource`."""
+        return self.steps.epoch
 
     def position(self, index: int) -> int:
         """See `RowSource`."""
@@ -131,10 +136,10 @@ class _Worker:
         self._share = LaneShare(worker, spec.lane_owners, self._source.partitioner)
         self._collector = StatsCollector()
         source = self._source
-        selection = select(source.reader, source.names, source.rows, shuffled=source.order.shuffled)
+        selection = source.selection
         self._engine = ShareEngine(source, self._share, self._collector, selection=selection)
         self._assemble = BatchAssembler(
-            spec.formatter, None, self._engine.replacer, self._collector, seed=source.options.seed
+            spec.formatter, None, self._engine.replacer, self._collector, row_keys=source.row_keys
         )
         self._slots = MappedSlots(spec.slots)
         self._run = 0
@@ -248,7 +253,7 @@ class _Worker:
             shared = {name: values.copy() for name, values in shared.items()}
         gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, message.failure)
         nothing = np.zeros(0, np.int64)
-        rows = SlotRows(steps.epoch, shared.get(ROW_IDS, nothing), shared.get(POSITIONS, nothing))
+        rows = SlotRows(steps, shared.get(ROW_IDS, nothing), shared.get(POSITIONS, nothing))
         to_transport = self._spec.formatter.to_transport
         try:
             with self._collector.timed("worker", "busy"):

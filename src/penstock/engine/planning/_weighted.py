@@ -1,0 +1,108 @@
+"""Selections that draw other rows in each epoch."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from penstock.engine.planning._composed import ComposedSelection
+from penstock.engine.planning._row_sizes import RowSizes
+from penstock.engine.planning._samples import ComposedRows, Rows, digest_of
+from penstock.engine.planning._selection import Selection
+from penstock.format import Node
+from penstock.plan import WeightedDraw
+from penstock.table import Int64Array, Reader, take_positions
+from penstock.types import cached_property
+
+_EPOCHS_CACHED = 2
+"""The epoch being read, and the next one, which is prefetched."""
+
+
+def make_selection(
+    reader: Reader,
+    names: Sequence[str],
+    rows: Rows,
+    *,
+    shuffled: bool,
+    draw: WeightedDraw | None,
+    seed: int,
+) -> Selection:
+    """All of some rows, or samples, in each epoch, or with `draw` those that it draws."""
+    if isinstance(rows, ComposedRows):
+        if draw is None:
+            return ComposedSelection(reader, names, rows, shuffled=shuffled)
+        return WeightedSamples(reader, names, rows, draw, seed)
+    if draw is None:
+        return Selection(reader, names, rows, shuffled=shuffled)
+    return WeightedSelection(reader, names, rows, draw, seed)
+
+
+class WeightedSelection(Selection):
+    """Drawn rows in table order. By itself it is the selection of epoch 0, from which sizes are estimated."""
+
+    def __init__(
+        self, reader: Reader, names: Sequence[str], rows: range | Int64Array, draw: WeightedDraw, seed: int
+    ) -> None:
+        self._population, self._draw, self._seed = rows, draw, seed
+        super().__init__(reader, names, self._drawn(0), shuffled=True)
+        self.at = lru_cache(_EPOCHS_CACHED)(self._at)  # type: ignore[method-assign]
+
+    @property
+    def repeats_rows(self) -> bool:
+        """True, because some epoch may repeat rows."""
+        return True
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the columns, the rows that can be drawn, and their weights."""
+        population = Selection(self.reader, self.names, self._population, shuffled=True).digest
+        seen = hashlib.blake2b(population.encode(), digest_size=16)
+        seen.update(np.ascontiguousarray(self._draw.ends, "<f8").tobytes())
+        return seen.hexdigest()
+
+    def _drawn(self, epoch: int) -> Int64Array:
+        """The table positions of an epoch's rows, in increasing order."""
+        return np.sort(take_positions(self._population, self._draw.rows(self._seed, epoch)))
+
+    def _at(self, epoch: int) -> Selection:
+        return _DrawnRows(self, self._drawn(epoch)) if epoch else self
+
+
+class _DrawnRows(Selection):
+    """The rows of a later epoch, with the sizes of the first one: the order must not depend on where a run starts."""
+
+    def __init__(self, first: Selection, rows: Int64Array) -> None:
+        super().__init__(first.reader, first.names, rows, shuffled=True)
+        self._first = first
+
+    @property
+    def leaves(self) -> list[Node]:
+        """See `Selection`."""
+        return self._first.leaves
+
+    @property
+    def _sizes(self) -> RowSizes:
+        return self._first._sizes
+
+
+class WeightedSamples(ComposedSelection):
+    """Drawn samples; by itself it is the selection of epoch 0."""
+
+    def __init__(self, reader: Reader, names: Sequence[str], rows: ComposedRows, draw: WeightedDraw, seed: int) -> None:
+        self._population, self._draw, self._seed = rows, draw, seed
+        super().__init__(reader, names, self._drawn(0), shuffled=True)
+        self.at = lru_cache(_EPOCHS_CACHED)(self._at)  # type: ignore[method-assign]
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the samples that can be drawn, and of their weights."""
+        population = ComposedSelection(self.reader, self._delivered, self._population, shuffled=True).digest
+        return digest_of(population, np.ascontiguousarray(self._draw.ends, "<f8"))
+
+    def _drawn(self, epoch: int) -> ComposedRows:
+        drawn = take_positions(self._population.samples, self._draw.rows(self._seed, epoch))
+        return ComposedRows(self._population.composition, np.sort(drawn))
+
+    def _at(self, epoch: int) -> Selection:
+        return self if not epoch else ComposedSelection(self.reader, self._delivered, self._drawn(epoch), shuffled=True)
