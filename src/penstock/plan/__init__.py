@@ -2,6 +2,8 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
+from penstock.plan._mixture import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
+from penstock.plan._mixture_ranks import MixturePartitioner, MixtureShare, SourceRows
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
@@ -16,17 +18,25 @@ __all__ = [
     "Epoch",
     "LaneShare",
     "LoaderState",
+    "MixtureOrder",
+    "MixturePartitioner",
+    "MixtureShare",
     "OrderSpec",
     "Places",
     "RankPartitioner",
     "Schedule",
+    "Segment",
     "Shuffle",
     "ShuffleLayout",
     "ShuffleQuality",
+    "SourceRows",
     "SpanSteps",
     "derive_key",
     "expected_blocks",
+    "lay_out",
+    "mixture_rows",
     "random_u64",
     "resolve_shuffle",
     "split_blocks",
+    "whole_weights",
 ]
