@@ -142,7 +142,7 @@ def test_ranks_partition_every_step_of_a_mixture(
     for steps in zip(*spans, strict=True):
         found: list[tuple[int, int]] = []
         for partitioner, span in zip(every, steps, strict=True):
-            sources, numbers, padding = partitioner.rank_rows(span)
+            sources, numbers, padding, _ = partitioner.rank_rows(span)
             assert len(sources) == span.rows
             assert padding is None or not span.complete
             real = np.ones(len(sources), bool) if padding is None else ~padding

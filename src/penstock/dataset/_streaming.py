@@ -1,4 +1,4 @@
-"""Stream a view to a training framework."""
+"""Stream a view or a mixture to a training framework."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -17,10 +17,9 @@ from penstock.dataset._options import (
     loader_options,
 )
 from penstock.device import DeviceOptions
-from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Workers
+from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, MixtureSource, Progress, Source, Workers
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
-from penstock.table import ROW_ID, Int64Array, Reader
 
 if TYPE_CHECKING:
     from penstock.adapters.jax import Sharding
@@ -32,13 +31,13 @@ Ranks = tuple[int, int] | Literal[False] | None
 
 
 class Streaming:
-    """What a view can do as a source of training data."""
-
-    _reader: Reader
-    _columns: tuple[str, ...]
-    _rows: Int64Array | range
+    """What views and mixtures can do as sources of training data."""
 
     def _pinned(self) -> "Streaming":
+        raise NotImplementedError
+
+    def _source(self, columns: Sequence[str] | None) -> Source | MixtureSource:
+        """What a loader of some columns reads, by default of all."""
         raise NotImplementedError
 
     @overload
@@ -142,19 +141,14 @@ class Streaming:
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
             check_no_loader_options(given)
-            view = self._pinned()
             dataset: RowDataset = adapter.row_dataset(
-                view._reader,
-                view._selected(columns),
-                view._rows,
-                decode=DecodeOptions(decode, image_size),
-                transform=transform,
+                self._pinned()._source(columns), decode=DecodeOptions(decode, image_size), transform=transform
             )
             return dataset
         if device is not None and not isinstance(device, DeviceOptions):
             device = DeviceOptions(device=device)
         loader: Loader = adapter.loader(
-            **self._source(given, BATCH_SIZE if batch_size is None else batch_size, device),
+            **self._arguments(given, BATCH_SIZE if batch_size is None else batch_size, device),
             distributed=distributed,
             device=device,
         )
@@ -172,7 +166,7 @@ class Streaming:
         Raises `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         loader: Loader = _adapter("numpy", "numpy").loader(
-            **self._keyword_source("numpy", options, batch_size), distributed=distributed
+            **self._keyword_arguments("numpy", options, batch_size), distributed=distributed
         )
         return loader
 
@@ -198,7 +192,7 @@ class Streaming:
         become 32-bit ones; an integer that does not fit raises `InvalidInputError`.
         """
         loader: Loader = _adapter("jax", "JAX").loader(
-            **self._keyword_source("jax", options, batch_size), sharding=sharding, distributed=distributed
+            **self._keyword_arguments("jax", options, batch_size), sharding=sharding, distributed=distributed
         )
         return loader
 
@@ -227,36 +221,24 @@ class Streaming:
         `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         dataset: TensorflowDataset = _adapter("tensorflow", "TensorFlow").dataset(
-            **self._keyword_source("tensorflow", options, batch_size),
+            **self._keyword_arguments("tensorflow", options, batch_size),
             distributed=distributed,
             output_signature=output_signature,
         )
         return dataset
 
-    def _keyword_source(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
+    def _keyword_arguments(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
         check_keywords(given, method)
-        return self._source({**DEFAULTS, **given}, batch_size)
+        return self._arguments({**DEFAULTS, **given}, batch_size)
 
-    def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
+    def _arguments(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
-        view = self._pinned()
         return {
-            "reader": view._reader,
-            "names": view._selected(given["columns"]),
-            "rows": view._rows,
+            "source": self._pinned()._source(given["columns"]),
             "options": loader_options(given, batch_size=batch_size, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),
         }
-
-    def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
-        if columns is None:
-            return self._columns
-        names = [columns] if isinstance(columns, str) else list(columns)
-        for name in names:
-            if name != ROW_ID:
-                self._reader.snapshot.schema[name]
-        return names
 
 
 def _adapter(name: str, product: str) -> ModuleType:

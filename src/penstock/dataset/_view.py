@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.dataset._streaming import Streaming
+from penstock.engine import Source
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
@@ -34,6 +35,13 @@ class View(Streaming):
     def _pinned(self) -> "View":
         """This view, which no other thread can change between two steps of a read."""
         return self
+
+    def _source(self, columns: Sequence[str] | None) -> Source:
+        names = self._columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        for name in names:
+            if name != ROW_ID:
+                self._reader.snapshot.schema[name]
+        return Source(self._reader, names, self._rows)
 
     @property
     def schema(self) -> Schema:

@@ -5,10 +5,12 @@ from penstock.engine._machine import available_cores
 from penstock.engine._options import BadSamples, DecodeOptions, Decoder, LoaderOptions, Transforms, Workers
 from penstock.engine._progress import Progress
 from penstock.engine._ranks import explicit_world, rank_consistency_check
-from penstock.engine._row_reader import RowReader
+from penstock.engine._row_reader import MixedRowReader, RowReader
+from penstock.engine._source import MixtureSource, Source, schema_of
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
     PAD,
+    SOURCE,
     BadRowsError,
     BatchFormatter,
     Columns,
@@ -26,6 +28,7 @@ from penstock.engine.assembly import (
 
 __all__ = [
     "PAD",
+    "SOURCE",
     "BadRowsError",
     "BadSample",
     "BadSamples",
@@ -39,11 +42,14 @@ __all__ = [
     "Loader",
     "LoaderOptions",
     "LoaderStats",
+    "MixedRowReader",
+    "MixtureSource",
     "NumpyFormatter",
     "Placement",
     "Progress",
     "RowKeys",
     "RowReader",
+    "Source",
     "StageTimes",
     "Transforms",
     "Workers",
@@ -54,5 +60,6 @@ __all__ = [
     "ragged_columns",
     "rank_consistency_check",
     "samples_of",
+    "schema_of",
     "writable",
 ]  # fmt: skip

@@ -1,20 +1,22 @@
 """The user's handle: batches of an epoch, length, state to resume from, statistics."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from penstock.engine._engine import LoaderEngine
 from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
+from penstock.engine._orders import State
 from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._run import EngineRun
+from penstock.engine._source import MixtureSource, Source
 from penstock.engine._stats import LoaderStats
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState
-from penstock.table import Int64Array, Reader
+from penstock.plan import MixtureState
 from penstock.types import World
 
 _SUPERSEDED = (
@@ -22,7 +24,7 @@ _SUPERSEDED = (
     "second loader to read the table twice at once"
 )
 
-ConsistencyCheck = Callable[[LoaderState], None]
+ConsistencyCheck = Callable[[State], None]
 """Compares the order and the position of all ranks; raises `InvalidInputError` if they differ."""
 
 
@@ -43,9 +45,7 @@ class Loader:
 
     def __init__(
         self,
-        reader: Reader,
-        names: Sequence[str],
-        rows: range | Int64Array,
+        source: Source | MixtureSource,
         *,
         world: World,
         options: LoaderOptions,
@@ -54,16 +54,14 @@ class Loader:
         check_ranks: ConsistencyCheck | None,
         progress: Progress | None,
     ) -> None:
-        self._reader, self._check_ranks, self._progress = reader, check_ranks, progress
-        self._engine = LoaderEngine(
-            reader, names, rows, world=world, options=options, formatter=formatter, placement=placement
-        )
+        self._check_ranks, self._progress = check_ranks, progress
+        self._engine = LoaderEngine(source, world=world, options=options, formatter=formatter, placement=placement)
         self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
         weakref.finalize(self, _shut_down, self._runs, self._engine)
         self._run: EngineRun | None = None
-        self._next = self._state = LoaderState(self._engine.order, 0, 0)
+        self._next = self._state = self._engine.order.state(0, 0)
         self._resumed = False
-        self._lease = VersionLease(reader)
+        self._leases = [VersionLease(table.source.reader) for table in self._engine.order.tables]
 
     def __iter__(self) -> Iterator[Any]:
         return self._epoch()
@@ -93,15 +91,10 @@ class Loader:
 
         Raises `InvalidInputError` for a state of another table, version, selection or order.
         """
-        loaded = LoaderState.from_json(state)
-        difference = self._engine.order.difference(loaded.order)
-        if difference is not None:
-            raise InvalidInputError(
-                f"this state belongs to another run: it differs in {difference}; open {loaded.order.table} at "
-                f"version {loaded.order.version} (penstock.load(…, version={loaded.order.version!r})), choose the same "
-                "rows and columns, and give the loader the same seed and shuffle options"
-            )
-        self._next = self._state = loaded
+        self._next = self._state = self._engine.resume(state)
+        if self._run is not None and isinstance(self._next, MixtureState):  # its order goes on from elsewhere
+            self._run.close(_SUPERSEDED if self._run.in_progress else None)
+            self._run = None
         self._resumed = True
 
     def set_epoch(self, epoch: int) -> None:
@@ -109,7 +102,7 @@ class Loader:
         if not isinstance(epoch, Integral) or epoch < 0:
             raise InvalidInputError(f"an epoch is a number from 0 on, not {epoch!r}")
         if not (self._resumed and self._next.epoch == epoch):
-            self._next = self._state = LoaderState(self._engine.order, int(epoch), 0)
+            self._next = self._state = self._engine.order.state(int(epoch), 0)
 
     def stats(self) -> LoaderStats:
         """Statistics so far, and what the loader waits for."""
@@ -120,7 +113,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._lease.release()
+        self._release_leases()
         _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
@@ -132,18 +125,23 @@ class Loader:
     def __repr__(self) -> str:
         order, world = self._engine.order, self._engine.world
         where = f", rank {world.rank} of {world.num_ranks}" if world.num_ranks > 1 else ""
-        return f"Loader({order.table} at {order.version}, {order.rows:,} rows in {len(self):,} steps{where})"
+        return f"Loader({order}, {order.partitioner.rows:,} rows in {len(self):,} steps{where})"
+
+    def _release_leases(self) -> None:
+        for lease in self._leases:
+            lease.release()
 
     def _epoch(self) -> Iterator[Any]:
         start, self._resumed = self._next, False
         if self._check_ranks is not None:
             self._check_ranks(start)
-        self._next = LoaderState(start.order, start.epoch + 1, 0)
+        self._next = replace(start, epoch=start.epoch + 1, consumed=0)
         run = self._run
         if run is None or run.in_progress or run.state != start:
             if run is not None:
                 run.close(_SUPERSEDED if run.in_progress else None)
-            self._lease.acquire()
+            for lease in self._leases:
+                lease.acquire()
             run = self._run = self._engine.run(start)
             self._runs.add(run)
         complete = False
@@ -158,7 +156,7 @@ class Loader:
             complete = True
         finally:
             if not complete:
-                self._lease.release()
+                self._release_leases()
                 run.close()
                 self._run = None if self._run is run else self._run
 

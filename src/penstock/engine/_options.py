@@ -1,7 +1,7 @@
 """What a user can set on a loader, as frozen values that are validated once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -90,6 +90,12 @@ class DecodeOptions:
         """Raise `NotFoundError` for unknown columns and `InvalidInputError` for columns without encoded bytes."""
         for name in () if isinstance(self.decode, bool) else self.decode:
             self.decoder(schema[name])
+
+    def only(self, names: Sequence[str]) -> "DecodeOptions":
+        """The options of some columns, for a table of a mixture that lacks the others."""
+        if isinstance(self.decode, bool):
+            return self
+        return replace(self, decode={name: choice for name, choice in self.decode.items() if name in names})
 
     @property
     def has_functions(self) -> bool:

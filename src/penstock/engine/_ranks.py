@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock.engine._loader import ConsistencyCheck
 from penstock.engine._options import LoaderOptions
+from penstock.engine._orders import State
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState
 from penstock.types import World
 
 
@@ -28,12 +28,13 @@ def rank_consistency_check(options: LoaderOptions, gather: Callable[[Any], list[
     `gather` takes a JSON value and returns those of all ranks.
     """
 
-    def check(state: LoaderState) -> None:
+    def check(state: State) -> None:
         point = {
             "the epoch": state.epoch, "the rows read before": state.consumed,
             "batch_size": options.batch_size, "drop_last": options.drop_last,
         }  # fmt: skip
-        found = [(LoaderState.from_json(its).order, there) for its, there in gather([state.to_json(), point])]
+        found = [(type(state).from_json(its).order, there) for its, there in gather([state.to_json(), point])]
+        first: Any
         first, start = found[0]
         for rank, (its, there) in enumerate(found):
             others = (

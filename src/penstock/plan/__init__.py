@@ -4,6 +4,7 @@ from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
 from penstock.plan._mixture import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
 from penstock.plan._mixture_ranks import MixturePartitioner, MixtureShare, SourceRows
+from penstock.plan._mixture_state import MixturePoint, MixtureSpec, MixtureState
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
@@ -20,7 +21,10 @@ __all__ = [
     "LoaderState",
     "MixtureOrder",
     "MixturePartitioner",
+    "MixturePoint",
     "MixtureShare",
+    "MixtureSpec",
+    "MixtureState",
     "OrderSpec",
     "Places",
     "RankPartitioner",

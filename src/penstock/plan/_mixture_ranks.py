@@ -24,6 +24,17 @@ class SourceRows(NamedTuple):
     numbers: Int64Array
     """For each its number among the rows of the source, over all its epochs."""
     padding: npt.NDArray[np.bool_] | None
+    moved: npt.NDArray[np.bool_]
+    """Mask of the rows that another rank owns."""
+
+
+class RankRows(NamedTuple):
+    """The rows of a rank in a span."""
+
+    sources: Int64Array
+    numbers: Int64Array
+    padding: npt.NDArray[np.bool_] | None
+    moved: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -72,19 +83,21 @@ class MixturePartitioner(RankPartitioner):
         """The row of the mixture, over all epochs, at a position of an epoch."""
         return self.origin[2] + (epoch - self.origin[0]) * self.rows + position - self.origin[1]
 
-    def rank_rows(self, span: SpanSteps) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_] | None]:
-        """The source of each row of a span, its number in the source, and a mask of rows that are padding."""
+    def rank_rows(self, span: SpanSteps) -> RankRows:
+        """The source of each row of this rank in a span, and its number in the source."""
         count = min(len(span.batch_rows) * self.step_rows, self.rows - span.start)
         sources, numbers = self._rows_from(self.row(span.epoch, span.start), count)
         if self.world.num_ranks == 1:
-            return sources.reshape(-1), numbers.reshape(-1), None
-        mine = self._owners(sources, numbers)[1] == self.world.rank
+            return RankRows(sources.reshape(-1), numbers.reshape(-1), None, np.zeros(count, bool))
+        owners, readers = self._owners(sources, numbers)
+        mine = readers == self.world.rank
+        moved = owners != self.world.rank
         if span.complete:
-            return sources[mine], numbers[mine], None
+            return RankRows(sources[mine], numbers[mine], None, moved[mine])
         chosen = np.flatnonzero(mine)
         padding = np.arange(self.batch_size) >= len(chosen)
         chosen = np.resize(chosen if len(chosen) else np.arange(count), self.batch_size)
-        return sources[0, chosen], numbers[0, chosen], padding
+        return RankRows(sources[0, chosen], numbers[0, chosen], padding, moved[0, chosen])
 
     def _rows_from(self, first: int, count: int) -> tuple[Int64Array, Int64Array]:
         """The sources and numbers of the rows of all ranks, by step; a single step may be incomplete."""
@@ -140,7 +153,7 @@ class MixtureShare:
     def rows(self, span: SpanSteps) -> list[SourceRows]:
         """The rows of a span that the worker builds, for each source."""
         partitioner, count = self.partitioner, self.num_workers
-        sources, numbers, padding = partitioner.rank_rows(span)
+        sources, numbers, padding, moved = partitioner.rank_rows(span)
         found: list[SourceRows] = []
         for source, lanes in enumerate(partitioner.source_lanes):
             here = sources == source
@@ -150,5 +163,6 @@ class MixtureShare:
             elif span.number % count != self.worker:
                 here[:] = False
             places = np.flatnonzero(here)
-            found.append(SourceRows(places, numbers[places], None if padding is None else padding[places]))
+            masked = None if padding is None else padding[places]
+            found.append(SourceRows(places, numbers[places], masked, moved[places]))
         return found

@@ -1,11 +1,13 @@
 """Turns rows of the window into batches: gather, decode, replace bad rows, the user's functions."""
 
 from penstock.engine.assembly._batch_builder import (
+    AnySpan,
     BatchAssembler,
     BatchBuilder,
     BatchFormatter,
     BuiltBatches,
     Failure,
+    Gatherer,
     Placement,
     RowKeys,
 )
@@ -21,11 +23,15 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._leaves import map_leaves
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
+from penstock.engine.assembly._mixed import MixedGatherer, MixedMemory, MixedReplacer, join_columns
+from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, Replacer, RowGatherer, RowReplacer
 
 __all__ = [
     "PAD",
+    "SOURCE",
     "Allocators",
+    "AnySpan",
     "BadRowsError",
     "BatchAssembler",
     "BatchBuilder",
@@ -36,14 +42,23 @@ __all__ = [
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
+    "Gatherer",
     "Jagged",
+    "MixedColumn",
+    "MixedGatherer",
+    "MixedMemory",
+    "MixedReplacer",
+    "MixedRows",
     "NumpyFormatter",
     "Placement",
+    "Replacer",
     "RowGatherer",
     "RowKeys",
     "RowReplacer",
     "accepts_generator",
+    "join_columns",
     "map_leaves",
+    "mixed_columns",
     "ragged_columns",
     "samples_of",
     "writable",

@@ -35,7 +35,7 @@ class Collator:
 
     def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, dict[int, Exception]]:
         """All columns of a span, and the errors of bad rows by index; the values of bad rows are undefined."""
-        found: Columns = {}
+        found: dict[str, Any] = {}
         bad: dict[int, Exception] = {}
         blocks = window.blocks(span)
         rows = window.slab_starts(span)[span.block_index] + span.rows if self._layout.fixed else None

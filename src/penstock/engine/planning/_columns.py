@@ -42,6 +42,7 @@ class Layout:
     """Which columns are in the slab (`fixed`), and which have a variable shape or are encoded (`variable`)."""
 
     def __init__(self, schema: Schema, names: Sequence[str]) -> None:
+        self.names = tuple(names)
         fields = {name: None if name == ROW_ID else schema[name] for name in names}
         self.fields = [field for field in fields.values() if field is not None]
         self.fixed = [column for name, field in fields.items() if (column := fixed_column(name, field)) is not None]

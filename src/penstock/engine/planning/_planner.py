@@ -51,7 +51,7 @@ class PlannedSpans(NamedTuple):
     """Whether the epoch ends with them."""
 
 
-class _Rows(NamedTuple):
+class SpanRows(NamedTuple):
     """The rows of a span that this process builds."""
 
     steps: SpanSteps
@@ -82,11 +82,11 @@ class Planner:
         is_first = True
         for index, steps in groupby(spans, attrgetter("epoch")):
             resumed = is_first and (consumed > 0 or first > number)
-            yield from self._plan_epoch(self._locator(self._epoch(index), resumed=resumed, first=is_first), steps)
+            yield from self._plan_epoch(self.locator(index, resumed=resumed, first=is_first), steps)
             is_first = False
 
     def _plan_epoch(self, locator: BlockLocator, steps: Iterator[SpanSteps]) -> Iterator[PlannedSpans]:
-        together: list[_Rows] = []
+        together: list[SpanRows] = []
         size = limit = 0
         last = False
         for span in steps:
@@ -106,10 +106,10 @@ class Planner:
         elif last:
             yield PlannedSpans([], locator.open_blocks(), True)
 
-    def _rows(self, span: SpanSteps) -> _Rows:
+    def _rows(self, span: SpanSteps) -> SpanRows:
         positions, padding = self._schedule.positions(span)
         places = self._share.places(span, positions)
-        return _Rows(span, places, positions[places], None if padding is None else padding[places])
+        return SpanRows(span, places, positions[places], None if padding is None else padding[places])
 
     def _epoch(self, number: int) -> Epoch:
         shuffle = self._order.shuffle
@@ -117,20 +117,26 @@ class Planner:
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         return Epoch(self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled)
 
-    def _locator(self, epoch: Epoch, *, resumed: bool, first: bool) -> BlockLocator:
-        options = self._options
+    def locator(
+        self, index: int, *, resumed: bool = False, first: bool = False, by_pages: bool = False
+    ) -> BlockLocator:
+        """Finds the blocks of an epoch's rows, of which it may read only the pages that hold the rows.
+
+        An epoch may be `resumed`, so that it is read from the middle on, and the first one of a run.
+        """
+        options, epoch = self._options, self._epoch(index)
         if self._selection.scattered:
             return ScatteredLocator(self._selection, options.page_bytes)
         if self._resident:
             self._resident.sort(key=lambda block: self._selection.first_index(block.source))
             return ResidentBlocks(self._selection, self._part_blocks, epoch, self._resident)
-        if options.by_blocks:
+        if options.by_blocks and not by_pages:
             resident = self._resident if options.resident and not resumed else None
             trim = options.trim and first
             return WholeBlocks(self._selection, self._part_blocks, epoch, trim=trim, resident=resident)
         return PartialBlocks(self._selection, self._part_blocks, epoch, options.page_bytes)
 
-    def _plan(self, locator: BlockLocator, together: list[_Rows], *, last: bool) -> PlannedSpans:
+    def _plan(self, locator: BlockLocator, together: list[SpanRows], *, last: bool) -> PlannedSpans:
         positions = np.concatenate([rows.positions for rows in together])
         found = locator.find(positions, duplicates=together[0].padding is not None)
         spans = []
@@ -139,12 +145,12 @@ class Planner:
         for rows in together:
             end = first + len(rows.positions)
             resident = isinstance(locator, ResidentBlocks)
-            spans.append(_span(rows, found, slice(first, end), None if resident else local_index))
+            spans.append(located_span(rows, found, slice(first, end), None if resident else local_index))
             first = end
         return PlannedSpans(spans, locator.take_closed() + (locator.open_blocks() if last else []), last)
 
 
-def _span(rows: _Rows, found: BlockLocations, here: slice, local_index: Int64Array | None) -> Span:
+def located_span(rows: SpanRows, found: BlockLocations, here: slice, local_index: Int64Array | None) -> Span:
     """A span of some located rows; `local_index` is scratch memory to leave out blocks that it does not need."""
     block_index, blocks = found.block_index[here], found.blocks
     if local_index is not None:
@@ -163,7 +169,7 @@ def _span(rows: _Rows, found: BlockLocations, here: slice, local_index: Int64Arr
     )
 
 
-def _blocks_drawn(rows: _Rows, block_index: Int64Array, blocks: int) -> int:
+def _blocks_drawn(rows: SpanRows, block_index: Int64Array, blocks: int) -> int:
     """Sum over batches of the number of blocks that a batch draws from."""
     batch_rows = rows.steps.batch_rows
     batch = np.repeat(np.arange(len(batch_rows)), batch_rows)[rows.places]

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from penstock.device import SharedMemory, forks
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly import PAD
+from penstock.engine.assembly import PAD, SOURCE, AnySpan, MixedColumn
 from penstock.engine.planning import FixedColumn, Layout, Span
-from penstock.engine.window import PreallocatedColumn
+from penstock.engine.window import PreallocatedColumn, RowsAt
 from penstock.plan import Places
 
+HIDDEN = "\0"
 ROW_IDS, POSITIONS = "\0row_ids", "\0positions"
+TABLES, EPOCHS, TABLE_ROW_IDS = "\0tables", "\0epochs", "\0table_row_ids"
 """Names of hidden columns; no column of a table has them."""
 
 _ALIGNMENT = 64
@@ -24,6 +26,35 @@ _MAX_OPEN = 128
 """Slots with a descriptor; more are used once."""
 
 Column = npt.NDArray[Any]
+
+
+RowShape = tuple[str, np.dtype[Any], tuple[int, ...]]
+"""The name of a column, and the type and shape of a row."""
+
+
+def table_columns(layout: Layout, decode: DecodeOptions) -> list[RowShape]:
+    """Columns of a table that a slot has: those of a fixed shape, and decoded images of a known shape."""
+    wanted: list[RowShape] = []
+    for column in layout.fixed:
+        wanted += _with_mask(column.name, column.dtype, column.shape, masked=column.nullable)
+    for field in layout.variable:
+        shape = decode.image_shape(field)
+        if shape is not None and (len(shape) == 3 or decode.resizes(field)):  # others may have 16 bits
+            wanted += _with_mask(field.name, np.dtype(np.uint8), shape, masked=field.nullable)
+    return wanted
+
+
+def mixture_columns(columns: Sequence[MixedColumn]) -> list[RowShape]:
+    """The same for a mixture."""
+    wanted: list[RowShape] = []
+    for column in columns:
+        if column.dtype is not None:
+            wanted += _with_mask(column.name, column.dtype, column.shape, masked=column.masked)
+    return [*wanted, (SOURCE, np.dtype(np.int64), ())]
+
+
+def _with_mask(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, masked: bool) -> list[RowShape]:
+    return [(name, dtype, shape), *[(f"{name}_mask", np.dtype(bool), ())] * masked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +79,27 @@ class SlotLayout:
 
     @classmethod
     def of(
-        cls, layout: Layout, decode: DecodeOptions, rows: int, *, flags_rows: bool, row_ids: bool, positions: bool
+        cls, columns: Sequence[RowShape], rows: int, *, flags_rows: bool, row_ids: bool, positions: bool, tables: bool
     ) -> "SlotLayout":
-        """Columns of a fixed shape, decoded images of a known shape, and what else is known of each row."""
-        wanted: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-        for column in layout.fixed:
-            wanted.append((column.name, column.dtype, column.shape))
-            if column.nullable:
-                wanted.append((f"{column.name}_mask", np.dtype(bool), ()))
-        for field in layout.variable:
-            shape = decode.image_shape(field)
-            if shape is not None and (len(shape) == 3 or decode.resizes(field)):  # others may have 16 bits
-                wanted.append((field.name, np.dtype(np.uint8), shape))
-                if field.nullable:
-                    wanted.append((f"{field.name}_mask", np.dtype(bool), ()))
-        wanted += [(PAD, np.dtype(bool), ())] * flags_rows
-        wanted += [(ROW_IDS, np.dtype(np.int64), ())] * row_ids + [(POSITIONS, np.dtype(np.int64), ())] * positions
-        columns: list[SharedColumn] = []
+        """Columns of rows of a fixed shape, and what else is known of each row."""
+        hidden = (
+            (ROW_IDS, row_ids),
+            (POSITIONS, positions),
+            *((name, tables) for name in (TABLES, EPOCHS, TABLE_ROW_IDS)),
+        )
+        wanted = [*columns, *[(PAD, np.dtype(bool), ())] * flags_rows]
+        wanted += [(name, np.dtype(np.int64), ()) for name, needed in hidden if needed]
+        found: list[SharedColumn] = []
         end = 0
         for name, dtype, shape in wanted:
-            columns.append(SharedColumn(name, dtype, shape, end))
+            found.append(SharedColumn(name, dtype, shape, end))
             end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return cls(tuple(columns), end)
+        return cls(tuple(found), end)
 
     @property
     def values_end(self) -> int:
         """Where the hidden columns start, which are needed after the batches are made."""
-        return min((column.offset for column in self.columns if column.name in (ROW_IDS, POSITIONS)), default=self.size)
+        return min((column.offset for column in self.columns if column.name.startswith(HIDDEN)), default=self.size)
 
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, Column]:
         """The columns of a slot, for a span of some rows."""
@@ -202,17 +227,17 @@ class MappedSlots:
         """The columns of a slot."""
         return self._layout.arrays(self._memory[slot], rows)
 
-    def span_columns(self, span: Span) -> dict[str, Column]:
+    def span_columns(self, span: AnySpan) -> dict[str, Column]:
         """The columns of a span's slot, with the rows of all processes."""
         return self.columns(self._assigned[span.number], span.steps.rows)
 
-    def release(self, span: Span) -> None:
+    def release(self, span: AnySpan) -> None:
         """Forget the slot of a span that is built."""
         del self._assigned[span.number]
 
-    def accepts(self, span: Span) -> bool:
+    def accepts(self, span: Span) -> bool:  # noqa: ARG002
         """See `BatchMemory`."""
-        return isinstance(span.places, slice)
+        return True
 
     def is_available(self, span: Span) -> bool:
         """See `BatchMemory`."""
@@ -220,16 +245,20 @@ class MappedSlots:
 
     def column(self, span: Span, column: FixedColumn) -> PreallocatedColumn:
         """See `BatchMemory`."""
-        assert isinstance(span.places, slice)
         values = self.span_columns(span)[column.name]
         memory = values.reshape(-1).view(np.uint8).data
-        rows = range(len(values))[span.places]
-        return PreallocatedColumn(values[span.places], memory, values.nbytes // len(values), rows)
+        row_bytes = values.nbytes // len(values)
+        if isinstance(span.places, slice):
+            rows = range(len(values))[span.places]
+            return PreallocatedColumn(values[span.places], memory, row_bytes, rows)
+        return PreallocatedColumn(RowsAt(values, span.places), memory, row_bytes, span.places)
 
 
 def write_rows(columns: Mapping[str, Column], places: Places, found: Mapping[str, Any]) -> None:
     """Write rows to their places in a slot, unless they are there already."""
     for name, values in columns.items():
         written = found.get(name)
-        if written is not None and not (isinstance(places, slice) and np.may_share_memory(values, written)):
+        if written is None or isinstance(written, RowsAt):  # which are rows of the slot
+            continue
+        if not (isinstance(places, slice) and np.may_share_memory(values, written)):
             values[places] = written
