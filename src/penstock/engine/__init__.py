@@ -5,8 +5,7 @@ from penstock.engine._machine import available_cores
 from penstock.engine._options import BadSamples, DecodeOptions, Decoder, LoaderOptions, Transforms, Workers
 from penstock.engine._progress import Progress
 from penstock.engine._ranks import explicit_world, rank_consistency_check
-from penstock.engine._row_reader import MixedRowReader, RowReader
-from penstock.engine._source import MixtureSource, Source, schema_of
+from penstock.engine._row_reader import RowReader
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
     PAD,
@@ -25,6 +24,7 @@ from penstock.engine.assembly import (
     samples_of,
     writable,
 )
+from penstock.engine.sources import MixedRowReader, MixtureSource, Source, schema_of
 
 __all__ = [
     "PAD",

@@ -7,13 +7,12 @@ from typing import Any
 
 from penstock.device import BufferPool, empty_small_pages
 from penstock.engine._options import LoaderOptions
-from penstock.engine._orders import MixedOrder, State, TableOrder
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
-from penstock.engine._source import MixtureSource, Source
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Gatherer, Placement
 from penstock.engine.planning import compaction_advice
+from penstock.engine.sources import MixedOrder, MixtureSource, Source, State, TableOrder
 from penstock.engine.window import MixedBatches, PooledBatches
 from penstock.engine.workers import (
     LoaderSource,

@@ -9,12 +9,11 @@ from typing import Any
 from penstock.engine._engine import LoaderEngine
 from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
-from penstock.engine._orders import State
 from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._run import EngineRun
-from penstock.engine._source import MixtureSource, Source
 from penstock.engine._stats import LoaderStats
 from penstock.engine.assembly import BatchFormatter, Placement
+from penstock.engine.sources import MixtureSource, Source, State
 from penstock.errors import InvalidInputError
 from penstock.plan import MixtureState
 from penstock.types import World

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.engine._loader import ConsistencyCheck
 from penstock.engine._options import LoaderOptions
-from penstock.engine._orders import State
+from penstock.engine.sources import State
 from penstock.errors import InvalidInputError
 from penstock.types import World
 

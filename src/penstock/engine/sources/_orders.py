@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.engine._options import LoaderOptions
 from penstock.engine._sizing import SizedTable
-from penstock.engine._source import MixtureSource, Source
 from penstock.engine.planning import Selection
+from penstock.engine.sources._source import MixtureSource, Source
 from penstock.engine.workers import TableSource
 from penstock.errors import InvalidInputError
 from penstock.plan import (

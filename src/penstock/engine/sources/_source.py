@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.engine._options import DecodeOptions
-from penstock.engine._row_reader import MixedRowReader, RowReader
+from penstock.engine._row_reader import RowReader
 from penstock.engine.assembly import SOURCE, mixed_columns
 from penstock.engine.planning import Layout
+from penstock.engine.sources._mixed_rows import MixedRowReader
 from penstock.errors import InvalidInputError
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label
