@@ -31,8 +31,6 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     ),
     "engine/planning/_selection.py Selection methods": (31, "one method per level of rows: leaves, sections, blocks"),
     "engine/assembly/_formatter.py NumpyFormatter methods": (24, "what adapters override, each a few lines"),
-    "engine/_loader.py Loader.__init__ parameters": (9, "built by adapters only, from values a user chose"),
-    "engine/window/_window.py Window.__init__ parameters": (9, "built in one place, from the stages it connects"),
     "testing/_stores.py StoreTests methods": (27, "one method per rule of the store contract"),
     "format/kinds/_tensor.py Tensor methods": (22, "the column type contract, for fixed and for ragged shapes"),
     "device/_image_kernel.py image_kernel parameters": (17, "a GPU kernel takes pointers and scalars, not objects"),

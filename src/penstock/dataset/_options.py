@@ -22,7 +22,7 @@ from penstock.engine import (
     available_cores,
 )
 from penstock.errors import InvalidInputError
-from penstock.plan import Shuffle, WeightedDraw
+from penstock.plan import Shuffle
 
 BATCH_SIZE = 64
 _MAX_WORKERS = 8
@@ -109,7 +109,6 @@ def loader_options(
     given: LoaderKeywords,
     *,
     batch_size: int,
-    draw: WeightedDraw | None,
     follow: VersionFollower | None,
     device: DeviceOptions | None,
 ) -> LoaderOptions:
@@ -126,7 +125,6 @@ def loader_options(
         memory_budget=as_bytes("memory_budget", given["memory_budget"]),
         decode=DecodeOptions(given["decode"], given["image_size"]),
         bad_samples=bad if isinstance(bad, BadSamples) else BadSamples(action=bad),
-        draw=draw,
         follow=follow,
         run=RunLength(given["steps"], given["epochs"]),
         device_memory=None if device is None else device.memory,

@@ -1,26 +1,28 @@
 """Views of samples that are composed of rows: windows and packed sequences."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from penstock.dataset._streaming import Streaming
+from penstock.dataset._streaming import Streaming, selected_columns
+from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.engine import (
     ComposedRows,
     DecodeOptions,
     PackedSamples,
     RowReader,
+    Source,
     WindowSamples,
     samples_of,
+    schema_of,
 )
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import Field, Schema
-from penstock.format.kinds import Image, Label, List, Tensor, Values
+from penstock.format import Schema
+from penstock.format.kinds import Tensor, Values
 from penstock.plan import find_windows, group_rows, pack_concat, pack_fit
 from penstock.table import (
-    ROW_ID,
     Int64Array,
     Reader,
     is_position,
@@ -48,21 +50,13 @@ class SampleView(Streaming):
     def _pinned(self) -> "SampleView":
         return self
 
-    def _streamed_rows(self) -> ComposedRows:
-        return self._rows
+    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
+        return Source(self._reader, self._selected(columns), self._rows, weights.draw(self._reader, self._rows))
 
     @property
     def schema(self) -> Schema:
         """The columns of samples; `schema.names` lists their names."""
-        composition, table = self._rows.composition, self._reader.snapshot.schema
-        if isinstance(composition, PackedSamples):
-            token = table[composition.column]
-            kinds = {name: Tensor(str(dtype), shape) for name, (dtype, shape) in composition.shapes().items()}
-            return Schema(tuple(replace(token, name=name, kind=kinds[name], nullable=False) for name in self._columns))
-        assert isinstance(composition, WindowSamples)
-        fields = [table[name] for name in self._columns if name != ROW_ID]
-        times = {name: len(draws) for name, draws in composition.columns.items()}
-        return Schema(tuple(_with_time(field, times.get(field.name)) for field in fields))
+        return schema_of(self._source(None))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,7 +96,7 @@ class SampleView(Streaming):
 
     def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
         if isinstance(self._rows.composition, WindowSamples):
-            return super()._selected(columns)
+            return selected_columns(self._reader, self._columns, columns)
         names = self._columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
         known = self._rows.composition.shapes() if isinstance(self._rows.composition, PackedSamples) else {}
         for name in names:
@@ -247,15 +241,3 @@ def _seconds(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         raise InvalidInputError(f"windows(offsets_s=…) needs times in order_by={name!r}: numbers of seconds, or times")
     relative = values - values.min() if len(values) else values
     return relative / np.timedelta64(1, "s") if relative.dtype.kind == "m" else relative.astype(np.float64)
-
-
-def _with_time(field: Field, times: int | None) -> Field:
-    """A column of windows."""
-    if times is None:
-        return field
-    kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
-    if isinstance(kind, Tensor) and not kind.ragged:
-        return replace(field, kind=Tensor(kind.dtype, (times, *kind.shape)))
-    if isinstance(kind, Image) and kind.shape:
-        return replace(field, kind=Tensor("uint8", (times, *kind.shape)))
-    return replace(field, kind=List(kind))

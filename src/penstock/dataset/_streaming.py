@@ -1,11 +1,10 @@
-"""Stream a view to a training framework."""
+"""Stream a view or a mixture to a training framework."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from penstock.dataset._follow import follow_branch
 from penstock.dataset._options import (
     BATCH_SIZE,
     DEFAULTS,
@@ -17,9 +16,19 @@ from penstock.dataset._options import (
     check_no_loader_options,
     loader_options,
 )
-from penstock.dataset._weights import Weights
+from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.device import DeviceOptions
-from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Rows, Workers
+from penstock.engine import (
+    BadSamples,
+    DecodeOptions,
+    Decoder,
+    Loader,
+    MixtureSource,
+    Progress,
+    Source,
+    VersionFollower,
+    Workers,
+)
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
 from penstock.table import ROW_ID, Reader
@@ -36,18 +45,21 @@ Ranks = tuple[int, int] | Literal[False] | None
 
 
 class Streaming:
-    """What a view can do as a source of training data."""
-
-    _reader: Reader
-    _columns: tuple[str, ...]
-    _rows: Rows
+    """What views and mixtures can do as sources of training data."""
 
     def _pinned(self) -> "Streaming":
         raise NotImplementedError
 
-    def _streamed_rows(self) -> Rows:
-        """The rows that a loader reads: all but quarantined ones."""
+    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source | MixtureSource:
+        """What a loader of some columns reads, by default of all; quarantined rows are left out."""
         raise NotImplementedError
+
+    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:  # noqa: ARG002
+        """Finds newer versions of what a loader reads; raises `InvalidInputError` if that is not a whole table."""
+        raise InvalidInputError(
+            "follow=True reads all rows of each version, and this is a choice of rows of one version; pass follow=True "
+            "to a loader of the table itself"
+        )
 
     @overload
     def pytorch(
@@ -172,19 +184,14 @@ class Streaming:
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
             check_no_loader_options(given)
-            view = self._pinned()
             dataset: RowDataset = adapter.row_dataset(
-                view._reader,
-                view._selected(columns),
-                view._streamed_rows(),
-                decode=DecodeOptions(decode, image_size),
-                transform=transform,
+                self._pinned()._source(columns), decode=DecodeOptions(decode, image_size), transform=transform
             )
             return dataset
         if device is not None and not isinstance(device, DeviceOptions):
             device = DeviceOptions(device=device)
         loader: Loader = adapter.loader(
-            **self._source(given, BATCH_SIZE if batch_size is None else batch_size, device),
+            **self._arguments(given, BATCH_SIZE if batch_size is None else batch_size, device),
             distributed=distributed,
             device=device,
         )
@@ -202,7 +209,7 @@ class Streaming:
         Raises `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         loader: Loader = _adapter("numpy", "numpy").loader(
-            **self._keyword_source("numpy", options, batch_size), distributed=distributed
+            **self._keyword_arguments("numpy", options, batch_size), distributed=distributed
         )
         return loader
 
@@ -228,7 +235,7 @@ class Streaming:
         become 32-bit ones; an integer that does not fit raises `InvalidInputError`.
         """
         loader: Loader = _adapter("jax", "JAX").loader(
-            **self._keyword_source("jax", options, batch_size), sharding=sharding, distributed=distributed
+            **self._keyword_arguments("jax", options, batch_size), sharding=sharding, distributed=distributed
         )
         return loader
 
@@ -257,41 +264,36 @@ class Streaming:
         `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         dataset: TensorflowDataset = _adapter("tensorflow", "TensorFlow").dataset(
-            **self._keyword_source("tensorflow", options, batch_size),
+            **self._keyword_arguments("tensorflow", options, batch_size),
             distributed=distributed,
             output_signature=output_signature,
         )
         return dataset
 
-    def _keyword_source(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
+    def _keyword_arguments(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
         check_keywords(given, method)
-        return self._source({**DEFAULTS, **given}, batch_size)
+        return self._arguments({**DEFAULTS, **given}, batch_size)
 
-    def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
+    def _arguments(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
-        view = self._pinned()
-        reader, rows, names = view._reader, view._streamed_rows(), view._selected(given["columns"])
         weights = Weights(given["weights"], given["balance"], given["rows"])
-        follow = follow_branch(reader, names, view._rows, weights) if given["follow"] else None
+        source = self._pinned()._source(given["columns"], weights)
+        follow = self._pinned()._follower(source, weights) if given["follow"] else None
         return {
-            "reader": reader,
-            "names": names,
-            "rows": rows,
-            "options": loader_options(
-                given, batch_size=batch_size, draw=weights.draw(reader, rows), follow=follow, device=device
-            ),
+            "source": source,
+            "options": loader_options(given, batch_size=batch_size, follow=follow, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),
         }
 
-    def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
-        if columns is None:
-            return self._columns
-        names = [columns] if isinstance(columns, str) else list(columns)
-        for name in names:
-            if name != ROW_ID:
-                self._reader.snapshot.schema[name]
-        return names
+
+def selected_columns(reader: Reader, every: Sequence[str], columns: Sequence[str] | None) -> Sequence[str]:
+    """The columns that a loader reads, by default `every`; raises `NotFoundError` for an unknown one."""
+    names = every if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    for name in names:
+        if name != ROW_ID:
+            reader.snapshot.schema[name]
+    return names
 
 
 def _adapter(name: str, product: str) -> ModuleType:

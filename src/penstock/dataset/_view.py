@@ -7,9 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.dataset._follow import follow_branch
 from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
 from penstock.dataset._splits import split_rows
-from penstock.dataset._streaming import Streaming
+from penstock.dataset._streaming import Streaming, selected_columns
+from penstock.dataset._weights import UNWEIGHTED, Weights
+from penstock.engine import MixtureSource, Source, VersionFollower
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
@@ -41,8 +44,13 @@ class View(Streaming):
         """This view, which no other thread can change between two steps of a read."""
         return self
 
-    def _streamed_rows(self) -> range | Int64Array:
-        return without_quarantined(self._reader, self._rows)
+    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
+        names = selected_columns(self._reader, self._columns, columns)
+        rows = without_quarantined(self._reader, self._rows)
+        return Source(self._reader, names, rows, weights.draw(self._reader, rows))
+
+    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:
+        return follow_branch(self._reader, source.names, self._rows, weights)
 
     @property
     def schema(self) -> Schema:

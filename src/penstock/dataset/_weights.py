@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ _READ_ROWS = 1 << 16
 class Weights:
     """How a user weights rows. Raises `InvalidInputError` for options that exclude or need each other."""
 
-    weights: Any
+    weights: Any = None
     """The name of a numeric column, or an array with one number per row."""
-    balance: str | None
+    balance: str | None = None
     """The column of classes that are drawn equally often."""
-    draws: int | None
+    draws: int | None = None
     """Rows that an epoch draws; None draws as many as there are."""
 
     def __post_init__(self) -> None:
@@ -47,6 +48,8 @@ class Weights:
         """
         if self.weights is None and self.balance is None:
             return None
+        if self.draws is not None and (not isinstance(self.draws, Integral) or self.draws < 1):
+            raise InvalidInputError(f"rows must be a whole number of at least 1, not {self.draws!r}")
         rows = _anchors(chosen, by_column=not self.is_array)
         if self.balance is not None:
             source, found = f"balance={self.balance!r}", _inverse_class_sizes(reader, rows, self.balance)
@@ -57,6 +60,9 @@ class Weights:
         if not len(rows):
             raise InvalidInputError("there are no rows to draw from")
         return WeightedDraw.of(found, len(rows) if self.draws is None else self.draws, source=source)
+
+
+UNWEIGHTED = Weights()
 
 
 def _anchors(chosen: Rows, *, by_column: bool) -> range | Int64Array:

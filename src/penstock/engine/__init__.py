@@ -18,6 +18,7 @@ from penstock.engine._row_reader import RowReader
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
     PAD,
+    SOURCE,
     BadRowsError,
     BatchFormatter,
     Columns,
@@ -33,9 +34,11 @@ from penstock.engine.assembly import (
     writable,
 )
 from penstock.engine.planning import ComposedRows, PackedSamples, Rows, WindowSamples
+from penstock.engine.sources import MixedRowReader, MixtureSource, Source, schema_of
 
 __all__ = [
     "PAD",
+    "SOURCE",
     "BadRowsError",
     "BadSample",
     "BadSamples",
@@ -49,6 +52,8 @@ __all__ = [
     "Loader",
     "LoaderOptions",
     "LoaderStats",
+    "MixedRowReader",
+    "MixtureSource",
     "NumpyFormatter",
     "PackedSamples",
     "Placement",
@@ -58,6 +63,7 @@ __all__ = [
     "RowReader",
     "Rows",
     "RunLength",
+    "Source",
     "StageTimes",
     "Transforms",
     "VersionFollower",
@@ -69,5 +75,6 @@ __all__ = [
     "map_leaves",
     "ragged_columns",
     "samples_of",
+    "schema_of",
     "writable",
 ]  # fmt: skip

@@ -1,24 +1,22 @@
 """The user's handle: batches of an epoch, length, state to resume from, statistics."""
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from typing import Any
 
 from penstock.engine._engine import LoaderEngine
-from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._ranks import RankAgreement
 from penstock.engine._run import EngineRun
 from penstock.engine._stats import LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Rows
+from penstock.engine.sources import MixtureSource, Source
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState
-from penstock.table import Reader
+from penstock.plan import LoaderState, MixtureState, State
 from penstock.types import World
 
 _SUPERSEDED = (
@@ -47,9 +45,7 @@ class Loader:
 
     def __init__(
         self,
-        reader: Reader,
-        names: Sequence[str],
-        rows: Rows,
+        source: Source | MixtureSource,
         *,
         world: World,
         options: LoaderOptions,
@@ -65,14 +61,15 @@ class Loader:
             )
         self._options, self._agreement, self._progress = options, agreement, progress
         self._open = partial(
-            LoaderEngine, names=names, world=world, formatter=formatter, placement=placement, collector=StatsCollector()
-        )
+            LoaderEngine, world=world, options=options, formatter=formatter, placement=placement,
+            collector=StatsCollector(),
+        )  # fmt: skip
         self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
         self._run: EngineRun | None = None
-        self._engine = self._open(reader=reader, rows=rows, options=options)
+        self._source, self._engine = source, self._open(source)
         self._finalizer = weakref.finalize(self, _shut_down, self._runs, self._engine)
-        self._lease = VersionLease(reader)
-        self._state = LoaderState(self._engine.order, 0, 0)
+        self._leases = self._engine.leases()
+        self._state = self._engine.order.state(0, 0)
         self._resumed = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,27 +103,23 @@ class Loader:
 
         Raises `InvalidInputError` for a state of another table, version, selection or order.
         """
-        loaded = LoaderState.from_json(state)
-        engine, version = self._engine, loaded.order.version
-        if self._options.follow is not None and version != engine.order.version:
-            engine = self._engine_at(version)
-        difference = engine.order.difference(loaded.order)
-        if difference is not None:
-            raise InvalidInputError(
-                f"this state belongs to another run: it differs in {difference}; open {loaded.order.table} at "
-                f"version {version} (penstock.load(…, version={version!r})), choose the same "
-                "rows and columns, and give the loader the same seed and shuffle options"
-            )
+        engine = self._engine
+        if self._options.follow is not None:
+            version = LoaderState.from_json(state).order.version
+            engine = engine if version == engine.order.version else self._engine_at(version)
+        loaded = engine.resume(state)
         self._use(engine)
-        self._state = loaded
-        self._resumed = True
+        if self._run is not None and isinstance(loaded, MixtureState):  # its order goes on from elsewhere
+            self._run.close(_SUPERSEDED if self._run.in_progress else None)
+            self._run = None
+        self._state, self._resumed = loaded, True
 
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch of the next iteration; the epoch of a loaded state continues at its position."""
         if not isinstance(epoch, Integral) or epoch < 0:
             raise InvalidInputError(f"an epoch is a number from 0 on, not {epoch!r}")
         if not (self._resumed and self._state.epoch == epoch):
-            self._state, self._resumed = LoaderState(self._engine.order, int(epoch), 0), False
+            self._state, self._resumed = self._engine.order.state(int(epoch), 0), False
 
     def stats(self) -> LoaderStats:
         """Statistics so far, and what the loader waits for."""
@@ -137,7 +130,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._lease.release()
+        self._release_leases()
         _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
@@ -149,10 +142,14 @@ class Loader:
     def __repr__(self) -> str:
         order, world, steps = self._engine.order, self._engine.world, self._engine.steps
         where = f", rank {world.rank} of {world.num_ranks}" if world.num_ranks > 1 else ""
-        return f"Loader({order.table} at {order.version}, {order.rows:,} rows in {steps:,} steps{where})"
+        return f"Loader({order}, {order.partitioner.rows:,} rows in {steps:,} steps{where})"
+
+    def _release_leases(self) -> None:
+        for lease in self._leases:
+            lease.release()
 
     @property
-    def _next(self) -> LoaderState:
+    def _next(self) -> State:
         """Where the next iteration starts."""
         length = self._options.run
         return length.resume(self._state) if self._resumed else length.next_start(self._state)
@@ -184,27 +181,28 @@ class Loader:
                 run.close()
                 if self._run is run:
                     self._run = None
-                    self._lease.release()
+                    self._release_leases()
 
-    def _run_from(self, at: LoaderState) -> EngineRun:
+    def _run_from(self, at: State) -> EngineRun:
         """A run that continues at a state: the last one, whose next batches are prefetched, or a new one."""
-        run, start = self._run, LoaderState(at.order, at.epoch, at.consumed)
+        run, start = self._run, replace(at, steps=0, epochs=0)
         if run is not None:
             if not run.in_progress and run.state == start:
                 return run
             run.close(_SUPERSEDED if run.in_progress else None)
-        self._lease.acquire()
+        for lease in self._leases:
+            lease.acquire()
         run = self._run = self._engine.run(start)
         self._runs.add(run)
         return run
 
-    def _follow(self, at: LoaderState) -> LoaderState:
+    def _follow(self, at: State) -> State:
         """Move to the newest version at the end of an epoch, all ranks or none; returns the state there."""
         follow, agreement = self._options.follow, self._agreement
         if follow is None:
             return at
         version = follow.newest() if agreement is None else agreement.gather(follow.newest)[0]
-        if version == at.order.version:
+        if version == self._engine.order.version:
             return at
         opened: list[LoaderEngine] = []
         if agreement is None:
@@ -212,12 +210,12 @@ class Loader:
         else:
             agreement.gather(lambda: opened.append(self._engine_at(version)))
         self._use(opened[0])
-        return replace(at, order=self._engine.order)
+        return replace(self._engine.order.state(at.epoch, 0), steps=at.steps, epochs=at.epochs)
 
     def _engine_at(self, version: str) -> LoaderEngine:
         assert self._options.follow is not None
         reader, rows, draw = self._options.follow.open(version)
-        return self._open(reader=reader, rows=rows, options=replace(self._options, draw=draw))
+        return self._open(Source(reader, self._source.names, rows, draw))
 
     def _use(self, engine: LoaderEngine) -> None:
         """Read by another engine from now on."""
@@ -225,7 +223,7 @@ class Loader:
             return
         self.close()
         self._finalizer.detach()
-        self._engine, self._lease = engine, VersionLease(engine.reader)
+        self._engine, self._leases = engine, engine.leases()
         self._finalizer = weakref.finalize(self, _shut_down, self._runs, engine)
 
 

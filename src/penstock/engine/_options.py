@@ -11,7 +11,7 @@ from penstock.engine._stats import BadSample
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Audio, Image, List, Mask
-from penstock.plan import LoaderState, Shuffle, WeightedDraw
+from penstock.plan import Shuffle, State, WeightedDraw
 from penstock.table import Int64Array, Reader
 from penstock.types import World
 
@@ -91,6 +91,12 @@ class DecodeOptions:
         """Raise `NotFoundError` for unknown columns and `InvalidInputError` for columns without encoded bytes."""
         for name in () if isinstance(self.decode, bool) else self.decode:
             self.decoder(schema[name])
+
+    def only(self, names: Sequence[str]) -> "DecodeOptions":
+        """The options of some columns, for a table of a mixture that lacks the others."""
+        if isinstance(self.decode, bool):
+            return self
+        return replace(self, decode={name: choice for name, choice in self.decode.items() if name in names})
 
     @property
     def has_functions(self) -> bool:
@@ -202,13 +208,13 @@ class RunLength:
                 "drop_last=True drops all of them"
             )
 
-    def is_complete(self, state: LoaderState) -> bool:
+    def is_complete(self, state: State) -> bool:
         """Whether an iteration has read all."""
         if self.steps is not None:
             return state.steps >= self.steps
         return self.epochs is not None and state.epochs >= self.epochs
 
-    def resume(self, state: LoaderState) -> LoaderState:
+    def resume(self, state: State) -> State:
         """Where an iteration starts from a loaded state.
 
         One epoch is a part of the user's own loop over epochs, so that a state at its end starts the next one.
@@ -217,11 +223,11 @@ class RunLength:
             return state
         return replace(state, steps=state.steps if state.consumed else 0, epochs=0)
 
-    def next_start(self, state: LoaderState) -> LoaderState:
+    def next_start(self, state: State) -> State:
         """Where the next iteration starts, given where one was left: after its last step, or at the next epoch."""
         if self.steps is not None or not state.consumed:
-            return LoaderState(state.order, state.epoch, state.consumed)
-        return LoaderState(state.order, state.epoch + 1, 0)
+            return replace(state, steps=0, epochs=0)
+        return replace(state, epoch=state.epoch + 1, consumed=0, steps=0, epochs=0)
 
 
 class VersionFollower(Protocol):
@@ -249,8 +255,6 @@ class LoaderOptions:
     """Bytes for everything fetched, decoded or queued; None derives it from the shuffle window."""
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     bad_samples: BadSamples = field(default_factory=lambda: BadSamples(action="raise"))
-    draw: WeightedDraw | None = None
-    """Draws the rows of each epoch; None reads each row once."""
     run: RunLength = field(default_factory=RunLength)
     follow: VersionFollower | None = None
     """Moves the loader to the newest version at the end of an epoch; None stays at one version."""
@@ -258,17 +262,11 @@ class LoaderOptions:
     """Bytes of device memory for the window; None uses at most a quarter of what is free."""
 
     def __post_init__(self) -> None:
-        if self.draw is not None:
-            _whole_number("rows", self.draw.draws, minimum=1)
         for name in ("batch_size", "prefetch_factor"):
             object.__setattr__(self, name, _whole_number(name, getattr(self, name), minimum=1))
         for name, size in (("memory_budget", self.memory_budget), ("DeviceOptions(memory=…)", self.device_memory)):
             if size is not None and size < _MIN_BUDGET_BYTES:
                 raise InvalidInputError(f"{name} is a number of bytes, at least 1 MiB, not {size}")
-
-    def epoch_rows(self, rows: int) -> int:
-        """Rows of an epoch of a view with some rows."""
-        return rows if self.draw is None else self.draw.draws
 
     @property
     def seed(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.engine._options import LoaderOptions
 from penstock.errors import InvalidInputError, PenstockError
-from penstock.plan import LoaderState
+from penstock.plan import State
 from penstock.types import World
 
 Gather = Callable[[Any], list[Any]]
@@ -30,7 +30,7 @@ class RankAgreement:
     def __init__(self, options: LoaderOptions, gather: Gather) -> None:
         self._options, self._gather = options, gather
 
-    def check(self, state: LoaderState) -> None:
+    def check(self, state: State) -> None:
         """Compare the order and the position of all ranks; raises `InvalidInputError` if they differ."""
         options = self._options
         point = {
@@ -38,7 +38,8 @@ class RankAgreement:
             "the epochs before": state.epochs, "batch_size": options.batch_size, "drop_last": options.drop_last,
             "steps": options.run.steps, "epochs": options.run.epochs, "follow": options.follow is not None,
         }  # fmt: skip
-        found = [(LoaderState.from_json(its).order, there) for its, there in self._gather([state.to_json(), point])]
+        found = [(type(state).from_json(its).order, there) for its, there in self._gather([state.to_json(), point])]
+        first: Any
         first, start = found[0]
         for rank, (its, there) in enumerate(found):
             others = (

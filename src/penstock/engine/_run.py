@@ -3,13 +3,14 @@
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import Failure, Placement
 from penstock.engine.workers import SpanStream
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState, RankPartitioner
+from penstock.plan import RankPartitioner, State
 
 ReportBad = Callable[[BadSample, int, int], None]
 """Records a bad sample, given how many there were in how many rows of the epoch; may raise."""
@@ -21,7 +22,7 @@ class EngineRun:
     def __init__(
         self,
         stream: SpanStream,
-        state: LoaderState,
+        state: State,
         *,
         partitioner: RankPartitioner,
         placement: Placement | None,
@@ -57,13 +58,13 @@ class EngineRun:
                 self._suspended = batches
                 break
         else:
-            self.state = LoaderState(self.state.order, self.state.epoch + 1, 0)
+            self.state = replace(self.state, epoch=self.state.epoch + 1, consumed=0)
         self._stream.pause()
         self.in_progress = False
 
     def _read(self) -> Iterator[Any]:
         """The batches up to the end of the epoch."""
-        collector, order, placement = self._collector, self.state.order, self._placement
+        collector, placement = self._collector, self._placement
         began = self._mark_s
         first = True
         epoch_rows = bad_count = 0
@@ -92,7 +93,7 @@ class EngineRun:
                     bad_count += 1
                     self._report_bad(bad.pop()[1], bad_count, epoch_rows)
                 last = steps.last and not waiting
-                self.state = LoaderState(order, steps.epoch, consumed)
+                self.state = replace(self.state, epoch=steps.epoch, consumed=consumed)
                 now = time.perf_counter()
                 collector.seconds += now - self._mark_s
                 self._mark_s = now

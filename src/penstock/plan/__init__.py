@@ -2,6 +2,9 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
+from penstock.plan._mixture import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
+from penstock.plan._mixture_ranks import MixturePartitioner, MixtureShare, SourceRows
+from penstock.plan._mixture_state import MixturePoint, MixtureSpec, MixtureState, State
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
 from penstock.plan._packing import Packing, pack_concat, pack_fit
 from penstock.plan._partition import RankPartitioner
@@ -21,25 +24,37 @@ __all__ = [
     "GroupedRows",
     "LaneShare",
     "LoaderState",
+    "MixtureOrder",
+    "MixturePartitioner",
+    "MixturePoint",
+    "MixtureShare",
+    "MixtureSpec",
+    "MixtureState",
     "OrderSpec",
     "Packing",
     "Places",
     "RankPartitioner",
     "Schedule",
+    "Segment",
     "Shuffle",
     "ShuffleLayout",
     "ShuffleQuality",
+    "SourceRows",
     "SpanSteps",
     "Splits",
+    "State",
     "WeightedDraw",
     "Windows",
     "derive_key",
     "expected_blocks",
     "find_windows",
     "group_rows",
+    "lay_out",
+    "mixture_rows",
     "pack_concat",
     "pack_fit",
     "random_u64",
     "resolve_shuffle",
     "split_blocks",
+    "whole_weights",
 ]

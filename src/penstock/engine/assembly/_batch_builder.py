@@ -11,8 +11,8 @@ from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import Allocators, split
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer, RowSource
-from penstock.engine.planning import Span
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, Replacer, RowSource
+from penstock.engine.planning import MixedSpan, Span
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
@@ -117,7 +117,7 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        replacer: RowReplacer | None,
+        replacer: Replacer | None,
         collector: StatsCollector,
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
@@ -174,12 +174,17 @@ class BatchAssembler:
                     self._replacer.replace(rows, gathered, start + index, error, flags, start=start, first=tries)
 
 
+AnySpan = Span | MixedSpan
+Gatherer = Callable[[Any, Allocators], GatheredRows]
+"""Gathers the rows of a span, in the memory that the allocators give."""
+
+
 class BatchBuilder:
     """Builds the batches of spans in a thread of this process; one for each thread."""
 
-    def __init__(self, gather: RowGatherer, assemble: BatchAssembler, empty: Allocators) -> None:
+    def __init__(self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators) -> None:
         self._gather, self._assemble, self._empty = gather, assemble, empty
 
-    def __call__(self, span: Span) -> BuiltBatches:
+    def __call__(self, span: AnySpan) -> BuiltBatches:
         """The batches of a span; see `BatchAssembler`."""
         return self._assemble(span, self._gather(span, self._empty), span.steps.batch_rows)

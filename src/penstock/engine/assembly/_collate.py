@@ -94,7 +94,7 @@ class Collator:
 
     def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
         """All columns of a span, and the errors of bad rows by index; the values of bad rows are undefined."""
-        found: Columns = {}
+        found: dict[str, Any] = {}
         bad: BadRows = {}
         located = WindowRows.of(span, window)
         for column in self._layout.fixed:

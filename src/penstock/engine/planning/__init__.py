@@ -1,7 +1,8 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
 from penstock.engine.planning._blocks import Block, PlannedBlock
-from penstock.engine.planning._columns import FixedColumn, Layout
+from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
+from penstock.engine.planning._mixed import MixedPlannedSpans, MixedPlanner, MixedSpan
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
@@ -16,7 +17,7 @@ from penstock.engine.planning._samples import (
     flat_ranges,
 )
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Span, SpanSamples
+from penstock.engine.planning._spans import RowIdentity, Span, SpanSamples
 from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
@@ -28,11 +29,15 @@ __all__ = [
     "Composition",
     "FixedColumn",
     "Layout",
+    "MixedPlannedSpans",
+    "MixedPlanner",
+    "MixedSpan",
     "PackedSamples",
     "PlanOptions",
     "PlannedBlock",
     "PlannedSpans",
     "Planner",
+    "RowIdentity",
     "Rows",
     "Selection",
     "Span",
@@ -41,4 +46,5 @@ __all__ = [
     "compaction_advice",
     "flat_ranges",
     "make_selection",
+    "sample_fields",
 ]

@@ -46,10 +46,10 @@ from penstock.engine.workers._messages import (
 )
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._share import DeliveredSpan
-from penstock.engine.workers._slots import ROW_IDS, Slot
+from penstock.engine.workers._slots import HIDDEN, ROW_IDS, Slot
 from penstock.engine.workers._worker_main import SlotRows
 from penstock.errors import PenstockError
-from penstock.plan import LaneShare, Places, SpanSteps
+from penstock.plan import Places, SpanSteps
 
 _MAX_DEATHS = 3
 _BUILT_AHEAD = 2
@@ -107,8 +107,7 @@ class ProcessRun:
         self._source = pool.source
         self._assemble = BatchAssembler(formatter, placement, None, pool.collector, row_keys=self._source.row_keys)
         self._shares = [
-            LaneShare(worker, pool.counts.lane_owners, self._source.partitioner)
-            for worker in range(pool.counts.lane_owners)
+            self._source.share(worker, pool.counts.lane_owners) for worker in range(pool.counts.lane_owners)
         ]
         self._steps: Iterator[SpanSteps] = iter(())
         self._unassigned: SpanSteps | None = None
@@ -301,19 +300,17 @@ class ProcessRun:
         columns = self._pool.slot_layout.arrays(memory, steps.rows)
         row_ids = columns.get(ROW_IDS, np.zeros(0, np.int64))
         if span.batches is None:
-            found: Columns = {name: values for name, values in columns.items() if not name.startswith("\0")}
+            found: Columns = {name: values for name, values in columns.items() if not name.startswith(HIDDEN)}
             if PAD in found:
                 found[PAD] = found.pop(PAD)
-            rows = SlotRows(steps, row_ids, row_ids)
+            rows = SlotRows(steps, self._source.key_epoch(steps), row_ids, {})
             batches = self._assemble(rows, GatheredRows(found, span.bad, span.failure), steps.batch_rows).batches
         else:
             shipment, descriptor = span.batches
             span.batches = shipment, None
             batches = self._received(unpack(shipment, descriptor, memory), steps, row_ids)
-        padding = self._source.schedule.positions(steps)[1] if not steps.complete else None
-        span.delivered = DeliveredSpan(
-            steps, batches, span.bad, span.blocks_drawn, 0 if padding is None else int(np.count_nonzero(padding))
-        )
+        padding = self._source.padding(steps)
+        span.delivered = DeliveredSpan(steps, batches, span.bad, span.blocks_drawn, padding)
 
     def _received(self, batches: list[Any], steps: SpanSteps, row_ids: Any) -> list[Any]:
         """Batches as a worker process made them, converted and transferred."""
