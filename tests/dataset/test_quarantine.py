@@ -331,9 +331,11 @@ def test_a_commit_of_unknown_state_is_committed_again() -> None:
         ({10**6: "x"}, None, NotFoundError, "no row with id 1000000"),
         ([0], None, InvalidInputError, "row 0 needs a reason"),
         ({0: 1}, None, InvalidInputError, "row 0 needs a reason.* not 1"),
-        (np.array([True, False]), "x", InvalidInputError, "by row id, a whole number, not by .*True"),
-        (["a"], "x", InvalidInputError, "by row id, a whole number, not by 'a'"),
-        ([0.5], "x", InvalidInputError, "by row id, a whole number, not by 0.5"),
+        (np.array([True, False]), "x", InvalidInputError, "by row id, a whole number.* not by .*True"),
+        (["a"], "x", InvalidInputError, "by row id, a whole number.* not by 'a'"),
+        ([0.5], "x", InvalidInputError, "by row id, a whole number.* not by 0.5"),
+        ([-1], "x", InvalidInputError, "by row id, a whole number.* not by -1"),
+        ([2**63], "x", InvalidInputError, "by row id, a whole number below 2.63"),
     ],
 )
 def test_bad_input_is_named(rows: Any, reason: str | None, error: type[Exception], sentence: str) -> None:

@@ -49,7 +49,7 @@ class Quarantine:
 
         Raises `NotFoundError` for a row that is not quarantined.
         """
-        ids = None if rows is None else [int(id) for id in _as_list(rows)]
+        ids = None if rows is None else [_row_id(id) for id in _as_list(rows)]
         return self._commit_list(lambda session: release_rows(session, ids), message or "release rows")
 
     def quarantined(self) -> dict[int, str]:
@@ -74,18 +74,22 @@ def _parse(rows: Any, reason: str | None) -> tuple[dict[int, str], list[int]]:
     """The reasons by row id, and the row ids that the version must have."""
     reasons, must_exist = {}, []
     for row in _as_list(rows):
-        id, why = (row.row_id, row.reason) if isinstance(row, BadSample) else (row, reason)
-        if isinstance(rows, Mapping):
-            why = rows[row]
-        if not isinstance(id, Integral) or isinstance(id, bool):
-            raise InvalidInputError(f"rows are quarantined by row id, a whole number, not by {id!r}")
+        why: Any = rows[row] if isinstance(rows, Mapping) else reason
+        if isinstance(row, BadSample):
+            id, why = row.row_id, row.reason
+        else:
+            must_exist.append(id := _row_id(row))
         if not isinstance(why, str):
             raise InvalidInputError(f"row {id} needs a reason, a text such as reason='blurred', not {why!r}")
         # the text of an exception may hold file names that are not Unicode
-        reasons[int(id)] = why.encode(errors="backslashreplace").decode()
-        if not isinstance(row, BadSample):
-            must_exist.append(int(id))
+        reasons[id] = why.encode(errors="backslashreplace").decode()
     return reasons, must_exist
+
+
+def _row_id(given: Any) -> int:
+    if not isinstance(given, Integral) or isinstance(given, bool) or not 0 <= int(given) < 1 << 63:
+        raise InvalidInputError(f"rows are quarantined by row id, a whole number below 2^63, not by {given!r}")
+    return int(given)
 
 
 def _as_list(rows: Any) -> list[Any]:
