@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -59,7 +59,7 @@ draw_counts = st.one_of(st.none(), st.integers(1, 300))
     weights_seed=seeds,
     rows=draw_counts,
 )
-@few
+@settings(few, max_examples=20)
 def test_each_draw_comes_once_over_all_ranks(
     chosen: tuple[Table, Key],
     columns: list[str] | None,
@@ -91,7 +91,7 @@ def test_each_draw_comes_once_over_all_ranks(
     weights_seed=seeds,
     epoch=st.integers(0, 2),
 )
-@few
+@settings(few, max_examples=20)
 def test_a_draw_resumes_on_other_ranks(
     chosen: tuple[Table, Key],
     shuffle: Shuffle | None,
