@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -59,7 +59,7 @@ draw_counts = st.one_of(st.none(), st.integers(1, 300))
     weights_seed=seeds,
     rows=draw_counts,
 )
-@few
+@settings(few, max_examples=20)
 def test_each_draw_comes_once_over_all_ranks(
     chosen: tuple[Table, Key],
     columns: list[str] | None,
@@ -91,7 +91,7 @@ def test_each_draw_comes_once_over_all_ranks(
     weights_seed=seeds,
     epoch=st.integers(0, 2),
 )
-@few
+@settings(few, max_examples=20)
 def test_a_draw_resumes_on_other_ranks(
     chosen: tuple[Table, Key],
     shuffle: Shuffle | None,
@@ -299,3 +299,15 @@ def test_unknown_columns(classes: Dataset, options: Loaded) -> None:
 def test_empty_views(classes: Dataset, options: Loaded) -> None:
     with pytest.raises(InvalidInputError, match="there are no rows to draw from"):
         classes[0:0].numpy(**options)
+
+
+def test_draws_of_one_row_are_spread_over_the_epoch() -> None:
+    """A tenth of the draws are of one row: less than a lane."""
+    ds = table("long").ds
+    weights = np.ones(len(ds))
+    weights[4321] = len(ds) / 9
+    with ds.pytorch(batch_size=100, weights=weights, shuffle=Shuffle(lanes=4, block_bytes=128, spread=8)) as loader:
+        for _ in range(3):
+            seen = joined([batch["n"].numpy() for batch in loader]) == 4321
+            quarters = [int(np.count_nonzero(part)) for part in np.array_split(seen, 4)]
+            assert min(quarters) > 0.5 * np.mean(quarters), quarters

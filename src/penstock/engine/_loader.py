@@ -156,9 +156,10 @@ class Loader:
 
     def _batches(self) -> Iterator[Any]:
         """The batches of an iteration."""
-        length, at, self._resumed = self._options.run, self._next, False
+        length, at = self._options.run, self._next
         if self._agreement is not None:
             self._agreement.check(at)
+        self._resumed = False
         total = length.total_steps(self._engine.steps)
         run: EngineRun | None = None
         complete = False

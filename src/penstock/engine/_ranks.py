@@ -55,10 +55,10 @@ class RankAgreement:
 
     def gather(self, compute: Callable[[], Any]) -> list[Any]:
         """What each rank computes, a JSON value; if one rank fails, all raise an error."""
-        value = error = None
+        value, error = None, None
         try:
             value = compute()
-        except PenstockError as raised:
+        except Exception as raised:  # any: without an answer of this rank, the others would wait forever
             error = raised
         found = self._gather([value, None if error is None else str(error)])
         if error is not None:

@@ -6,17 +6,18 @@ from functools import lru_cache
 
 import numpy as np
 
+from penstock.engine.planning._blocks import Block
 from penstock.engine.planning._composed import ComposedSelection
 from penstock.engine.planning._row_sizes import RowSizes
 from penstock.engine.planning._samples import ComposedRows, Rows, digest_of
 from penstock.engine.planning._selection import Selection
 from penstock.format import Node
-from penstock.plan import WeightedDraw
+from penstock.plan import ShuffleLayout, WeightedDraw
 from penstock.table import Int64Array, Reader, take_positions
 from penstock.types import cached_property
 
 _EPOCHS_CACHED = 2
-"""The epoch being read, and the next one, which is prefetched."""
+"""Later epochs that are held: the one being read, and the next one, which is prefetched."""
 
 
 def make_selection(
@@ -38,20 +39,44 @@ def make_selection(
     return WeightedSelection(reader, names, rows, draw, seed)
 
 
-class WeightedSelection(Selection):
-    """Drawn rows in table order. By itself it is the selection of epoch 0, from which sizes are estimated."""
+class _DrawnRows(Selection):
+    """Rows with repeats, in table order."""
 
-    def __init__(
-        self, reader: Reader, names: Sequence[str], rows: range | Int64Array, draw: WeightedDraw, seed: int
-    ) -> None:
-        self._population, self._draw, self._seed = rows, draw, seed
-        super().__init__(reader, names, self._drawn(0), shuffled=True)
-        self.at = lru_cache(_EPOCHS_CACHED)(self._at)  # type: ignore[method-assign]
+    def __init__(self, reader: Reader, names: Sequence[str], rows: Int64Array) -> None:
+        super().__init__(reader, names, rows, shuffled=True)
 
     @property
     def repeats_rows(self) -> bool:
         """True, because some epoch may repeat rows."""
         return True
+
+    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[Block]:
+        """The blocks of a part of a section, in table order.
+
+        Where rows do not move across their whole lane, blocks have no more rows than without repeats: all draws of a
+        row in one block would come one soon after the other. Those blocks fetch no more bytes than they deliver.
+        """
+        found, most = super().blocks(shuffle, section, part), self.block_rows(shuffle.block_bytes)
+        if not shuffle.spread or shuffle.spread * most * shuffle.lanes >= len(self):
+            return found
+        return [
+            block.part(start, min(start + most, len(block))) for block in found for start in range(0, len(block), most)
+        ]
+
+
+class WeightedSelection(_DrawnRows):
+    """Rows drawn in each epoch. By itself it is the selection of epoch 0, from which sizes are estimated."""
+
+    def __init__(
+        self, reader: Reader, names: Sequence[str], rows: range | Int64Array, draw: WeightedDraw, seed: int
+    ) -> None:
+        self._population, self._draw, self._seed = rows, draw, seed
+        super().__init__(reader, names, self._drawn(0))
+        self._later = lru_cache(_EPOCHS_CACHED)(self._later_epoch)
+
+    def at(self, epoch: int) -> Selection:
+        """The rows of an epoch."""
+        return self._later(epoch) if epoch else self
 
     @cached_property
     def digest(self) -> str:
@@ -65,15 +90,15 @@ class WeightedSelection(Selection):
         """The table positions of an epoch's rows, in increasing order."""
         return np.sort(take_positions(self._population, self._draw.rows(self._seed, epoch)))
 
-    def _at(self, epoch: int) -> Selection:
-        return _DrawnRows(self, self._drawn(epoch)) if epoch else self
+    def _later_epoch(self, epoch: int) -> Selection:
+        return _LaterEpoch(self, self._drawn(epoch))
 
 
-class _DrawnRows(Selection):
+class _LaterEpoch(_DrawnRows):
     """The rows of a later epoch, with the sizes of the first one: the order must not depend on where a run starts."""
 
     def __init__(self, first: Selection, rows: Int64Array) -> None:
-        super().__init__(first.reader, first.names, rows, shuffled=True)
+        super().__init__(first.reader, first.names, rows)
         self._first = first
 
     @property
