@@ -9,6 +9,7 @@ import numpy as np
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label, Tensor
 from penstock.table import ROW_ID
+from penstock.types import cached_property
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class FixedColumn:
     shape: tuple[int, ...]
     nullable: bool
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
 
