@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Dataset, Mixture, Shuffle, Tensor, Workers
+from penstock.engine import LoaderOptions, rank_consistency_check
 from penstock.errors import InvalidInputError
 from tests.engine.reading import LARGE_BYTES, SCHEMA, SHUFFLE, large, rows_of
 from tests.servers import new_location
@@ -318,3 +319,57 @@ def test_columns_that_a_source_lacks_are_masked() -> None:
     [batch] = penstock.mix({"left": left, "right": right}, columns=["x", "_row_id"]).numpy(batch_size=20)
     assert sorted(batch) == ["_row_id", "_source", "x", "x_mask"]
     assert list(next(iter(penstock.mix({"left": left, "right": right}).numpy()))) == ["n", "_source"]
+
+
+def test_a_resumed_epoch_that_is_shorter_than_what_was_read_is_over() -> None:
+    _, state = steps_of(mixture(2, stop=80), steps=5, batch_size=12, shuffle=SHUFFLE)
+    short = mixture(2, stop=50)
+    with short.numpy(batch_size=10, shuffle=SHUFFLE) as loader:
+        loader.load_state_dict(state)
+        assert loader.epoch == 1
+        found = flat(rows(batch) for batch in loader)
+        assert len(found) == 50
+        assert loader.state_dict()["row"] == 110
+        loader.set_epoch(2)
+        assert len(flat(rows(batch) for batch in loader)) == 50
+
+
+def test_an_epoch_before_a_change_of_weights_cannot_be_read_again() -> None:
+    _, state = steps_of(mixture(2, stop=40), steps=3, batch_size=10, epochs=2)
+    changed = mixture(2, stop=40, weights={"a": 1, "b": 1})
+    with changed.numpy(batch_size=10) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(InvalidInputError, match="epoch 0 is before the row"):
+            loader.set_epoch(0)
+
+
+def test_loading_a_state_ends_the_iteration() -> None:
+    mix = mixture(2, stop=40)
+    with mix.numpy(batch_size=10, shuffle=SHUFFLE) as loader:
+        batches = iter(loader)
+        first = rows(next(batches))
+        state = loader.state_dict()
+        second = rows(next(batches))
+        loader.load_state_dict(state)
+        with pytest.raises(InvalidInputError, match="another iteration"):
+            next(batches)
+        assert rows(next(iter(loader))) == second != first
+
+
+def test_ranks_compare_their_mixtures() -> None:
+    with mixture(2).numpy(batch_size=4) as mine, mixture(2, weights={"a": 1, "b": 1}).numpy(batch_size=4) as other:
+        states = [mine._state, other._state]
+    point = {"the epoch": 0, "the rows read before": 0, "batch_size": 4, "drop_last": False}
+    check = rank_consistency_check(
+        LoaderOptions(
+            batch_size=4, shuffle=None, workers=Workers(0), prefetch_factor=1, drop_last=False, memory_budget=None
+        ),
+        lambda _: [[state.to_json(), point] for state in states],
+    )
+    with pytest.raises(InvalidInputError, match=r"ranks 0 and 1 .* the weights"):
+        check(states[0])
+
+
+def test_a_source_smaller_than_a_batch_of_its_own_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="source 'c' has 7 rows, which do not fill a batch of 8"):
+        mixture(3, per_batch="single").numpy(batch_size=8)

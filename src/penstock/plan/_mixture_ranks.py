@@ -10,10 +10,11 @@ import numpy.typing as npt
 from penstock.plan._mixture import MixtureOrder
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._schedule import SpanSteps
+from penstock.types import cached_property
 
 Int64Array = npt.NDArray[np.int64]
 
-_MEASURED_STEPS = 32
+_MEASURED_ROWS = 1 << 16
 
 
 class SourceRows(NamedTuple):
@@ -67,12 +68,14 @@ class MixturePartitioner(RankPartitioner):
         """Of a source with so many lanes, how many a rank reads from."""
         return lanes if self.whole_batches else lanes // gcd(lanes, self.world.num_ranks)
 
-    @property
+    @cached_property
     def read_amplification(self) -> float:
+        """See `RankPartitioner`; measured in the first steps."""
         ranks = self.world.num_ranks
         if ranks == 1 or not self.rows:
             return 1.0
-        sources, numbers = self._rows_from(self.origin[2], _MEASURED_STEPS * self.step_rows)
+        steps = max(1, _MEASURED_ROWS // self.step_rows)
+        sources, numbers = self._rows_from(self.origin[2], steps * self.step_rows)
         readers = np.array([ranks // gcd(lanes, ranks) for lanes in self.source_lanes])
         if self.whole_batches:
             readers = np.minimum(ranks, self.source_lanes)

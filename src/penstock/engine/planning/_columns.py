@@ -10,6 +10,7 @@ from penstock.engine.planning._samples import ComposedRows, PackedSamples, Rows,
 from penstock.format import Field, Schema
 from penstock.format.kinds import Image, Label, List, Tensor
 from penstock.table import ROW_ID
+from penstock.types import cached_property
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FixedColumn:
     shape: tuple[int, ...]
     nullable: bool
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
 

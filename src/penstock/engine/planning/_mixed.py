@@ -180,6 +180,8 @@ class _Table:
         self.number, self._planner, self._rows = number, planner, rows
         self._epoch = -1
         self._locator: BlockLocator | None = None
+        self._page_locator: BlockLocator | None = None
+        """Of rows that another rank owns, whose blocks would stay open."""
         self._closed: list[Planned] = []
 
     def plan(self, together: Sequence[tuple[SpanSteps, SourceRows]]) -> PlannedSpans:
@@ -214,7 +216,7 @@ class _Table:
                 if not len(here):
                     continue
                 positions = numbers[here] % self._rows
-                locator = self._planner.locator(epoch, by_pages=True) if by_pages else self._open(epoch, positions[0])
+                locator = self._open(epoch, int(positions[0]), by_pages=bool(by_pages))
                 found = locator.find(positions, duplicates=duplicates)
                 self._closed += locator.take_closed()
                 if len(here) == len(numbers):
@@ -223,12 +225,16 @@ class _Table:
                 block_index[here], rows[here] = known[found.block_index], found.rows
         return BlockLocations(list(blocks), block_index, rows), False
 
-    def _open(self, epoch: int, start: int) -> BlockLocator:
+    def _open(self, epoch: int, start: int, *, by_pages: bool) -> BlockLocator:
         """The locator of an epoch of the table, which is read from position `start` on."""
-        if self._locator is None or epoch != self._epoch:
+        if epoch != self._epoch:
+            is_first = self._epoch < 0
             if self._locator is not None:
                 self._closed += self._locator.open_blocks()
-            is_first = self._locator is None
+            self._epoch, self._page_locator = epoch, None
             self._locator = self._planner.locator(epoch, resumed=is_first and start > 0, first=is_first)
-            self._epoch = epoch
-        return self._locator
+        assert self._locator is not None
+        if not by_pages:
+            return self._locator
+        self._page_locator = self._page_locator or self._planner.locator(epoch, by_pages=True)
+        return self._page_locator

@@ -117,7 +117,11 @@ class WeightedSamples(ComposedSelection):
     def __init__(self, reader: Reader, names: Sequence[str], rows: ComposedRows, draw: WeightedDraw, seed: int) -> None:
         self._population, self._draw, self._seed = rows, draw, seed
         super().__init__(reader, names, self._drawn(0), shuffled=True)
-        self.at = lru_cache(_EPOCHS_CACHED)(self._at)  # type: ignore[method-assign]
+        self._later = lru_cache(_EPOCHS_CACHED)(self._later_epoch)
+
+    def at(self, epoch: int) -> Selection:
+        """The samples of an epoch."""
+        return self._later(epoch) if epoch else self
 
     @cached_property
     def digest(self) -> str:
@@ -129,5 +133,5 @@ class WeightedSamples(ComposedSelection):
         drawn = take_positions(self._population.samples, self._draw.rows(self._seed, epoch))
         return ComposedRows(self._population.composition, np.sort(drawn))
 
-    def _at(self, epoch: int) -> Selection:
-        return self if not epoch else ComposedSelection(self.reader, self._delivered, self._drawn(epoch), shuffled=True)
+    def _later_epoch(self, epoch: int) -> Selection:
+        return ComposedSelection(self.reader, self._delivered, self._drawn(epoch), shuffled=True)

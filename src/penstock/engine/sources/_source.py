@@ -86,6 +86,12 @@ class MixtureSource:
                 f'stop="all" never comes: source {unread[0]!r} has weight 0 before it is read once; leave it out, or '
                 "give it a weight"
             )
+        if not units:
+            small = min(self.sources, key=lambda name: len(self.sources[name]))
+            raise InvalidInputError(
+                f"source {small!r} has {len(self.sources[small])} rows, which do not fill a batch of {batch_size}; "
+                'pass a smaller batch_size, or stop="all"'
+            )
         return units * unit
 
     @property

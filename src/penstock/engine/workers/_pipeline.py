@@ -378,8 +378,11 @@ class Pipeline(Generic[Built]):
                     self._result_ready.notify()
 
     def _block_error(self, span: AnySpan) -> BaseException | None:
+        damaged = self._window.damaged(span)
+        if not damaged:
+            return None
         blocks = self._window.blocks(span)
-        errors = [error for number in self._window.damaged(span) if (error := blocks[number].error) is not None]
+        errors = [error for number in damaged if (error := blocks[number].error) is not None]
         return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
 
 
