@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Dataset, Mixture, Shuffle, Tensor, Workers
-from penstock.engine import LoaderOptions, rank_consistency_check
+from penstock.engine import LoaderOptions, RankAgreement
 from penstock.errors import InvalidInputError
 from tests.engine.reading import LARGE_BYTES, SCHEMA, SHUFFLE, large, rows_of
 from tests.servers import new_location
@@ -359,15 +359,18 @@ def test_loading_a_state_ends_the_iteration() -> None:
 def test_ranks_compare_their_mixtures() -> None:
     with mixture(2).numpy(batch_size=4) as mine, mixture(2, weights={"a": 1, "b": 1}).numpy(batch_size=4) as other:
         states = [mine._state, other._state]
-    point = {"the epoch": 0, "the rows read before": 0, "batch_size": 4, "drop_last": False}
-    check = rank_consistency_check(
+    point = {
+        "the epoch": 0, "the rows read before": 0, "the steps before": 0, "the epochs before": 0, "batch_size": 4,
+        "drop_last": False, "steps": None, "epochs": 1, "follow": False,
+    }  # fmt: skip
+    ranks = RankAgreement(
         LoaderOptions(
             batch_size=4, shuffle=None, workers=Workers(0), prefetch_factor=1, drop_last=False, memory_budget=None
         ),
         lambda _: [[state.to_json(), point] for state in states],
     )
     with pytest.raises(InvalidInputError, match=r"ranks 0 and 1 .* the weights"):
-        check(states[0])
+        ranks.check(states[0])
 
 
 def test_a_source_smaller_than_a_batch_of_its_own_is_refused() -> None:
