@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.planning._blocks import Planned
+from penstock.engine.planning._located import LocatedRows, SpanRows, flat_blocks
 from penstock.engine.planning._locators import BlockLocations, BlockLocator, ResidentBlocks
-from penstock.engine.planning._planner import PlannedSpans, Planner, SpanRows, flat_blocks, located_span
+from penstock.engine.planning._planner import PlannedSpans, Planner
 from penstock.engine.planning._spans import RowIdentity, Span
 from penstock.plan import MixtureShare, Places, Schedule, SourceRows, SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
@@ -192,14 +193,13 @@ class _Table:
         epochs = numbers // max(1, self._rows)
         duplicates = any(rows.padding is not None for _, rows in together)
         found, resident = self._locate(numbers, epochs, moved, duplicates=duplicates)
-        local_index = None if resident else np.empty(len(found.blocks), np.int64)
+        located = LocatedRows(found, self._planner.composition, resident=resident)
         spans: list[Span] = []
         bounds = list(accumulate((len(rows.numbers) for _, rows in together), initial=0))
         for number, (steps, rows) in enumerate(together):
             here = slice(bounds[number], bounds[number + 1])
             span_rows = SpanRows(steps, rows.places, numbers[here], rows.padding)
-            span = located_span(span_rows, found, here, local_index, self._planner.composition)
-            spans.append(replace(span, table=self.number, epochs=epochs[here]))
+            spans.append(replace(located.span(span_rows, here), table=self.number, epochs=epochs[here]))
         closed, self._closed = self._closed, []
         return PlannedSpans(spans, flat_blocks(closed), False)
 

@@ -1,19 +1,18 @@
 """Turn an epoch's order into spans and the blocks they need."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.engine.planning._blocks import Planned, PlannedBlock, PlannedSamples
+from penstock.engine.planning._blocks import PlannedBlock
+from penstock.engine.planning._located import LocatedRows, SpanRows, flat_blocks
 from penstock.engine.planning._locators import (
     SECTIONS_CACHED,
-    BlockLocations,
     BlockLocator,
     PartBlocksOf,
     PartialBlocks,
@@ -21,11 +20,10 @@ from penstock.engine.planning._locators import (
     ScatteredLocator,
     WholeBlocks,
 )
-from penstock.engine.planning._samples import Composition, flat_ranges
+from penstock.engine.planning._samples import Composition
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Span, SpanSamples
-from penstock.plan import Epoch, LaneShare, OrderSpec, Places, Schedule, SpanSteps
-from penstock.table import Int64Array
+from penstock.engine.planning._spans import Span
+from penstock.plan import Epoch, LaneShare, OrderSpec, Schedule, SpanSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,6 @@ class PlannedSpans(NamedTuple):
     closed: list[PlannedBlock]
     last: bool
     """Whether the epoch ends with them."""
-
-
-class SpanRows(NamedTuple):
-    """The rows of a span that this process builds."""
-
-    steps: SpanSteps
-    places: Places
-    positions: Int64Array
-    padding: npt.NDArray[np.bool_] | None
 
 
 class Planner:
@@ -152,74 +141,7 @@ class Planner:
     def _plan(self, locator: BlockLocator, together: list[SpanRows], *, last: bool) -> PlannedSpans:
         positions = np.concatenate([rows.positions for rows in together])
         found = locator.find(positions, duplicates=together[0].padding is not None)
-        spans = []
-        first = 0
-        local_index = np.empty(len(found.blocks), np.int64)
-        for rows in together:
-            end = first + len(rows.positions)
-            resident = isinstance(locator, ResidentBlocks)
-            here = slice(first, end)
-            spans.append(located_span(rows, found, here, None if resident else local_index, self.composition))
-            first = end
+        located = LocatedRows(found, self.composition, resident=isinstance(locator, ResidentBlocks))
+        bounds = accumulate((len(rows.positions) for rows in together), initial=0)
+        spans = [located.span(rows, slice(*here)) for rows, here in zip(together, pairwise(bounds), strict=True)]
         return PlannedSpans(spans, flat_blocks(locator.take_closed() + (locator.open_blocks() if last else [])), last)
-
-
-def located_span(
-    rows: SpanRows,
-    found: BlockLocations,
-    here: slice,
-    local_index: Int64Array | None,
-    composition: Composition | None,
-) -> Span:
-    """A span of some located rows; `local_index` is scratch memory to leave out blocks that it does not need."""
-    block_index, blocks = found.block_index[here], found.blocks
-    if local_index is not None:
-        needed = np.flatnonzero(np.bincount(block_index))
-        local_index[needed] = np.arange(len(needed))
-        block_index, blocks = local_index[block_index], [found.blocks[number] for number in needed.tolist()]
-    return Span(
-        steps=rows.steps,
-        places=rows.places,
-        padding=rows.padding,
-        blocks_drawn=_blocks_drawn(rows, block_index, len(blocks)),
-        resident=local_index is None,
-        **_located(blocks, block_index, found.rows[here], composition),
-    )
-
-
-def _located(
-    blocks: Sequence[Planned], block_index: Int64Array, rows: Int64Array, composition: Composition | None
-) -> dict[str, Any]:
-    """The blocks of a span, and where in them its rows are; for composed samples, where all that they draw is."""
-    if composition is None:
-        return {"blocks": blocks, "block_index": block_index, "rows": rows, "samples": None}
-    planned = [block for block in blocks if isinstance(block, PlannedSamples)]
-    counts = np.empty(len(rows), np.int64)
-    numbers = np.empty(len(rows), np.int64)
-    held = [np.flatnonzero(block_index == index) for index in range(len(planned))]
-    for block, here in zip(planned, held, strict=True):
-        local = rows[here]
-        counts[here] = block.offsets[local + 1] - block.offsets[local]
-        numbers[here] = block.samples[local]
-    ends = np.cumsum(counts)
-    draw_block, draw_row = np.empty(counts.sum(), np.int64), np.empty(counts.sum(), np.int64)
-    base = 0
-    for block, here in zip(planned, held, strict=True):
-        source, _ = flat_ranges(block.offsets[rows[here]], counts[here])
-        target, _ = flat_ranges((ends - counts)[here], counts[here])
-        draw_block[target], draw_row[target] = block.block_index[source] + base, block.rows[source]
-        base += len(block.blocks)
-    samples = SpanSamples(composition, numbers, np.append(0, ends))
-    return {"blocks": flat_blocks(blocks), "block_index": draw_block, "rows": draw_row, "samples": samples}
-
-
-def flat_blocks(blocks: Sequence[Planned]) -> list[PlannedBlock]:
-    """The blocks of rows in some blocks of rows or samples."""
-    return [part for block in blocks for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
-
-
-def _blocks_drawn(rows: SpanRows, block_index: Int64Array, blocks: int) -> int:
-    """Sum over batches of the number of blocks that a batch draws from."""
-    batch_rows = rows.steps.batch_rows
-    batch = np.repeat(np.arange(len(batch_rows)), batch_rows)[rows.places]
-    return int(np.count_nonzero(np.bincount(batch * blocks + block_index)))

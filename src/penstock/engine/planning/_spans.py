@@ -25,6 +25,11 @@ class SpanSamples:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def part(self, here: slice) -> "SpanSamples":
+        """Some consecutive samples."""
+        offsets = self.offsets[here.start : here.stop + 1]
+        return SpanSamples(self.composition, self.numbers[here], offsets - offsets[0])
+
 
 class RowIdentity(NamedTuple):
     """Which row of which table a row of a batch is."""

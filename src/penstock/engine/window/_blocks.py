@@ -1,6 +1,7 @@
 """The state of blocks in the window, and memory that rows are read into."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from penstock.engine.planning import FixedColumn, PlannedBlock, Span
 from penstock.engine.window._block_requests import BlockRequest
 from penstock.engine.window._slab import RowsAt
 from penstock.table import Int64Array, PageRequest, Pages, RawColumn
-from penstock.types import Buffer
+from penstock.types import Buffer, cached_property
 
 if TYPE_CHECKING:
     from penstock.engine.window._window import Window
@@ -106,13 +107,19 @@ class MixedBatches:
         self._arrays.pop(number, None)
 
 
-class EncodedRows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class EncodedRows:
     """The encoded values of a column as offsets into pages; a view of each value would be an object per row."""
 
     memory: list[Any]
     """None for a null."""
     starts: list[int]
     ends: list[int]
+
+    @cached_property
+    def start_array(self) -> npt.NDArray[np.int64]:
+        """The starts of all values."""
+        return np.asarray(self.starts, np.int64)
 
     def row(self, index: int) -> Any:
         """The bytes of one value, or None."""

@@ -1,0 +1,96 @@
+"""Rows of several spans that were located together, and the spans that they make."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.planning._blocks import Planned, PlannedBlock, PlannedSamples
+from penstock.engine.planning._locators import BlockLocations
+from penstock.engine.planning._samples import Composition, flat_ranges
+from penstock.engine.planning._spans import Span, SpanSamples
+from penstock.plan import Places, SpanSteps
+from penstock.table import Int64Array
+
+
+class SpanRows(NamedTuple):
+    """The rows of a span that this process builds."""
+
+    steps: SpanSteps
+    places: Places
+    positions: Int64Array
+    padding: npt.NDArray[np.bool_] | None
+
+
+class LocatedRows:
+    """Where rows are, or all rows that composed samples draw."""
+
+    def __init__(self, found: BlockLocations, composition: Composition | None, *, resident: bool) -> None:
+        """With `resident`, the blocks are all blocks of the table, and each span has all of them."""
+        self._blocks, self._resident = flat_blocks(found.blocks), resident
+        self._block_index, self._rows = found.block_index, found.rows
+        self._samples: SpanSamples | None = None
+        if composition is not None:
+            self._expand(found, composition)
+        self._local_index = np.empty(len(self._blocks), np.int64)
+
+    def _expand(self, found: BlockLocations, composition: Composition) -> None:
+        """Locate what samples draw, given the blocks of samples that hold them."""
+        order = np.argsort(found.block_index, kind="stable")
+        bounds = np.searchsorted(found.block_index[order], np.arange(len(found.blocks) + 1)).tolist()
+        counts, numbers = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+        parts: list[tuple[Int64Array, Int64Array]] = []
+        base = 0
+        for index, block in enumerate(found.blocks):
+            assert isinstance(block, PlannedSamples)
+            here = order[bounds[index] : bounds[index + 1]]
+            local = found.rows[here]
+            counts[here] = lengths = block.offsets[local + 1] - block.offsets[local]
+            numbers[here] = block.samples[local]
+            source, _ = flat_ranges(block.offsets[local], lengths)
+            parts.append((block.block_index[source] + base, block.rows[source]))
+            base += len(block.blocks)
+        ends = np.cumsum(counts)
+        target, _ = flat_ranges((ends - counts)[order], counts[order])
+        self._block_index, self._rows = np.empty(len(target), np.int64), np.empty(len(target), np.int64)
+        if parts:
+            self._block_index[target] = np.concatenate([blocks for blocks, _ in parts])
+            self._rows[target] = np.concatenate([rows for _, rows in parts])
+        self._samples = SpanSamples(composition, numbers, np.append(0, ends))
+
+    def span(self, rows: SpanRows, here: slice) -> Span:
+        """The span of some of the rows, or samples."""
+        samples = None if self._samples is None else self._samples.part(here)
+        if self._samples is not None:
+            here = slice(int(self._samples.offsets[here.start]), int(self._samples.offsets[here.stop]))
+        block_index, blocks = self._block_index[here], self._blocks
+        if not self._resident:
+            needed = np.flatnonzero(np.bincount(block_index))
+            self._local_index[needed] = np.arange(len(needed))
+            block_index = self._local_index[block_index]
+            blocks = [self._blocks[number] for number in needed.tolist()]
+        firsts = block_index if samples is None else block_index[samples.offsets[:-1]]
+        return Span(
+            steps=rows.steps,
+            places=rows.places,
+            blocks=blocks,
+            block_index=block_index,
+            rows=self._rows[here],
+            samples=samples,
+            padding=rows.padding,
+            blocks_drawn=_blocks_drawn(rows, firsts, len(blocks)),
+            resident=self._resident,
+        )
+
+
+def flat_blocks(blocks: Sequence[Planned]) -> list[PlannedBlock]:
+    """The blocks of rows in some blocks of rows or samples."""
+    return [part for block in blocks for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
+
+
+def _blocks_drawn(rows: SpanRows, block_index: Int64Array, blocks: int) -> int:
+    """Sum over batches of the number of blocks that a batch draws from."""
+    batch_rows = rows.steps.batch_rows
+    batch = np.repeat(np.arange(len(batch_rows)), batch_rows)[rows.places]
+    return int(np.count_nonzero(np.bincount(batch * blocks + block_index)))
