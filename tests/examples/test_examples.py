@@ -129,6 +129,26 @@ def test_train_is_killed_and_goes_on_while_others_commit(tmp_path: Path) -> None
     assert_same(torch.load(checkpoint)["model"], learnt(begun, step + 2 * STEPS + 1, mean=True))
 
 
+def test_a_long_tail_is_balanced_and_a_run_of_steps_goes_on(tmp_path: Path) -> None:
+    make_table(tmp_path / "whole")
+    whole = penstock.load(tmp_path / "whole")
+    labels = np.asarray(whole["label"][:])
+    kept = np.flatnonzero((labels != 0) | (np.cumsum(labels == 0) <= 10))  # ten rows of the first class
+    ds = penstock.create(tmp_path / "tail", {field.name: field.kind for field in whole.schema})
+    ds.append(whole[kept].to_numpy())
+    ds.commit()
+    command = [EXAMPLES / "train_long_tail.py", tmp_path / "tail", "--steps", 3 * STEPS]
+    once = run([*command, "--checkpoint", tmp_path / "once.pt"])
+    counts = np.array(re.findall(r"\d+", once[once.index("[") : once.index("]")]), int)
+    assert counts.sum() > 3 * (STEPS - 2) * BATCH
+    assert counts.min() > 0.8 * counts.mean(), "as many rows of the rare class as of the others"
+    command += ["--checkpoint", tmp_path / "twice.pt"]
+    assert f"stopped after step {STEPS + 3}," in run([*command, "--max-steps", STEPS + 3])
+    assert f"beginning after step {STEPS + 3}\nstopped after step {3 * STEPS}," in run(command)
+    assert_same(torch.load(tmp_path / "twice.pt")["model"], torch.load(tmp_path / "once.pt")["model"])
+    assert f"beginning after step {3 * STEPS}\nstopped after step {3 * STEPS}," in run(command), "nothing is left"
+
+
 def test_ddp_goes_on_as_two_nodes(table: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "ddp.pt"
     command = [EXAMPLES / "train_ddp.py", table, "--checkpoint", checkpoint, "--batch-size", BATCH // 2]
