@@ -27,6 +27,8 @@ class MixedColumn:
     """Of a row."""
     masked: bool
     """Whether a table lacks it, or values can be missing."""
+    stacked: bool = True
+    """Whether values of one shape are stacked; images of tables with different shapes are not."""
 
     @property
     def mask_name(self) -> str:
@@ -55,7 +57,8 @@ def mixed_columns(layouts: Sequence[Layout], names: Sequence[str], decode: Decod
         known = shape is not None and (len(shape) == 3 or all(map(decode.resizes, fields)))
         nullable = lacking or any(_has_mask(field, decode) for field in fields)
         dtype = np.dtype(np.uint8) if known else None
-        variable.append(MixedColumn(name, dtype, shape if known and shape is not None else (), nullable))
+        row_shape = shape if known and shape is not None else ()
+        variable.append(MixedColumn(name, dtype, row_shape, nullable, stacked=len(shapes) == 1))
     return fixed + variable
 
 
