@@ -37,14 +37,16 @@ class OrderedTable:
     selection: Selection
 
     @classmethod
-    def of(cls, name: str, source: Source, shuffle: Shuffle | None, seed: int) -> "OrderedTable":
-        """Resolve the order of a table."""
+    def of(cls, name: str | None, source: Source, shuffle: Shuffle | None, seed: int) -> "OrderedTable":
+        """Resolve the order of a table, which has a name in a mixture."""
         selection = Selection(source.reader, source.names, source.rows, shuffled=shuffle is not None)
         layout = SEQUENTIAL
         if shuffle is not None:
             heavy = selection.heavy_row_bytes
             width = max(1.0, selection.row_bytes / heavy)
-            layout = resolve_shuffle(shuffle, round(heavy * len(source)), heavy, width=width)
+            layout = resolve_shuffle(
+                shuffle, round(heavy * len(source)), heavy, width=width, in_mixture=name is not None
+            )
         order = OrderSpec(
             table=source.reader.store.uri,
             version=source.reader.name,
@@ -55,7 +57,9 @@ class OrderedTable:
             shuffled=shuffle is not None,
             shuffle=layout,
         )
-        table = TableSource(name=name, reader=source.reader, names=tuple(source.names), rows=source.rows, order=order)
+        table = TableSource(
+            name=name or "", reader=source.reader, names=tuple(source.names), rows=source.rows, order=order
+        )
         return cls(table, selection)
 
     @property
@@ -68,7 +72,7 @@ class TableOrder:
 
     def __init__(self, source: Source, world: World, options: LoaderOptions) -> None:
         options.decode.check(source.reader.snapshot.schema)
-        self.tables = [OrderedTable.of("", source, options.shuffle, options.seed)]
+        self.tables = [OrderedTable.of(None, source, options.shuffle, options.seed)]
         [table] = self.tables
         self.names: tuple[str, ...] = tuple(source.names)
         self.spec = table.source.order
