@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from penstock.engine._engine import LoaderEngine
-from penstock.engine._lease import VersionLease
+from penstock.engine._lease import VersionLeases
 from penstock.engine._options import LoaderOptions
 from penstock.engine._progress import Progress, ProgressDisplay
 from penstock.engine._run import EngineRun
@@ -60,7 +60,7 @@ class Loader:
         self._run: EngineRun | None = None
         self._next = self._state = self._engine.order.state(0, 0)
         self._resumed = False
-        self._leases = [VersionLease(table.source.reader) for table in self._engine.order.tables]
+        self._lease = VersionLeases([table.source.reader for table in self._engine.order.tables])
 
     def __iter__(self) -> Iterator[Any]:
         return self._epoch()
@@ -112,7 +112,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._release_leases()
+        self._lease.release()
         _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
@@ -126,10 +126,6 @@ class Loader:
         where = f", rank {world.rank} of {world.num_ranks}" if world.num_ranks > 1 else ""
         return f"Loader({order}, {order.partitioner.rows:,} rows in {len(self):,} steps{where})"
 
-    def _release_leases(self) -> None:
-        for lease in self._leases:
-            lease.release()
-
     def _epoch(self) -> Iterator[Any]:
         start, self._resumed = self._next, False
         if self._check_ranks is not None:
@@ -139,8 +135,7 @@ class Loader:
         if run is None or run.in_progress or run.state != start:
             if run is not None:
                 run.close(_SUPERSEDED if run.in_progress else None)
-            for lease in self._leases:
-                lease.acquire()
+            self._lease.acquire()
             run = self._run = self._engine.run(start)
             self._runs.add(run)
         complete = False
@@ -155,7 +150,7 @@ class Loader:
             complete = True
         finally:
             if not complete:
-                self._release_leases()
+                self._lease.release()
                 run.close()
                 self._run = None if self._run is run else self._run
 
