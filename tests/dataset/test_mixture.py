@@ -73,6 +73,20 @@ def test_sources_are_views(web: Dataset, code: Dataset) -> None:
     assert set(numbers.tolist()) == {0, 2, 4, 6, 8, 10, 101, 102, 100}
 
 
+def test_rows_with_an_order_of_their_own_keep_it(web: Dataset, code: Dataset) -> None:
+    mix = penstock.mix({"back": code[::-1], "some": web.rows([7, 2, 7])}, weights={"back": 1, "some": 1}, stop=16)
+    for ranks in (1, 2):
+        found: list[dict[str, Any]] = []
+        for rank in range(ranks):
+            found += mix.numpy(batch_size=8 // ranks, distributed=(rank, ranks), drop_last=True)
+        numbers = np.concatenate([batch["n"] for batch in found])
+        back, some = numbers[numbers >= 100], numbers[numbers < 100]
+        if ranks == 1:
+            assert back.tolist() == [104, 103, 102, 101, 100, 104, 103, 102]
+            assert some.tolist() == [7, 2, 7, 7, 2, 7, 7, 2]
+        assert sorted(numbers.tolist()) == [2, 2, 2, 7, 7, 7, 7, 7, 100, 101, 102, 102, 103, 103, 104, 104]
+
+
 def test_a_source_may_have_a_shuffle_of_its_own(web: Dataset, code: Dataset) -> None:
     sources = {"web": web, "code": code}
     plain = penstock.mix(sources, shuffle={"code": False})

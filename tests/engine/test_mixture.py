@@ -216,9 +216,9 @@ def test_batches_of_one_source() -> None:
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, Workers(2)), (2, Workers(2)), (1, Workers(4, "process"))])
 def test_large_rows_are_read_directly_into_the_batches_that_tables_share(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
+    ranks: int, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
     real = penstock.engine.window._block_io.read_direct_scattered  # type: ignore[attr-defined]
@@ -234,13 +234,13 @@ def test_large_rows_are_read_directly_into_the_batches_that_tables_share(
     shuffle = Shuffle(block_bytes=4 * LARGE_BYTES, lanes=2, spread=1)
     seen = Counter[Row]()
     for rank in range(ranks):
-        with mix.numpy(batch_size=8, shuffle=shuffle, distributed=(rank, ranks), num_workers=2) as loader:
+        with mix.numpy(batch_size=8, shuffle=shuffle, distributed=(rank, ranks), num_workers=workers) as loader:
             for batch in loader:
                 assert batch["t"] == [f"row {n}" for n in batch["n"]]
                 assert (batch["x"] == (batch["n"] % 251)[:, None]).all()
                 real_rows = ~batch["_pad"] if ranks > 1 else slice(None)
                 seen.update(zip(batch["_source"][real_rows].tolist(), batch["n"][real_rows].tolist(), strict=True))
-    assert reads
+    assert reads or workers.type == "process"
     assert sum(seen.values()) == len(mix)
     assert len(seen) == 3 * 61
 
@@ -376,3 +376,32 @@ def test_ranks_compare_their_mixtures() -> None:
 def test_a_source_smaller_than_a_batch_of_its_own_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="source 'c' has 7 rows, which do not fill a batch of 8"):
         mixture(3, per_batch="single").numpy(batch_size=8)
+
+
+@pytest.mark.parametrize("workers", [Workers(2), Workers(2, "process")])
+@pytest.mark.parametrize(("sizes", "image_size"), [((16, 16), None), ((16, 24), None), ((16, 24), 8)])
+def test_images_share_a_batch_if_they_have_one_shape(
+    workers: Workers, sizes: tuple[int, int], image_size: int | None
+) -> None:
+    tables = []
+    for number, size in enumerate(sizes):
+        kind = penstock.Image("png", shape=(size, size, 3), inferred=True)
+        ds = penstock.create(new_location("folder").uri, {"n": Tensor("int64"), "image": kind})
+        ds.append(
+            {
+                "n": np.arange(9) + STEP * number,
+                "image": [np.full((size, size, 3), 9 * number + k, np.uint8) for k in range(9)],
+            }
+        )
+        ds.commit()
+        tables.append(ds)
+    mix = penstock.mix(dict(zip("ab", tables, strict=True)))
+    with mix.numpy(batch_size=6, shuffle=SHUFFLE, num_workers=workers, image_size=image_size) as loader:
+        batches = list(loader)
+    assert sum(len(rows(batch)) for batch in batches) == 18
+    for batch in batches:
+        assert isinstance(batch["image"], np.ndarray) == (image_size is not None or sizes[0] == sizes[1])
+        for number, image in zip(batch["n"].tolist(), batch["image"], strict=True):
+            side = image_size or sizes[number // STEP]
+            assert image.shape == (side, side, 3)
+            assert (image == 9 * (number // STEP) + number % STEP).all()

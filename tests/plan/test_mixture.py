@@ -12,8 +12,10 @@ from penstock.plan import (
     MixturePartitioner,
     MixtureShare,
     Schedule,
+    Shuffle,
     lay_out,
     mixture_rows,
+    resolve_shuffle,
     whole_weights,
 )
 from penstock.types import World
@@ -111,6 +113,17 @@ def test_an_epoch_may_end_in_a_later_segment() -> None:
     assert mixture_rows(segments, (60, 100), all_sources=False) == 80
     assert mixture_rows(segments, (5, 5), all_sources=True) == 10
     assert mixture_rows(segments[:2], (5, 6), all_sources=True) is None
+
+
+@given(st.integers(1 << 20, 1 << 42), st.sampled_from([100.0, 3000.0, 150_000.0]), st.floats(1, 3))
+@steady
+def test_a_table_has_a_smaller_window_in_a_mixture(table_bytes: int, row_bytes: float, width: float) -> None:
+    alone, mixed = (
+        resolve_shuffle(Shuffle(), table_bytes, row_bytes, width=width, in_mixture=mixed) for mixed in (False, True)
+    )
+    window = mixed.block_bytes * width * mixed.lanes * (1 + mixed.spread)
+    assert window <= max((256 << 20) + 2 * mixed.block_bytes * width * mixed.lanes, table_bytes * width * 2.5)
+    assert mixed.block_bytes >= alone.block_bytes
 
 
 worlds = st.integers(1, 9)

@@ -41,8 +41,8 @@ def mix(
     stop: where an epoch ends: with the "first" source to end, so that none is read twice; when "all" have been read at
         least once; or after a number of rows. A source that ends begins its next epoch; the next epoch of the mixture
         goes on where each source is.
-    per_batch: "mixed" mixes the rows of a batch; with "single", all rows of a batch come from one source, and weights
-        count batches.
+    per_batch: "mixed" mixes the rows of a batch; with "single", all rows of a batch come from one source, weights count
+        batches, and an epoch has whole batches only.
     columns: those that all sources have in "common"; their "union"; or a list of names. Rows of a source that lacks a
         column have zeros, or None, and False in `<column>_mask`.
     shuffle: for sources that are not shuffled as the loader says, by name: True, False or `penstock.Shuffle(…)`.
@@ -91,7 +91,8 @@ class Mixture(Streaming):
     ) -> None:
         self._views, self._columns, self._schedule = views, tuple(columns), tuple(schedule)
         self._stop, self._whole_batches, self._shuffles = stop, whole_batches, shuffles
-        self._rows = self._source(None).epoch_rows(1)
+        self._everything = self._source(None)
+        self._rows = self._everything.epoch_rows(1)
 
     def _pinned(self) -> "Mixture":
         return self
@@ -104,7 +105,7 @@ class Mixture(Streaming):
     @property
     def schema(self) -> Schema:
         """The columns; `_source` is a label with the names of the sources."""
-        return schema_of(self._source(None))
+        return schema_of(self._everything)
 
     def __len__(self) -> int:
         """Rows of an epoch."""
@@ -123,7 +124,7 @@ class Mixture(Streaming):
         index = int(key)
         if not -len(self) <= index < len(self):
             raise IndexError(f"there is no row {index}: there are {len(self)}")
-        source = self._source(None)
+        source = self._everything
         sources, numbers = source.order.rows(index % len(self), index % len(self) + 1)
         number = int(sources[0])
         view = self._views[self.sources[number]]

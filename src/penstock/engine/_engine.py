@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.device import BufferPool, empty_small_pages
-from penstock.engine._lease import VersionLease
+from penstock.engine._lease import VersionLeases
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
@@ -82,9 +82,9 @@ class LoaderEngine:
             self._new_pool()
         return position
 
-    def leases(self) -> list[VersionLease]:
-        """Leases of the versions that are read."""
-        return [VersionLease(table.reader) for table in self._tables]
+    def lease(self) -> VersionLeases:
+        """A lease of the versions that are read."""
+        return VersionLeases([table.reader for table in self._tables])
 
     @property
     def steps(self) -> int:

@@ -4,7 +4,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, PenstockWarning, StorageError
 from penstock.history import HeldLease
@@ -55,6 +55,23 @@ class VersionLease:
 
     def __reduce__(self) -> tuple[object, ...]:
         return VersionLease, (self._reader,)
+
+
+class VersionLeases:
+    """The leases of the versions of a mixture."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._leases = [VersionLease(reader) for reader in readers]
+
+    def acquire(self) -> None:
+        """See `VersionLease`."""
+        for lease in self._leases:
+            lease.acquire()
+
+    def release(self) -> None:
+        """See `VersionLease`."""
+        for lease in self._leases:
+            lease.release()
 
 
 def _release(pid: int, released: threading.Event, thread: threading.Thread) -> None:

@@ -68,7 +68,7 @@ class Loader:
         self._run: EngineRun | None = None
         self._source, self._engine = source, self._open(source)
         self._finalizer = weakref.finalize(self, _shut_down, self._runs, self._engine)
-        self._leases = self._engine.leases()
+        self._lease = self._engine.lease()
         self._state = self._engine.order.state(0, 0)
         self._resumed = False
 
@@ -130,7 +130,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._release_leases()
+        self._lease.release()
         _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
@@ -143,10 +143,6 @@ class Loader:
         order, world, steps = self._engine.order, self._engine.world, self._engine.steps
         where = f", rank {world.rank} of {world.num_ranks}" if world.num_ranks > 1 else ""
         return f"Loader({order}, {order.partitioner.rows:,} rows in {steps:,} steps{where})"
-
-    def _release_leases(self) -> None:
-        for lease in self._leases:
-            lease.release()
 
     @property
     def _next(self) -> State:
@@ -182,7 +178,7 @@ class Loader:
                 run.close()
                 if self._run is run:
                     self._run = None
-                    self._release_leases()
+                    self._lease.release()
 
     def _run_from(self, at: State) -> EngineRun:
         """A run that continues at a state: the last one, whose next batches are prefetched, or a new one."""
@@ -191,8 +187,7 @@ class Loader:
             if not run.in_progress and run.state == start:
                 return run
             run.close(_SUPERSEDED if run.in_progress else None)
-        for lease in self._leases:
-            lease.acquire()
+        self._lease.acquire()
         run = self._run = self._engine.run(start)
         self._runs.add(run)
         return run
@@ -224,7 +219,7 @@ class Loader:
             return
         self.close()
         self._finalizer.detach()
-        self._engine, self._leases = engine, engine.leases()
+        self._engine, self._lease = engine, engine.lease()
         self._finalizer = weakref.finalize(self, _shut_down, self._runs, engine)
 
 

@@ -15,6 +15,8 @@ _MAX_BLOCK_BYTES, _MAX_WIDE_BLOCK_BYTES = 4 << 20, 8 << 20
 _WINDOW_SHARE = 6
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 640 << 20, 1 << 30
 """Of all columns. The smallest window fits the default budget of a gigabyte, with room to read ahead."""
+_MIXTURE_SHARE = 4
+"""Fraction (1/n) of a window for a table of a mixture."""
 _MAX_WINDOW_ROWS = 1 << 24
 """Bounds the memory of the plan, which is some tens of bytes for each row of the window."""
 _MIN_SPREAD = 1.0
@@ -61,30 +63,40 @@ class ShuffleLayout:
 
 
 def resolve_shuffle(
-    shuffle: Shuffle, table_bytes: int, row_bytes: float, *, width: float, shares_rows: bool = False
+    shuffle: Shuffle,
+    table_bytes: int,
+    row_bytes: float,
+    *,
+    width: float,
+    shares_rows: bool = False,
+    in_mixture: bool = False,
 ) -> ShuffleLayout:
     """Derive the settings that `shuffle` leaves open from the size of the table and of a row alone.
 
     `table_bytes` and `row_bytes` are those of the heaviest column, and `width` is the size of a row of all columns
-    relative to it. Blocks that share rows with their neighbours are large (`shares_rows`). A table that fits the
-    smallest window is shuffled as a whole. In larger ones, blocks are small if the table or its rows are small, because
-    a block of many rows fills a batch with neighbours; the number of lanes grows with the table; and
-    the spread uses a window of a sixth of the table, up to a gigabyte.
+    relative to it. A table that fits the smallest window is shuffled as a whole. In larger ones, blocks are small if
+    the table or its rows are small, because a block of many rows fills a batch with neighbours; the number of lanes
+    grows with the table; and the spread uses a window of a sixth of the table, up to a gigabyte. Blocks that share rows
+    with their neighbours are large (`shares_rows`). In a mixture, windows are a quarter of that and blocks are fewer,
+    because batches draw from several tables.
     """
+    share = _MIXTURE_SHARE if in_mixture else 1
+    smallest, largest_window = _MIN_WINDOW_BYTES // share, _MAX_WINDOW_BYTES // share
     block, lanes, spread = shuffle.block_bytes, shuffle.lanes, shuffle.spread
     if block is None:
-        share = max(min(table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes)), table_bytes // _MOST_BLOCKS)
+        part = min(share * table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes))
+        part = max(part, share * table_bytes // _MOST_BLOCKS)
         largest = min(_MAX_BLOCK_BYTES, int(_MAX_WIDE_BLOCK_BYTES / width))
-        block = max(min(share, largest), _MIN_SHARING_BLOCK_BYTES if shares_rows else _MIN_BLOCK_BYTES)
+        block = max(min(part, largest), _MIN_SHARING_BLOCK_BYTES if shares_rows else _MIN_BLOCK_BYTES)
     if lanes is None:
         lanes = _default_lanes(table_bytes, block, width)
     if spread is None:
         row_of_blocks = max(block * width * lanes, 1)
         total_bytes, most_bytes = table_bytes * width, _MAX_WINDOW_ROWS * row_bytes * width
-        if total_bytes <= min(_MIN_WINDOW_BYTES, most_bytes):
+        if total_bytes <= min(smallest, most_bytes):
             spread = float(-(-table_bytes // max(block * lanes, 1)) + 1)
         else:
-            window = min(max(total_bytes / _WINDOW_SHARE, _MIN_WINDOW_BYTES), _MAX_WINDOW_BYTES, most_bytes)
+            window = min(max(total_bytes / _WINDOW_SHARE, smallest), largest_window, most_bytes)
             spread = max(_MIN_SPREAD, round(window / row_of_blocks - 1, 2))
         spread = min(spread, 1000.0)
     return ShuffleLayout(lanes, block, spread)

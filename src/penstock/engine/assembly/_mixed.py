@@ -102,7 +102,8 @@ def _joined(column: MixedColumn, parts: Sequence[Part], memory: "MixedMemory") -
         (indices, found[column.name] if column.name in found else column.nothing(len(indices)))
         for indices, found in parts
     ]
-    if not any(isinstance(part, list) for _, part in values) and len({part.shape[1:] for _, part in values}) == 1:
+    arrays = column.stacked and not any(isinstance(part, list) for _, part in values)
+    if arrays and len({part.shape[1:] for _, part in values}) == 1:
         shape, dtype = values[0][1].shape[1:], np.result_type(*(part.dtype for _, part in values))
         whole = memory.array(column.name, shape, dtype)
         if whole.shape[1:] != shape or whole.dtype != dtype:  # 8-bit and 16-bit grayscale

@@ -26,6 +26,8 @@ class MixedColumn:
     """The type and shape of its values; None if they have a variable size."""
     masked: bool
     """Whether a table lacks it, or values can be missing."""
+    stacked: bool = True
+    """Whether values of one shape are stacked; images of tables with different shapes are not."""
 
     @property
     def mask_name(self) -> str:
@@ -55,7 +57,8 @@ def mixed_columns(layouts: Sequence[Layout], names: Sequence[str], decode: Decod
         masked = len(holders) < len(layouts) or bool(masks) or any(_has_mask(field, decode) for field in fields)
         first = known[0] if known else None
         if first is None or any(shape is None or shape[:2] != first[:2] for shape in known):
-            variable.append(MixedColumn(name, None, masked))
+            image_shapes = {decode.image_shape(field) for field in fields}
+            variable.append(MixedColumn(name, None, masked, stacked=len(image_shapes) == 1))
             continue
         column = MixedColumn(name, first._replace(mask_shape=(*masks, ())[0] if masked else None), masked)
         (variable if fields else fixed).append(column)

@@ -35,8 +35,8 @@ class OrderedTable:
     selection: Selection
 
     @classmethod
-    def of(cls, name: str, source: Source, shuffle: Shuffle | None, seed: int) -> "OrderedTable":
-        """Resolve the order of a table."""
+    def of(cls, name: str | None, source: Source, shuffle: Shuffle | None, seed: int) -> "OrderedTable":
+        """Resolve the order of a table, which has a name in a mixture."""
         selection = make_selection(
             source.reader, source.names, source.rows, shuffled=shuffle is not None, draw=source.draw, seed=seed
         )
@@ -45,7 +45,12 @@ class OrderedTable:
             heavy = selection.heavy_row_bytes
             width = max(1.0, selection.row_bytes / heavy)
             layout = resolve_shuffle(
-                shuffle, round(heavy * len(source)), heavy, width=width, shares_rows=selection.composition is not None
+                shuffle,
+                round(heavy * len(source)),
+                heavy,
+                width=width,
+                shares_rows=selection.composition is not None,
+                in_mixture=name is not None,
             )
         order = OrderSpec(
             table=source.reader.store.uri,
@@ -58,7 +63,12 @@ class OrderedTable:
             shuffle=layout,
         )
         table = TableSource(
-            name=name, reader=source.reader, names=tuple(source.names), rows=source.rows, draw=source.draw, order=order
+            name=name or "",
+            reader=source.reader,
+            names=tuple(source.names),
+            rows=source.rows,
+            draw=source.draw,
+            order=order,
         )
         return cls(table, selection)
 
@@ -72,7 +82,7 @@ class TableOrder:
 
     def __init__(self, source: Source, world: World, options: LoaderOptions) -> None:
         options.decode.check(source.reader.snapshot.schema)
-        self.tables = [OrderedTable.of("", source, options.shuffle, options.seed)]
+        self.tables = [OrderedTable.of(None, source, options.shuffle, options.seed)]
         [table] = self.tables
         self.names: tuple[str, ...] = tuple(source.names)
         self.spec = table.source.order
