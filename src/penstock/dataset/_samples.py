@@ -16,8 +16,8 @@ from penstock.engine import (
     samples_of,
 )
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import Field, Schema
-from penstock.format.kinds import Image, Label, List, Tensor, Values
+from penstock.format import Field, Schema, value_kind
+from penstock.format.kinds import Image, Label, List, Tensor, Values, Video
 from penstock.plan import find_windows, group_rows, pack_concat, pack_fit
 from penstock.table import (
     ROW_ID,
@@ -173,7 +173,8 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
         )
     draws = {name: np.searchsorted(shared, np.asarray(list(wanted))) for name, wanted in by_row.items()}
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
-    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad)
+    videos = frozenset(name for name in draws if name != ROW_ID and isinstance(value_kind(schema[name].kind), Video))
+    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad, videos)
     return SampleView(reader, columns, ComposedRows(composition, range(len(windows))))
 
 
@@ -237,6 +238,8 @@ def _with_time(field: Field, times: int | None) -> Field:
     if times is None:
         return field
     kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
+    if isinstance(value_kind(kind), Video):
+        return replace(field, kind=Tensor("uint8", (times, None, None, 3)), nullable=False)
     if isinstance(kind, Tensor) and not kind.ragged:
         return replace(field, kind=Tensor(kind.dtype, (times, *kind.shape)))
     if isinstance(kind, Image) and kind.shape:

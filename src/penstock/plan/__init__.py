@@ -10,11 +10,12 @@ from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
-from penstock.plan._windows import GroupedRows, Windows, find_windows, group_rows
+from penstock.plan._windows import DrawnGroups, GroupedRows, Windows, find_windows, group_rows
 
 __all__ = [
     "SEQUENTIAL",
     "BoundedSpread",
+    "DrawnGroups",
     "Epoch",
     "GroupedRows",
     "LaneShare",
