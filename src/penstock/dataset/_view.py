@@ -123,8 +123,8 @@ class View(Streaming):
             or last row, or takes the nearest one, and flags them in `<column>_pad`.
 
         A video column with offsets holds, in the first row of a group, a video with a frame for each row of the group;
-        a window has the frames of its rows, uint8 (time, height, width, 3). With `decode={column: False}`, or a function
-        there, it has the whole encoded video instead.
+        a window has the frames of its rows, uint8 (time, height, width, 3). With `decode={column: False}` or a
+        function there, it has the whole encoded video instead.
 
         Raises `NotFoundError` for an unknown column, and `InvalidInputError` if no window fits.
         """
