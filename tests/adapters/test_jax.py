@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from torch.utils.dlpack import from_dlpack
@@ -169,6 +170,30 @@ def _epochs(place: str) -> dict[str, Any]:
         if "_pad" in steps[0]:
             found[f"{name} total"] = sum(int(total(batch)) for batch in steps)
     return found
+
+
+def _followed(place: str) -> tuple[list[int], str]:
+    ds = penstock.load(place, version="main@1")
+    with ds.jax(batch_size=4, columns=["n"], follow=True, epochs=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        if jax.process_index() == 1:
+            other = penstock.load(place)
+            other.append({"n": [10, 11, 12]})
+            other.commit()
+        multihost_utils.sync_global_devices("committed")
+        found = [np.asarray(batch["n"])[~np.asarray(batch["_pad"])].tolist() for batch in batches]
+        return [n for step in found[1:] for n in step], loader.state_dict()["order"]["version"]
+
+
+def test_processes_follow_a_branch_together(ranks: Ranks, tmp_path: Path) -> None:
+    """An epoch of ten rows in two steps of eight, and one of thirteen rows in two."""
+    ds = penstock.create(tmp_path / "t", {"n": int})
+    ds.append({"n": range(10)})
+    ds.commit()
+    found = ranks.run(_followed, str(tmp_path / "t"))
+    assert {version for _, version in found} == {"main@2"}
+    assert sorted(n for second_epoch, _ in found for n in second_epoch) == list(range(13))
 
 
 def test_processes_partition_an_epoch_by_their_sharding(ranks: Ranks, place: Path) -> None:

@@ -82,6 +82,16 @@ def test_each_iteration_is_the_next_epoch(ds: Dataset) -> None:
     assert dataset.penstock.stats().rows == 5 * ROWS
 
 
+def test_a_run_of_steps_and_a_weighted_one(ds: Dataset) -> None:
+    options: dict[str, Any] = {"batch_size": 40, "steps": 2 * -(-ROWS // 40) + 1, **MIXED}
+    found = numbers(ds.tensorflow(**options))
+    assert found == numbers(ds.numpy(**options))
+    assert len(found) == 2 * ROWS + 40
+    weighted: dict[str, Any] = {"weights": np.arange(ROWS) % 2, "rows": 30, **MIXED}
+    assert numbers(ds.tensorflow(**weighted)) == numbers(ds.numpy(**weighted))
+    assert numbers(ds.tensorflow(epochs=None, **MIXED).take(1)) == numbers(ds.numpy(**MIXED))[:64]
+
+
 def test_states_resume_in_the_same_order(ds: Dataset) -> None:
     whole = numbers(ds.pytorch(batch_size=1, **MIXED))
     first = ds.pytorch(batch_size=16, **MIXED)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import penstock
 from penstock import Column, Dataset, Image, Shuffle, Tensor, View
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, PenstockError
 from tests.adapters.ranks import Ranks
 from tests.adapters.transforms import BrokenError
 from tests.servers import StoreLocation, new_location
@@ -297,3 +297,73 @@ def test_a_row_dataset_warns_once_that_every_rank_reads_all_rows(ranks: Ranks, p
     for said in ranks.run(_warned, place.uri):
         assert len(said) == 1
         assert "pass a DistributedSampler to DataLoader" in said[0]
+
+
+def _follow(uri: str, steps: int, state: dict[str, Any] | None = None) -> tuple[list[list[int]], dict[str, Any], str]:
+    """Some steps of a loader that follows main; rank 1 commits more rows after the first one."""
+    ds = penstock.load(uri, version="main@1")
+    with ds.pytorch(batch_size=8, follow=True, epochs=None, **MIXED) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for step, batch in enumerate(loader, 1):
+            found.append(batch["n"][~batch["_pad"]].tolist())
+            if step == 1 and state is None:
+                if dist.get_rank() == 1:
+                    other = penstock.load(uri)
+                    other.append({"n": range(100, 140), "x": np.zeros((40, 4), np.float32)})
+                    other.commit()
+                dist.barrier()
+            if step == steps:
+                break
+        return found, loader.state_dict(), loader.state_dict()["order"]["version"]
+
+
+def _growing() -> str:
+    place = new_location("folder")
+    ds = penstock.create(place.uri, {"n": int, "x": Tensor("float32", (4,))})
+    ds.append({"n": range(100), "x": np.zeros((100, 4), np.float32)})
+    ds.commit()
+    return place.uri
+
+
+def test_ranks_follow_a_branch_together(ranks: Ranks) -> None:
+    """An epoch of 100 rows in four steps of 32, and then epochs of 140 rows in five."""
+    uri = _growing()
+    found = ranks.run(_follow, uri, 6)
+    assert {version for *_, version in found} == {"main@2"}
+    assert all(state == found[0][1] for _, state, _ in found)
+    first = [n for steps, *_ in found for step in steps[:4] for n in step]
+    assert sorted(first) == list(range(100))
+    rest = ranks.run(_follow, uri, 3, found[0][1])
+    second = [n for steps, *_ in found for step in steps[4:] for n in step]
+    second += [n for steps, *_ in rest for step in steps for n in step]
+    assert sorted(second) == list(range(140))
+
+
+def _follow_to_a_version_without_a_column(uri: str) -> tuple[str, str, int]:
+    ds = penstock.load(uri, version="main@1")
+    columns = ["n", "x"] if dist.get_rank() == 2 else ["n"]
+    with ds.pytorch(batch_size=8, follow=True, epochs=2, columns=["n"]) as loader:
+        if dist.get_rank() == 2:  # as if this rank could not read what the others can
+            follow = loader._options.follow
+            object.__setattr__(follow, "names", columns)
+        if dist.get_rank() == 0:
+            other = penstock.load(uri)
+            other.drop_column("x")
+            other.commit()
+        dist.barrier()
+        steps = 0
+        try:
+            for _ in loader:
+                steps += 1
+        except PenstockError as error:
+            return str(error), loader.state_dict()["order"]["version"], steps
+    return "", "", steps
+
+
+def test_no_rank_moves_to_a_version_that_one_cannot_read(ranks: Ranks) -> None:
+    for rank, (error, version, steps) in enumerate(ranks.run(_follow_to_a_version_without_a_column, _growing())):
+        assert "column 'x' does not exist in main@2" in error
+        assert error.startswith("rank 2 failed, and so all ranks stop") == (rank != 2)
+        assert (version, steps) == ("main@1", 4)

@@ -25,6 +25,7 @@ NOT_CONSTRUCTED = (
     "Dataset",
     "IngestProgress",
     "Loader",
+    "SampleView",
     "TableDiff",
     "Tags",
     "View",

@@ -44,7 +44,7 @@ IMPORTERS = {
     "PIL": ("codecs/", "format/"),
     "simplejpeg": ("codecs/",),
     "soundfile": ("codecs/_audio.py",),
-    "av": ("codecs/_video.py",),
+    "av": ("codecs/_video.py", "codecs/_video_frames.py"),
     "typer": ("cli/",),
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
@@ -89,7 +89,7 @@ def test_imports_point_down_and_use_the_public_names_of_a_room(path: Path) -> No
         assert not any(part.startswith("_") for part in parts[1:-1]), f"{path} imports {module}, a private file"
 
 
-ENGINE_LEVELS = ["planning", "window", "assembly", "workers"]
+ENGINE_LEVELS = ["planning", "window", "assembly", "workers", "sources"]
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.parent.name == "engine"], ids=str)

@@ -129,6 +129,21 @@ def test_verify_lists_damaged_objects(run: RunCommand, table: Path) -> None:
     assert len(run("verify", table, "--json").document["damaged"]) == 1
 
 
+def test_verify_lists_quarantined_rows(run: RunCommand, table: Path) -> None:
+    assert run("verify", table, "--json").document["quarantined"] == []
+    ds = penstock.load(table)
+    ids = [int(id) for id in ds["_row_id"][:]]
+    ds.quarantine({ids[0]: "blurred", ids[2]: "\x1b[31mred"})
+    shown = run("verify", table)
+    assert shown.code == 0
+    assert "2 rows quarantined on main" in shown.out
+    assert f"row {ids[0]}: blurred" in shown.out
+    assert "\x1b" not in shown.out
+    listed = run("verify", table, "--json").document["quarantined"]
+    assert listed[0] == {"branch": "main", "row_id": ids[0], "reason": "blurred"}
+    assert "2 quarantined" in run("diff", table, "main@2").out
+
+
 def test_verify_with_links_reads_linked_objects(run: RunCommand, table: Path) -> None:
     (table.parent / "source" / "image.png").write_bytes(b"other")
     assert run("verify", table).code == 0

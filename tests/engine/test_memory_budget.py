@@ -64,7 +64,8 @@ def test_a_note_reports_workers_without_memory() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_a_slab_that_is_too_small_grows_and_keeps_its_rows(sizes: list[int], random: Any) -> None:
-    columns = Layout(Schema((Field(1, "n", Tensor("int64"), True, "none", 1 << 20, 1 << 18),)), ["n"]).fixed
+    schema = Schema((Field(1, "n", Tensor("int64"), True, "none", 1 << 20, 1 << 18),))
+    columns = Layout(schema, ["n"], range(0)).fixed
     slab = Slab(columns, 25)
     held: dict[int, int] = {}
     for number, rows in enumerate(sizes):

@@ -273,3 +273,14 @@ def test_bad_calls_are_named() -> None:
         ds.windows(offsets_s={"action": [0.5]})
     with pytest.raises(InvalidInputError, match="'action'"):
         ds.windows(4, within="action")
+
+
+def test_windows_of_quarantined_rows_are_left_out() -> None:
+    made = penstock.create("memory://", {"n": Tensor("int64"), "tokens": Tensor("int32", (None,))})
+    made.append({"n": np.arange(30), "tokens": [np.full(3, n) for n in range(30)]})
+    made.commit()
+    made.quarantine([int(made.select("_row_id")[10]["_row_id"])], reason="blurred")
+    windows = made.windows(offsets={"n": [0, 2]})
+    assert [int(sample["n"][0]) for sample in windows] == [n for n in range(28) if n not in (8, 10)]
+    packed = np.concatenate([batch["tokens"].reshape(-1) for batch in made.pack("tokens", 29).numpy(batch_size=1)])
+    assert packed.tolist() == np.repeat([n for n in range(30) if n != 10], 3).tolist()

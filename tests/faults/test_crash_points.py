@@ -32,6 +32,7 @@ def history() -> dict[str, bytes]:
     main.tags.create("old")
     main.delete([0])
     main.commit()
+    main.quarantine({int(main[0:1]["_row_id"][0]): "bad"})
     return {item.key: bytes(store.get(item.key)) for item in store.list("")}
 
 
@@ -43,11 +44,12 @@ def new_store() -> Store:
 
 
 def state(store: Store) -> State:
-    """The rows of all branches and tags."""
+    """The rows of all branches and tags, and those that loaders leave out."""
     ds = penstock.load(store)
     found = {name: penstock.load(store, branch=name) for name in ds.branches}
     found.update({f"tag {name}": penstock.load(store, tag=name) for name in ds.tags})
-    return {name: sorted(int(x) for x in table["x"][:]) if len(table) else [] for name, table in found.items()}
+    rows = {name: sorted(int(x) for x in table["x"][:]) if len(table) else [] for name, table in found.items()}
+    return {**rows, **{f"quarantine of {name}": sorted(table.quarantined()) for name, table in found.items()}}
 
 
 def write(store: Store) -> None:
@@ -66,6 +68,8 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "tag": lambda store: penstock.load(store).tags.create("new", at="side"),
     "rename": lambda store: penstock.load(store).branches.rename("side", "new"),
     "delete branch": lambda store: penstock.load(store).branches.delete("side"),
+    "quarantine": lambda store: penstock.load(store).quarantine([2], reason="bad"),
+    "release": lambda store: penstock.load(store).release(),
     "compact": lambda store: compact(penstock.load(store)),
     "vacuum": lambda store: penstock.vacuum(store, older_than=timedelta(0)),
 }
@@ -92,7 +96,7 @@ def test_a_process_that_dies_at_any_call_leaves_the_table_before_or_after(name: 
     after = state(store)
     allowed = [before, after]
     if name == "rename":  # not atomic: both names exist for a moment
-        allowed.append({**before, "new": before["side"]})
+        allowed.append({**before, "new": before["side"], "quarantine of new": before["quarantine of side"]})
     changing = [n for n, verb in enumerate(calls) if verb in ("put", "create", "put_stream", "delete")]
     for last in sorted({*changing, *(n + 1 for n in changing)}):
         store = new_store()

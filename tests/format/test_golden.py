@@ -72,6 +72,15 @@ def test_a_new_table_has_the_expected_content(fresh: tuple[Path, dict[str, Any]]
     assert _penstock(folder, version) == expected[str(version)]
 
 
+def test_a_reader_that_does_not_know_quarantine_lists_reads_the_table(tmp_path: Path) -> None:
+    folder, newest = tmp_path / "table", max(map(int, VERSIONS))
+    shutil.copytree(GOLDEN, folder)
+    ds = penstock.load(folder)
+    ds.quarantine(ds[:1]["_row_id"][:], reason="bad")
+    assert IndependentReader(folder, CONTAINERS).newest() == newest + 1
+    assert _independent(folder, newest + 1) == _independent(GOLDEN, newest)
+
+
 @pytest.mark.parametrize("hint", ["right", "missing", "old", "too high", "damaged"])
 def test_the_newest_version_is_found_with_any_hint(fresh: tuple[Path, dict[str, Any]], hint: str) -> None:
     folder, _ = fresh

@@ -44,6 +44,7 @@ class State:
     fills: dict[int, Any] = field(default_factory=dict)
     nullable: set[int] = field(default_factory=set)
     rows: dict[int, dict[int, Any]] = field(default_factory=dict)
+    quarantine: dict[int, str] = field(default_factory=dict)
 
     def set_nullable(self) -> None:
         """A column is nullable if it has a null."""
@@ -114,6 +115,16 @@ def merged_columns(base: State, ours: State, theirs: State, policy: Policy) -> d
     return names
 
 
+def merged_quarantine(base: State, ours: State, theirs: State) -> dict[int, str]:
+    """The expected list: what one side changed, and where both did, ours unless we released the row."""
+    found = {}
+    for row in ours.quarantine.keys() | theirs.quarantine.keys():
+        mine, other, old = (state.quarantine.get(row) for state in (ours, theirs, base))
+        both = mine != old and other != old
+        found[row] = (other if mine is None else mine) if both else mine if other == old else other
+    return {row: reason for row, reason in found.items() if reason is not None}
+
+
 def merged(base: State, ours: State, theirs: State, side: str) -> tuple[State, int]:
     """The expected result of a three-way merge, and the number of conflicts."""
     policy = Policy(side)
@@ -140,6 +151,7 @@ def merged(base: State, ours: State, theirs: State, side: str) -> tuple[State, i
                 dropped = id in (ours if row in ours.rows else theirs).fills
                 cells[id] = DROPPED if dropped else result.fills[id]
     result.set_nullable()
+    result.quarantine = merged_quarantine(base, ours, theirs)
     return result, policy.conflicts
 
 
@@ -338,6 +350,30 @@ class HistoryMachine(RuleBasedStateMachine):
         self.log[writer.branch].append(expected)
         writer.move_to(expected)
 
+    @rule(data=st.data(), reason=st.sampled_from(["blurred", "dark", None]))
+    def quarantine(self, data: st.DataObject, reason: str | None) -> None:
+        """Quarantine rows, or release some; unlike other changes it commits at once, and never conflicts."""
+        writer = self.draw_writer(data)
+        head, version = self.log[writer.branch][-1], writer.ds.version
+        listed = {row: why for row, why in writer.state.quarantine.items() if row in writer.state.rows}
+        known = sorted(writer.state.rows if reason else listed)
+        if not known or writer.ds.summary().has_changes:
+            return
+        rows = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True), "rows")
+        change = (lambda: writer.ds.quarantine(rows, reason=reason)) if reason else (lambda: writer.ds.release(rows))
+        if not self.attempt(writer, change) or writer.ds.version == version:
+            return
+        for row in rows:
+            if reason is None:
+                del writer.state.quarantine[row]
+            else:
+                writer.state.quarantine[row] = reason
+        expected, conflicts = merged(writer.base, head, writer.state, "raise")
+        assert not conflicts
+        expected.observe(writer.ds)
+        self.log[writer.branch].append(expected)
+        writer.move_to(expected)
+
     @rule(data=st.data())
     def rollback(self, data: st.DataObject) -> None:
         writer = self.draw_writer(data)
@@ -471,6 +507,8 @@ class HistoryMachine(RuleBasedStateMachine):
         for id, name in after.columns.items():  # a value that was changed and changed back may be reported
             reported = set(found.updated[name].tolist()) if name in found.updated else set()
             assert after.changed(id, before) <= reported <= after.rows.keys() & before.rows.keys()
+        assert set(found.quarantined.tolist()) == after.quarantine.keys() - before.quarantine.keys()
+        assert set(found.released.tolist()) == before.quarantine.keys() - after.quarantine.keys()
         assert set(found.columns_added) == {after.columns[id] for id in after.columns.keys() - before.columns.keys()}
         assert set(found.columns_dropped) == {before.columns[id] for id in before.columns.keys() - after.columns.keys()}
 
@@ -514,7 +552,8 @@ class HistoryMachine(RuleBasedStateMachine):
                     return state
         return self.deleted_snapshots.get(id)
 
-    def same(self, ds: penstock.View, state: State) -> None:
+    def same(self, ds: penstock.Dataset, state: State) -> None:
+        assert ds.quarantined() == {row: why for row, why in state.quarantine.items() if row in state.rows}
         assert sorted(ds.schema.names) == sorted(state.columns.values())
         assert {known.name for known in ds.schema if known.nullable} == {state.columns[id] for id in state.nullable}
         assert list(ds) == state.named()
@@ -565,6 +604,7 @@ CHANGES: list[Callable[[HistoryMachine, st.DataObject], object]] = [
     lambda machine, data: machine.drop_column(data),
     lambda machine, data: machine.rename_column(data, data.draw(names)),
     lambda machine, data: machine.make_nullable(data),
+    lambda machine, data: machine.quarantine(data, data.draw(st.sampled_from(["blurred", None]))),
 ]
 
 

@@ -35,7 +35,14 @@ orders = st.builds(
     shuffled=st.booleans(),
     shuffle=shuffles,
 )
-states = st.builds(lambda order, epoch: LoaderState(order, epoch, order.rows // 3), orders, st.integers(0, 10**6))
+counts = st.integers(0, 10**9)
+states = st.builds(
+    lambda order, epoch, steps, epochs: LoaderState(order, epoch, order.rows // 3, steps, epochs),
+    orders,
+    st.integers(0, 10**6),
+    counts,
+    counts,
+)
 
 
 @given(states)
@@ -95,8 +102,19 @@ GOOD = LoaderState(ORDER, 3, 4).to_json()
         ({**GOOD, "epoch": -1}, "damaged.*epoch is -1"),
         ({**GOOD, "epoch": 0.5}, "damaged.*epoch is 0.5"),
         ({**GOOD, "consumed": ORDER.rows + 1}, "damaged"),
+        ({**GOOD, "steps": -1}, "damaged.*steps is -1"),
+        ({**GOOD, "epochs": "two"}, "damaged.*epochs is 'two'"),
     ],
 )
 def test_invalid_states_are_rejected(value: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         LoaderState.from_json(value)
+
+
+def test_states_without_counts_of_steps_load() -> None:
+    older = {
+        name: value
+        for name, value in LoaderState(ORDER, 3, 4, 5, 6).to_json().items()
+        if name not in ("steps", "epochs")
+    }
+    assert LoaderState.from_json(older) == LoaderState(ORDER, 3, 4)

@@ -57,6 +57,7 @@ def table(target: Link) -> Store:
     ds.add_column("added", Column(Tensor("int64"), nullable=True))
     ds.add_column("filled", Text(), fill="fill")
     ds.commit()
+    ds.quarantine({int(id): "bad" for id in ds["_row_id"][:2]})
     ds.branches.create("side")
     ds.tags.create("v1")
     commit, _ = newest(store)
@@ -190,6 +191,19 @@ def forge_ingest_manifest(store: Store, table: pa.Table) -> None:
     store.put(manifest.key, data)
     changed = replace(manifest, length=len(data), crc=crc32c(data))
     forge_snapshot(store, commit, replace(snapshot, sources={uri: (changed,)}))
+
+
+def forge_quarantine(store: Store, table: pa.Table) -> None:
+    """Replace the list of quarantined rows of the newest version."""
+    commit, snapshot = newest(store)
+    assert snapshot.quarantine is not None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    store.put(snapshot.quarantine.key, data)
+    changed = replace(snapshot.quarantine, length=len(data), crc=crc32c(data))
+    forge_snapshot(store, commit, replace(snapshot, quarantine=changed))
 
 
 def sealed(document: Any) -> bytes:

@@ -43,6 +43,7 @@ def read(store: Store) -> None:
     ds.to_arrow()
     list(ds)
     list(ds.batches())
+    ds.quarantined()
 
 
 def use(store: Store) -> None:
@@ -401,6 +402,34 @@ def test_any_ingest_manifest_reads_cleanly(source: Path, ingested: Store, data: 
 
 
 # Verify
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_quarantine_list_reads_cleanly(original: Store, data: st.DataObject) -> None:
+    store = hostile.copy(original)
+    _, snapshot = hostile.newest(store)
+    assert snapshot.quarantine is not None
+    table = pa.ipc.open_file(pa.py_buffer(store.get(snapshot.quarantine.key))).read_all()
+    hostile.forge_quarantine(
+        store, pa.Table.from_batches([hostile.as_batch(mutate(data, table.to_pylist()), table.schema)])
+    )
+    penstock.verify(store)
+    ends_cleanly(lambda store: penstock.load(store).quarantined(), store)
+    ends_cleanly(lambda store: penstock.load(store).release(), store)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reasons"),
+    [([1, 1], ["a", "b"]), ([2, 1], ["a", "b"]), ([-1], ["a"]), ([None], ["a"]), ([1], [None])],
+)
+def test_a_list_of_rows_that_do_not_ascend_is_damage(original: Store, ids: list[Any], reasons: list[Any]) -> None:
+    store = hostile.copy(original)
+    schema = pa.schema([("row_id", pa.int64()), ("reason", pa.string())])
+    hostile.forge_quarantine(store, pa.table([ids, reasons], schema=schema))
+    with pytest.raises(CorruptError, match="quarantine/"):
+        penstock.load(store).numpy()
+    assert any("quarantine/" in damage for damage in penstock.verify(store).damaged)
 
 
 def test_verify_reports_a_damaged_vacuum_record(original: Store) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,23 +15,21 @@ from penstock.engine import (
     ConvertedFormatter,
     Loader,
     LoaderOptions,
+    MixtureSource,
     Progress,
-    Rows,
+    RankAgreement,
+    Source,
     Transforms,
     explicit_world,
     map_leaves,
     ragged_columns,
-    rank_consistency_check,
 )
 from penstock.errors import InvalidInputError
-from penstock.table import Reader
 from penstock.types import World
 
 
 def loader(
-    reader: Reader,
-    names: Sequence[str],
-    rows: Rows,
+    source: Source | MixtureSource,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -50,22 +47,20 @@ def loader(
     if sharding is not None:
         if ragged == "list":
             raise InvalidInputError('with sharding, values of different shapes must be padded: pass collate_fn="pad"')
-        _check_divisible(sharding, options, len(rows), world)
+        _check_divisible(sharding, options, source.epoch_rows(options.batch_size), world)
         if world.num_ranks > 1:
             ragged = "refuse"
     formatter = ConvertedFormatter(
-        transforms.transform, transforms.batch_transform, transforms.collate_fn, ragged,
-        ragged_columns(reader, names, rows), options.bad_samples.tolerant, put=partial(_put, sharding),
+        transforms.transform, transforms.batch_transform, transforms.collate_fn, ragged, ragged_columns(source.fields),
+        options.bad_samples.tolerant, put=partial(_put, sharding),
     )  # fmt: skip
-    check_ranks = rank_consistency_check(options, _gather) if all_processes else None
+    agreement = RankAgreement(options, _gather) if all_processes else None
     return Loader(
-        reader,
-        names,
-        rows,
+        source,
         world=world,
         options=options,
         formatter=formatter,
-        check_ranks=check_ranks,
+        agreement=agreement,
         progress=progress,
     )
 

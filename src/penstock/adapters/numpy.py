@@ -1,24 +1,20 @@
 """Batches of numpy arrays, for frameworks without an adapter."""
 
-from collections.abc import Sequence
-
 from penstock.engine import (
     Loader,
     LoaderOptions,
+    MixtureSource,
     NumpyFormatter,
     Progress,
-    Rows,
+    Source,
     Transforms,
     explicit_world,
     ragged_columns,
 )
-from penstock.table import Reader
 
 
 def loader(
-    reader: Reader,
-    names: Sequence[str],
-    rows: Rows,
+    source: Source | MixtureSource,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -28,9 +24,7 @@ def loader(
     """Batches of arrays; see `View.numpy`."""
     formatter = NumpyFormatter(
         transforms.transform, transforms.batch_transform, transforms.collate_fn,
-        transforms.ragged_mode(("list", "pad")), ragged_columns(reader, names, rows), options.bad_samples.tolerant,
+        transforms.ragged_mode(("list", "pad")), ragged_columns(source.fields), options.bad_samples.tolerant,
     )  # fmt: skip
     world = explicit_world(distributed)
-    return Loader(
-        reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress
-    )
+    return Loader(source, world=world, options=options, formatter=formatter, agreement=None, progress=progress)

@@ -18,18 +18,19 @@ from penstock.engine import (
     ConvertedFormatter,
     Loader,
     LoaderOptions,
+    MixedRowReader,
+    MixtureSource,
     NumpyFormatter,
     Progress,
     RowKeys,
     RowReader,
-    Rows,
+    Source,
     Transforms,
     explicit_world,
     map_leaves,
     ragged_columns,
 )
 from penstock.errors import InvalidInputError
-from penstock.table import Reader
 
 _MAX_EXAMPLES = 64
 
@@ -38,9 +39,7 @@ TensorflowDataset: TypeAlias = tf.data.Dataset
 
 
 def dataset(
-    reader: Reader,
-    names: Sequence[str],
-    rows: Rows,
+    source: Source | MixtureSource,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -54,14 +53,12 @@ def dataset(
     world = explicit_world(distributed)
     functions = (transforms.transform, transforms.batch_transform, transforms.collate_fn)
     ragged_mode = "rows" if transforms.ragged_mode(("ragged", "pad")) == "ragged" else "pad"
-    columns = ragged_columns(reader, names, rows)
+    columns = ragged_columns(source.fields)
     formatter = ConvertedFormatter(*functions, ragged_mode, columns, options.bad_samples.tolerant, put=_element)
-    loader = Loader(
-        reader, names, rows, world=world, options=options, formatter=formatter, check_ranks=None, progress=progress
-    )
+    loader = Loader(source, world=world, options=options, formatter=formatter, agreement=None, progress=progress)
     if output_signature is None:
         probe = _SignatureProbe(*functions, ragged_mode, columns, options.bad_samples.tolerant)
-        row_reader = RowReader(reader, names, rows, options.decode, lease=False)
+        row_reader = source.row_reader(options.decode, lease=False)
         output_signature = probe.signature(row_reader, options, flagged=options.flags_rows(world))
     # TensorFlow never frees the function, so it has a weak reference: the loader's threads end with the dataset, which
     # iterators keep alive.
@@ -139,7 +136,7 @@ class _SignatureProbe(NumpyFormatter):
     open_shapes: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     """The shape of a row, None where the length varies between batches, by the id of an array of the current batch."""
 
-    def signature(self, reader: RowReader, options: LoaderOptions, *, flagged: bool) -> Any:
+    def signature(self, reader: RowReader | MixedRowReader, options: LoaderOptions, *, flagged: bool) -> Any:
         """The signature of the first usable row without nulls, or else of the last usable one, of the first rows.
 
         Raises `InvalidInputError` if no row is usable.

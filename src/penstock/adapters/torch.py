@@ -30,22 +30,23 @@ from penstock.engine import (
     Jagged,
     Loader,
     LoaderOptions,
+    MixedRowReader,
+    MixtureSource,
     NumpyFormatter,
     Progress,
+    RankAgreement,
     RowKeys,
     RowReader,
-    Rows,
+    Source,
     Transforms,
     accepts_generator,
     explicit_world,
     map_leaves,
     ragged_columns,
-    rank_consistency_check,
     samples_of,
     writable,
 )
 from penstock.errors import InvalidInputError, PenstockWarning
-from penstock.table import Reader
 from penstock.types import World
 
 _SMALL_BYTES = 64 << 10  # a copy is cheap beside the work per batch
@@ -54,9 +55,7 @@ Distributed = bool | tuple[int, int] | dist.ProcessGroup | DeviceMesh | None
 
 
 def loader(
-    reader: Reader,
-    names: Sequence[str],
-    rows: Rows,
+    source: Source | MixtureSource,
     *,
     options: LoaderOptions,
     transforms: Transforms,
@@ -76,21 +75,17 @@ def loader(
     world, group = _find_world(distributed)
     formatter = TorchFormatter(
         transforms.transform, transforms.batch_transform, transforms.collate_fn,
-        transforms.ragged_mode(("nested", "pad", "list")), ragged_columns(reader, names, rows),
-        options.bad_samples.tolerant,
+        transforms.ragged_mode(("nested", "pad", "list")), ragged_columns(source.fields), options.bad_samples.tolerant,
     )  # fmt: skip
-    check_ranks = None if group is None else rank_consistency_check(options, partial(_gather, group))
+    agreement = None if group is None else RankAgreement(options, partial(_gather, group))
     return Loader(
-        reader, names, rows,
-        world=world, options=options, formatter=formatter, placement=_placement(device, names),
-        check_ranks=check_ranks, progress=progress,
+        source, world=world, options=options, formatter=formatter, placement=_placement(device, source.names),
+        agreement=agreement, progress=progress,
     )  # fmt: skip
 
 
 def row_dataset(
-    reader: Reader,
-    names: Sequence[str],
-    rows: Rows,
+    source: Source | MixtureSource,
     *,
     decode: DecodeOptions,
     transform: Callable[..., Any] | None,
@@ -103,13 +98,13 @@ def row_dataset(
             PenstockWarning,
             stacklevel=3,
         )
-    return RowDataset(RowReader(reader, names, rows, decode, lease=True), transform)
+    return RowDataset(source.row_reader(decode, lease=True), transform)
 
 
 class RowDataset(Dataset[dict[str, Any]]):
     """A map-style dataset of a table's rows."""
 
-    def __init__(self, rows: RowReader, transform: Callable[..., Any] | None) -> None:
+    def __init__(self, rows: RowReader | MixedRowReader, transform: Callable[..., Any] | None) -> None:
         self._rows, self._transform = rows, transform
 
     def __len__(self) -> int:

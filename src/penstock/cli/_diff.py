@@ -68,6 +68,12 @@ def format_column_changes(changes: penstock.TableDiff) -> str:
     return ", ".join(words + [f"{old} is now {new}" for old, new in changes.columns_renamed])
 
 
+def format_quarantine_changes(changes: penstock.TableDiff) -> str:
+    """Counts of quarantined and released rows in one line; empty if there are none."""
+    counts = (len(changes.quarantined), "quarantined"), (len(changes.released), "released")
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
 def format_row_changes(changes: penstock.TableDiff) -> str:
     """Counts of added, deleted and updated rows in one line."""
     return f"{len(changes.added):,} added, {len(changes.deleted):,} deleted, {len(changes.updated_rows):,} updated"
@@ -78,6 +84,8 @@ def _summary(changes: penstock.TableDiff, added: Sequence[int], deleted: Sequenc
     for name, ids, total in (("  added", added, len(changes.added)), ("  deleted", deleted, len(changes.deleted))):
         if ids:
             pairs.append((name, f"id {', '.join(map(str, ids))}{', …' if total > len(ids) else ''}"))
+    if quarantine := format_quarantine_changes(changes):
+        pairs.append(("quarantine", quarantine))
     if columns := format_column_changes(changes):
         pairs.append(("columns", columns))
     return pairs

@@ -7,9 +7,11 @@ import typer
 
 import penstock
 from penstock.cli._command import CommandContext, CommandResult, Uri, printable
-from penstock.cli._render import format_bytes
+from penstock.cli._render import format_bytes, pluralize
 from penstock.errors import NotFoundError
 from penstock.table import VerifyReport
+
+_MAX_SHOWN = 100
 
 
 def verify(
@@ -28,12 +30,34 @@ def verify(
     )
     if report.objects == 0:
         raise NotFoundError(f"{uri} is not a table: it has no objects to verify")
-    document = {"uri": uri, "objects": report.objects, "bytes": report.bytes, "damaged": report.damaged}
+    document = {
+        "uri": uri,
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "damaged": report.damaged,
+        "quarantined": [
+            {"branch": branch, "row_id": id, "reason": reason}
+            for branch, rows in report.quarantined.items()
+            for id, reason in rows.items()
+        ],
+    }
     read = f"read {report.objects:,} objects, {format_bytes(report.bytes)}"
     if not report.damaged:
-        return CommandResult(document, [f"No damage: {read}."])
+        return CommandResult(document, [f"No damage: {read}.", *_list_quarantined(report)])
     title = f"{len(report.damaged):,} damaged or missing: {read}."
-    return CommandResult(document, [title, *(f"  {printable(message)}" for message in report.damaged)], ok=False)
+    damaged = [f"  {printable(message)}" for message in report.damaged]
+    return CommandResult(document, [title, *damaged, *_list_quarantined(report)], ok=False)
+
+
+def _list_quarantined(report: VerifyReport) -> list[str]:
+    """The rows that loaders leave out, by branch."""
+    lines = []
+    for branch, rows in report.quarantined.items():
+        lines.append(f"{pluralize(len(rows), 'row')} quarantined on {printable(branch)}:")
+        lines += [f"  row {id}: {printable(reason)}" for id, reason in list(rows.items())[:_MAX_SHOWN]]
+        if len(rows) > _MAX_SHOWN:
+            lines.append(f"  and {len(rows) - _MAX_SHOWN:,} more; --json lists all")
+    return lines
 
 
 def format_progress(report: VerifyReport, seconds: float) -> str:

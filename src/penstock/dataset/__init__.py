@@ -4,6 +4,7 @@ from penstock.dataset._dataset import Dataset, Summary
 from penstock.dataset._diff import TableDiff
 from penstock.dataset._ingest import IngestResult, SourceLocation, ingest, open_source, sync
 from penstock.dataset._maintenance import compact, vacuum
+from penstock.dataset._mixture import Mixture, mix
 from penstock.dataset._open import create, delete, exists, load, resolve_uri, verify
 from penstock.dataset._preview import BlobPreview, preview_rows
 from penstock.dataset._refs import Branches, RefMapping, Tags
@@ -16,6 +17,7 @@ __all__ = [
     "ColumnView",
     "Dataset",
     "IngestResult",
+    "Mixture",
     "RefMapping",
     "SampleView",
     "SourceLocation",
@@ -29,6 +31,7 @@ __all__ = [
     "exists",
     "ingest",
     "load",
+    "mix",
     "open_source",
     "preview_rows",
     "resolve_uri",

@@ -50,6 +50,16 @@ class TableDiff:
         """Ids of the rows in which any value differs."""
         return self._diff.updated_rows
 
+    @property
+    def quarantined(self) -> Int64Array:
+        """Ids of the rows that loaders leave out since."""
+        return self._diff.quarantined
+
+    @property
+    def released(self) -> Int64Array:
+        """Ids of the rows that were released from quarantine."""
+        return self._diff.released
+
     def before(self, ids: Sequence[int] | Int64Array) -> View:
         """Rows by row id, at the old version."""
         return _view(self._diff.before, np.asarray(ids, np.int64))
@@ -84,6 +94,8 @@ class TableDiff:
             "rows_added": len(self._diff.added),
             "rows_deleted": len(self._diff.deleted),
             "rows_updated": len(self.updated_rows),
+            "rows_quarantined": len(self.quarantined),
+            "rows_released": len(self.released),
             "updated": {name: len(ids) for name, ids in self.updated.items()},
             "columns_added": self.columns_added,
             "columns_dropped": self.columns_dropped,
@@ -96,6 +108,8 @@ class TableDiff:
         )
         lines = [f"{self.old_version} -> {self.new_version}: rows {rows}"]
         lines += [f"  {name}: {len(ids):,} values changed" for name, ids in self.updated.items()]
+        for ids, what in ((self.quarantined, "quarantined"), (self.released, "released")):
+            lines += [f"  {len(ids):,} rows {what}"] if len(ids) else []
         lines += [f"  + column {name}" for name in self.columns_added]
         lines += [f"  - column {name}" for name in self.columns_dropped]
         lines += [f"  column {old} renamed to {new}" for old, new in self.columns_renamed]

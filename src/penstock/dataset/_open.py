@@ -117,8 +117,8 @@ def verify(
 
 
 _OWN_PREFIXES = (
-    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/", "leases/",
-    "intents/", "vacuums/",
+    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/",
+    "quarantine/", "leases/", "intents/", "vacuums/",
 )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, Literal, TypedDict
 
+import numpy.typing as npt
+
 from penstock.device import DeviceOptions
 from penstock.engine import (
     BadSamples,
@@ -13,7 +15,9 @@ from penstock.engine import (
     Decoder,
     LoaderOptions,
     Progress,
+    RunLength,
     Transforms,
+    VersionFollower,
     Workers,
     available_cores,
 )
@@ -55,6 +59,18 @@ class LoaderKeywords(TypedDict, total=False):
     window needs."""
     bad_samples: Literal["raise", "replace", "skip"] | BadSamples
     """What happens to a row that cannot be read or transformed."""
+    weights: "str | npt.ArrayLike | None"
+    """Draw rows with replacement, with the probabilities of a numeric column or of an array with one number per row."""
+    balance: str | None
+    """The same, with probabilities that give each class of this column the same expected number of rows."""
+    rows: int | None
+    """Rows that an epoch draws; by default as many as there are."""
+    steps: int | None
+    """Steps of one iteration, over as many epochs as they need; by default an iteration is one epoch."""
+    epochs: int | None
+    """Epochs of one iteration; None never ends."""
+    follow: bool
+    """Move to the newest version of the branch at the end of each epoch."""
     progress: Progress | bool | None
     """A live "line" or "table" on standard error."""
 
@@ -62,7 +78,8 @@ class LoaderKeywords(TypedDict, total=False):
 DEFAULTS: LoaderKeywords = {
     "shuffle": None, "num_workers": None, "prefetch_factor": None, "transform": None, "batch_transform": None,
     "columns": None, "decode": True, "image_size": None, "collate_fn": None, "drop_last": False,
-    "memory_budget": None, "bad_samples": "raise", "progress": None,
+    "memory_budget": None, "bad_samples": "raise", "weights": None, "balance": None, "rows": None, "steps": None,
+    "epochs": 1, "follow": False, "progress": None,
 }  # fmt: skip
 
 
@@ -78,7 +95,8 @@ def check_keywords(given: Mapping[str, object], method: str, *, known: Mapping[s
 def check_no_loader_options(given: Mapping[str, object]) -> None:
     """Raise `InvalidInputError` for options that a dataset of rows would ignore."""
     shared = ("transform", "columns", "decode", "image_size")
-    ignored = [name for name, value in DEFAULTS.items() if name not in shared and given[name] != value]
+    others = [(name, value) for name, value in DEFAULTS.items() if name not in shared]
+    ignored = [name for name, value in others if given[name] is not value and (value is None or given[name] != value)]
     if ignored:
         raise InvalidInputError(
             f"{', '.join(ignored)} would be ignored: without batch_size, shuffle, num_workers, prefetch_factor, "
@@ -87,7 +105,13 @@ def check_no_loader_options(given: Mapping[str, object]) -> None:
         )
 
 
-def loader_options(given: LoaderKeywords, *, batch_size: int, device: DeviceOptions | None = None) -> LoaderOptions:
+def loader_options(
+    given: LoaderKeywords,
+    *,
+    batch_size: int,
+    follow: VersionFollower | None,
+    device: DeviceOptions | None,
+) -> LoaderOptions:
     """The engine's options; raises `InvalidInputError` for a value out of range."""
     count, prefetch, bad = given["num_workers"], given["prefetch_factor"], given["bad_samples"]
     if count is None:
@@ -101,6 +125,8 @@ def loader_options(given: LoaderKeywords, *, batch_size: int, device: DeviceOpti
         memory_budget=as_bytes("memory_budget", given["memory_budget"]),
         decode=DecodeOptions(given["decode"], given["image_size"]),
         bad_samples=bad if isinstance(bad, BadSamples) else BadSamples(action=bad),
+        follow=follow,
+        run=RunLength(given["steps"], given["epochs"]),
         device_memory=None if device is None else device.memory,
     )
 

@@ -1,23 +1,26 @@
 """Views of samples that are composed of rows: windows and packed sequences."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from penstock.dataset._streaming import Streaming
+from penstock.dataset._streaming import Streaming, selected_columns
+from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.engine import (
     ComposedRows,
     DecodeOptions,
     PackedSamples,
     RowReader,
+    Source,
     WindowSamples,
     samples_of,
+    schema_of,
 )
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import Field, Schema, value_kind
-from penstock.format.kinds import Image, Label, List, Tensor, Values, Video
+from penstock.format import Schema, value_kind
+from penstock.format.kinds import Tensor, Values, Video
 from penstock.plan import find_windows, group_rows, pack_concat, pack_fit
 from penstock.table import (
     ROW_ID,
@@ -27,13 +30,14 @@ from penstock.table import (
     resolve_positions,
     row_values,
     take_positions,
+    without_quarantined,
 )
 
 Offsets = Mapping[str, Sequence[int] | range]
 OffsetsS = Mapping[str, Sequence[float]]
 
 TOLERANCE_S = 1e-4
-_BATCH = 256
+_BATCH, _CHUNK = 256, 1 << 16
 
 
 class SampleView(Streaming):
@@ -47,18 +51,13 @@ class SampleView(Streaming):
     def _pinned(self) -> "SampleView":
         return self
 
+    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
+        return Source(self._reader, self._selected(columns), self._rows, weights.draw(self._reader, self._rows))
+
     @property
     def schema(self) -> Schema:
         """The columns of samples; `schema.names` lists their names."""
-        composition, table = self._rows.composition, self._reader.snapshot.schema
-        if isinstance(composition, PackedSamples):
-            token = table[composition.column]
-            kinds = {name: Tensor(str(dtype), shape) for name, (dtype, shape) in composition.shapes().items()}
-            return Schema(tuple(replace(token, name=name, kind=kinds[name], nullable=False) for name in self._columns))
-        assert isinstance(composition, WindowSamples)
-        fields = [table[name] for name in self._columns if name != ROW_ID]
-        times = {name: len(draws) for name, draws in composition.columns.items()}
-        return Schema(tuple(_with_time(field, times.get(field.name)) for field in fields))
+        return schema_of(self._source(None))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -98,7 +97,7 @@ class SampleView(Streaming):
 
     def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
         if isinstance(self._rows.composition, WindowSamples):
-            return super()._selected(columns)
+            return selected_columns(self._reader, self._columns, columns)
         names = self._columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
         known = self._rows.composition.shapes() if isinstance(self._rows.composition, PackedSamples) else {}
         for name in names:
@@ -175,7 +174,7 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
     videos = frozenset(name for name in draws if name != ROW_ID and isinstance(value_kind(schema[name].kind), Video))
     composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad, videos)
-    return SampleView(reader, columns, ComposedRows(composition, range(len(windows))))
+    return SampleView(reader, columns, ComposedRows(composition, _without_quarantined(reader, composition)))
 
 
 def pack_view(
@@ -192,6 +191,7 @@ def pack_view(
     dtype = kind.element.logical
     if eos is not None and not np.can_cast(np.min_scalar_type(eos), dtype):
         raise InvalidInputError(f"pack(eos={eos}) is not a value of {dtype}, the type of column {column!r}")
+    rows = without_quarantined(reader, rows)
     tokens = _at(row_values(reader, [], lengths=[column])[column], rows).astype(np.int64)
     if isinstance(rows, range) and rows.step != 1:
         rows = np.arange(rows.start, rows.stop, rows.step)
@@ -199,6 +199,18 @@ def pack_view(
     packing = pack(tokens if eos is None else tokens + 1, length=length)
     composition = PackedSamples(packing, rows, column, dtype, eos, tokens)
     return SampleView(reader, list(composition.shapes()), ComposedRows(composition, range(len(composition))))
+
+
+def _without_quarantined(reader: Reader, composition: WindowSamples) -> range | Int64Array:
+    """The windows that draw no quarantined row."""
+    everything, left = composition.rows, without_quarantined(reader, composition.rows)
+    if left is everything:
+        return range(len(composition))
+    allowed = [
+        np.isin(composition.draw(part).positions, left).reshape(len(part), -1).all(axis=1)
+        for part in np.array_split(np.arange(len(composition)), 1 + len(composition) // _CHUNK)
+    ]
+    return np.flatnonzero(np.concatenate(allowed))
 
 
 def _at(values: np.ndarray[Any, Any], rows: range | Int64Array) -> np.ndarray[Any, Any]:
@@ -231,17 +243,3 @@ def _seconds(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         raise InvalidInputError(f"windows(offsets_s=…) needs times in order_by={name!r}: numbers of seconds, or times")
     relative = values - values.min() if len(values) else values
     return relative / np.timedelta64(1, "s") if relative.dtype.kind == "m" else relative.astype(np.float64)
-
-
-def _with_time(field: Field, times: int | None) -> Field:
-    """A column of windows."""
-    if times is None:
-        return field
-    kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
-    if isinstance(value_kind(kind), Video):
-        return replace(field, kind=Tensor("uint8", (times, None, None, 3)), nullable=False)
-    if isinstance(kind, Tensor) and not kind.ragged:
-        return replace(field, kind=Tensor(kind.dtype, (times, *kind.shape)))
-    if isinstance(kind, Image) and kind.shape:
-        return replace(field, kind=Tensor("uint8", (times, *kind.shape)))
-    return replace(field, kind=List(kind))

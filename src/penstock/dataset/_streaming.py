@@ -1,4 +1,4 @@
-"""Stream a view to a training framework."""
+"""Stream a view or a mixture to a training framework."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -16,13 +16,26 @@ from penstock.dataset._options import (
     check_no_loader_options,
     loader_options,
 )
+from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.device import DeviceOptions
-from penstock.engine import BadSamples, DecodeOptions, Decoder, Loader, Progress, Rows, Workers
+from penstock.engine import (
+    BadSamples,
+    DecodeOptions,
+    Decoder,
+    Loader,
+    MixtureSource,
+    Progress,
+    Source,
+    VersionFollower,
+    Workers,
+)
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
 from penstock.table import ROW_ID, Reader
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from penstock.adapters.jax import Sharding
     from penstock.adapters.tensorflow import InputContext, TensorflowDataset
     from penstock.adapters.torch import Distributed, RowDataset
@@ -32,14 +45,21 @@ Ranks = tuple[int, int] | Literal[False] | None
 
 
 class Streaming:
-    """What a view can do as a source of training data."""
-
-    _reader: Reader
-    _columns: tuple[str, ...]
-    _rows: Rows
+    """What views and mixtures can do as sources of training data."""
 
     def _pinned(self) -> "Streaming":
         raise NotImplementedError
+
+    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source | MixtureSource:
+        """What a loader of some columns reads, by default of all; quarantined rows are left out."""
+        raise NotImplementedError
+
+    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:  # noqa: ARG002
+        """Finds newer versions of what a loader reads; raises `InvalidInputError` if that is not a whole table."""
+        raise InvalidInputError(
+            "follow=True reads all rows of each version, and this is a choice of rows of one version; pass follow=True "
+            "to a loader of the table itself"
+        )
 
     @overload
     def pytorch(
@@ -68,6 +88,12 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        weights: "str | npt.ArrayLike | None" = None,
+        balance: str | None = None,
+        rows: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = 1,
+        follow: bool = False,
         device: "str | DeviceOptions | Any | None" = None,
         progress: Progress | bool | None = None,
     ) -> Loader: ...
@@ -88,6 +114,12 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
+        weights: "str | npt.ArrayLike | None" = None,
+        balance: str | None = None,
+        rows: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = 1,
+        follow: bool = False,
         device: Any = None,
         progress: Progress | bool | None = None,
     ) -> "Loader | RowDataset":
@@ -125,6 +157,15 @@ class Streaming:
         bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
             (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
             `penstock.BadSamples(…)` for a limit and a callback.
+        weights: draw rows with replacement, each with a probability proportional to its weight: a numeric column, or an
+            array with one number per row. Each epoch has other draws; all ranks share them.
+        balance: the same, with weights that give each class of this column (labels, integers, booleans or text) the
+            same expected number of rows.
+        rows: rows that `weights` or `balance` draw in an epoch; by default as many as the view has.
+        steps: steps of one iteration, over as many epochs as they need; after `load_state_dict` only the rest of them.
+        epochs: epochs of one iteration, by default one; None never ends. The next epoch is prefetched.
+        follow: True moves to the newest version of the branch at the end of each epoch, on all ranks together. The
+            state has the version being read, and a loader with `follow` resumes there. For all rows of a table only.
         device: put batches on "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
             `penstock.DeviceOptions(…)` also sets a transform that runs there, and the memory of the shuffle window.
             Fixed-shape rows are shuffled in device memory, and JPEGs decoded there, unless a transform needs them on
@@ -137,24 +178,20 @@ class Streaming:
             "shuffle": shuffle, "num_workers": num_workers, "prefetch_factor": prefetch_factor, "transform": transform,
             "batch_transform": batch_transform, "columns": columns, "decode": decode, "image_size": image_size,
             "collate_fn": collate_fn, "drop_last": drop_last, "memory_budget": memory_budget,
-            "bad_samples": bad_samples, "progress": progress,
+            "bad_samples": bad_samples, "weights": weights, "balance": balance, "rows": rows, "steps": steps,
+            "epochs": epochs, "follow": follow, "progress": progress,
         }  # fmt: skip
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
             check_no_loader_options(given)
-            view = self._pinned()
             dataset: RowDataset = adapter.row_dataset(
-                view._reader,
-                view._selected(columns),
-                view._rows,
-                decode=DecodeOptions(decode, image_size),
-                transform=transform,
+                self._pinned()._source(columns), decode=DecodeOptions(decode, image_size), transform=transform
             )
             return dataset
         if device is not None and not isinstance(device, DeviceOptions):
             device = DeviceOptions(device=device)
         loader: Loader = adapter.loader(
-            **self._source(given, BATCH_SIZE if batch_size is None else batch_size, device),
+            **self._arguments(given, BATCH_SIZE if batch_size is None else batch_size, device),
             distributed=distributed,
             device=device,
         )
@@ -172,7 +209,7 @@ class Streaming:
         Raises `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         loader: Loader = _adapter("numpy", "numpy").loader(
-            **self._keyword_source("numpy", options, batch_size), distributed=distributed
+            **self._keyword_arguments("numpy", options, batch_size), distributed=distributed
         )
         return loader
 
@@ -198,7 +235,7 @@ class Streaming:
         become 32-bit ones; an integer that does not fit raises `InvalidInputError`.
         """
         loader: Loader = _adapter("jax", "JAX").loader(
-            **self._keyword_source("jax", options, batch_size), sharding=sharding, distributed=distributed
+            **self._keyword_arguments("jax", options, batch_size), sharding=sharding, distributed=distributed
         )
         return loader
 
@@ -227,36 +264,36 @@ class Streaming:
         `TypeError` for an unknown option, and `InvalidInputError` for one that is out of range.
         """
         dataset: TensorflowDataset = _adapter("tensorflow", "TensorFlow").dataset(
-            **self._keyword_source("tensorflow", options, batch_size),
+            **self._keyword_arguments("tensorflow", options, batch_size),
             distributed=distributed,
             output_signature=output_signature,
         )
         return dataset
 
-    def _keyword_source(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
+    def _keyword_arguments(self, method: str, given: LoaderKeywords, batch_size: int) -> dict[str, Any]:
         check_keywords(given, method)
-        return self._source({**DEFAULTS, **given}, batch_size)
+        return self._arguments({**DEFAULTS, **given}, batch_size)
 
-    def _source(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
+    def _arguments(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
-        view = self._pinned()
+        weights = Weights(given["weights"], given["balance"], given["rows"])
+        source = self._pinned()._source(given["columns"], weights)
+        follow = self._pinned()._follower(source, weights) if given["follow"] else None
         return {
-            "reader": view._reader,
-            "names": view._selected(given["columns"]),
-            "rows": view._rows,
-            "options": loader_options(given, batch_size=batch_size, device=device),
+            "source": source,
+            "options": loader_options(given, batch_size=batch_size, follow=follow, device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),
         }
 
-    def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
-        if columns is None:
-            return self._columns
-        names = [columns] if isinstance(columns, str) else list(columns)
-        for name in names:
-            if name != ROW_ID:
-                self._reader.snapshot.schema[name]
-        return names
+
+def selected_columns(reader: Reader, every: Sequence[str], columns: Sequence[str] | None) -> Sequence[str]:
+    """The columns that a loader reads, by default `every`; raises `NotFoundError` for an unknown one."""
+    names = every if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    for name in names:
+        if name != ROW_ID:
+            reader.snapshot.schema[name]
+    return names
 
 
 def _adapter(name: str, product: str) -> ModuleType:

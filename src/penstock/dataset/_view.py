@@ -1,17 +1,22 @@
 """Rows and columns of a table at one version."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.dataset._follow import follow_branch
 from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
-from penstock.dataset._streaming import Streaming
+from penstock.dataset._splits import split_rows
+from penstock.dataset._streaming import Streaming, selected_columns
+from penstock.dataset._weights import UNWEIGHTED, Weights
+from penstock.engine import MixtureSource, Source, VersionFollower
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
+from penstock.plan import Splits
 from penstock.table import (
     ROW_ID,
     Int64Array,
@@ -21,6 +26,7 @@ from penstock.table import (
     is_position,
     resolve_positions,
     take_positions,
+    without_quarantined,
 )
 
 _ARROW_ROWS = 1 << 14
@@ -37,6 +43,14 @@ class View(Streaming):
     def _pinned(self) -> "View":
         """This view, which no other thread can change between two steps of a read."""
         return self
+
+    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
+        names = selected_columns(self._reader, self._columns, columns)
+        rows = without_quarantined(self._reader, self._rows)
+        return Source(self._reader, names, rows, weights.draw(self._reader, rows))
+
+    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:
+        return follow_branch(self._reader, source.names, self._rows, weights)
 
     @property
     def schema(self) -> Schema:
@@ -150,6 +164,26 @@ class View(Streaming):
         """
         view = self._pinned()
         return pack_view(view._reader, view._rows, column, length=length, policy=policy, eos=eos)
+
+    def split(
+        self, shares: Mapping[str, float], *, seed: int = 0, by: str | None = None, stratify: str | None = None
+    ) -> dict[str, "View"]:
+        """Disjoint views by name, each with about its share of the rows; a row stays in its split for ever.
+
+        A hash of the row id decides, or with `by` a hash of the row's value of that column, so that rows of one value
+        are in one split. Nothing is stored. Appends, deletes, updates of other columns, compaction and merges move no
+        row, and a view of some rows splits like the table. Shares that sum to less than 1 leave the other rows out.
+
+        by: a column of integers, text, bytes, bools, labels or times; rows without a value are one group.
+        stratify: such a column as well. Each of its values is split on its own, and rows of one value that follow each
+            other by row id, or by an integer `by`, are divided to within a few rows. To change a row's value may move
+            it. With `by`, all rows of a group must have the same value.
+
+        Raises `InvalidInputError` for shares out of range and columns of other kinds, `NotFoundError` for unknown ones.
+        """
+        view = self._pinned()
+        found = split_rows(view._reader, view._rows, Splits(shares, seed), by=by, stratify=stratify)
+        return {name: View(view._reader, view._columns, rows) for name, rows in found.items()}
 
     def batches(self, size: int | None = 1024) -> Iterator[dict[str, Values]]:
         """Batches of `size` rows in order, as dictionaries of columns, prefetched in threads.

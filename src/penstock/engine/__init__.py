@@ -1,14 +1,24 @@
 """Runs a loader: fetch, verify, shuffle window, collate, transform; batches in order, within one memory budget."""
 
-from penstock.engine._loader import ConsistencyCheck, Loader
+from penstock.engine._loader import Loader
 from penstock.engine._machine import available_cores
-from penstock.engine._options import BadSamples, DecodeOptions, Decoder, LoaderOptions, Transforms, Workers
+from penstock.engine._options import (
+    BadSamples,
+    DecodeOptions,
+    Decoder,
+    LoaderOptions,
+    RunLength,
+    Transforms,
+    VersionFollower,
+    Workers,
+)
 from penstock.engine._progress import Progress
-from penstock.engine._ranks import explicit_world, rank_consistency_check
+from penstock.engine._ranks import RankAgreement, explicit_world
 from penstock.engine._row_reader import RowReader
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
     PAD,
+    SOURCE,
     BadRowsError,
     BatchFormatter,
     Columns,
@@ -24,16 +34,17 @@ from penstock.engine.assembly import (
     writable,
 )
 from penstock.engine.planning import ComposedRows, PackedSamples, Rows, WindowSamples
+from penstock.engine.sources import MixedRowReader, MixtureSource, Source, schema_of
 
 __all__ = [
     "PAD",
+    "SOURCE",
     "BadRowsError",
     "BadSample",
     "BadSamples",
     "BatchFormatter",
     "Columns",
     "ComposedRows",
-    "ConsistencyCheck",
     "ConvertedFormatter",
     "DecodeOptions",
     "Decoder",
@@ -41,15 +52,21 @@ __all__ = [
     "Loader",
     "LoaderOptions",
     "LoaderStats",
+    "MixedRowReader",
+    "MixtureSource",
     "NumpyFormatter",
     "PackedSamples",
     "Placement",
     "Progress",
+    "RankAgreement",
     "RowKeys",
     "RowReader",
     "Rows",
+    "RunLength",
+    "Source",
     "StageTimes",
     "Transforms",
+    "VersionFollower",
     "WindowSamples",
     "Workers",
     "accepts_generator",
@@ -57,7 +74,7 @@ __all__ = [
     "explicit_world",
     "map_leaves",
     "ragged_columns",
-    "rank_consistency_check",
     "samples_of",
+    "schema_of",
     "writable",
 ]  # fmt: skip

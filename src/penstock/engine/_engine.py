@@ -1,17 +1,20 @@
 """Decide how the rows of a rank are read, by threads or by worker processes; run that."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from penstock.device import BufferPool, empty_small_pages
+from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
-from penstock.engine._sizing import LoaderSizing
+from penstock.engine._sizing import LoaderSizing, SizedTable
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
-from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, RowGatherer
-from penstock.engine.planning import Layout, Rows, compaction_advice, select
-from penstock.engine.window import PooledBatches
+from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Gatherer, Placement
+from penstock.engine.planning import compaction_advice
+from penstock.engine.sources import MixedOrder, MixtureSource, Source, TableOrder
+from penstock.engine.window import MixedBatches, PooledBatches
 from penstock.engine.workers import (
     LoaderSource,
     ProcessPool,
@@ -20,17 +23,7 @@ from penstock.engine.workers import (
     SpanStream,
     ThreadedRun,
 )
-from penstock.plan import (
-    SEQUENTIAL,
-    LaneShare,
-    LoaderState,
-    OrderSpec,
-    RankPartitioner,
-    ShuffleQuality,
-    expected_blocks,
-    resolve_shuffle,
-)
-from penstock.table import Reader
+from penstock.plan import MixturePartitioner, RankPartitioner, ShuffleQuality, State, expected_blocks
 from penstock.types import World, cached_property
 
 
@@ -39,58 +32,66 @@ class LoaderEngine:
 
     def __init__(
         self,
-        reader: Reader,
-        names: Sequence[str],
-        rows: Rows,
+        source: Source | MixtureSource,
         *,
         world: World,
         options: LoaderOptions,
         formatter: BatchFormatter,
         placement: Placement | None,
+        collector: StatsCollector,
     ) -> None:
-        options.decode.check(reader.snapshot.schema)
-        self._reader, self._names, self._rows, self._options = reader, tuple(names), rows, options
-        self._formatter, self.placement, self.collector = formatter, placement, StatsCollector()
-        self._selection = select(reader, names, rows, shuffled=options.shuffle is not None)
-        shuffle = SEQUENTIAL
-        if options.shuffle is not None:
-            heavy = self._selection.heavy_row_bytes
-            width = max(1.0, self._selection.row_bytes / heavy)
-            shares_rows = self._selection.composition is not None
-            shuffle = resolve_shuffle(
-                options.shuffle, round(heavy * len(rows)), heavy, width=width, shares_rows=shares_rows
-            )
-        self.order = OrderSpec(
-            table=reader.store.uri,
-            version=reader.name,
-            snapshot=self._selection.snapshot_digest,
-            selection=self._selection.digest,
-            rows=len(rows),
-            seed=options.seed,
-            shuffled=options.shuffle is not None,
-            shuffle=shuffle,
+        self.order = (
+            MixedOrder(source, world, options)
+            if isinstance(source, MixtureSource)
+            else TableOrder(source, world, options)
         )
+        self._options, self._tables = options, [table.source for table in self.order.tables]
+        self._formatter, self.placement, self.collector = formatter, placement, collector
+        self._selections = [table.selection for table in self.order.tables]
         self.world = world
-        for advice in compaction_advice(reader.store.uri, reader.snapshot.nodes):
-            self.collector.note(advice)
-        self._partitioner = RankPartitioner(
-            len(rows), min(shuffle.lanes, max(1, len(rows))), world, options.batch_size, options.drop_last
-        )
+        for table in self._tables:
+            for advice in compaction_advice(table.reader.store.uri, table.reader.snapshot.nodes):
+                self.collector.note(advice)
+        self._sized = self.order.sized_tables()
         self._sizing = LoaderSizing(
-            self._selection, Layout(reader.snapshot.schema, names, rows), shuffle, self._partitioner,
+            self._sized, self._partitioner,
             options=options, formatter=formatter, placement=placement, collector=self.collector,
         )  # fmt: skip
+        self._new_pool()
+        self._retries = sum(table.reader.store.retries for table in self._tables)
+
+    def _new_pool(self) -> None:
         self._pool: ProcessPool | None = None
         if self._sizing.workers.processes:
-            self._pool = ProcessPool(self._source, formatter, placement, self._sizing.workers, self.collector)
-        self._retries = reader.store.retries
+            self._pool = ProcessPool(
+                self._source, self._formatter, self.placement, self._sizing.workers, self.collector
+            )
+
+    @property
+    def _partitioner(self) -> RankPartitioner:
+        return self.order.partitioner
+
+    def resume(self, state: Mapping[str, Any]) -> State:
+        """The position of a state; raises `InvalidInputError` if that has another order."""
+        before = self._partitioner
+        position = self.order.resume(state)
+        if self._partitioner is not before:  # a mixture goes on from here
+            self.close()
+            vars(self).pop("_source", None)
+            vars(self).pop("_share", None)
+            self._new_pool()
+        return position
+
+    def leases(self) -> list[VersionLease]:
+        """Leases of the versions that are read."""
+        return [VersionLease(table.reader) for table in self._tables]
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
         return self._partitioner.steps()
 
-    def run(self, state: LoaderState) -> EngineRun:
+    def run(self, state: State) -> EngineRun:
         """Start reading at a state."""
         return EngineRun(
             self._stream(), state,
@@ -111,18 +112,18 @@ class LoaderEngine:
         self.collector.record_bad(bad)
         if policy.callback is not None:
             policy.callback(bad)
-        policy.check(count, rows, -(-self.order.rows // self.world.num_ranks))
+        policy.check(count, rows, -(-self._partitioner.rows // self.world.num_ranks))
 
     def stats(self) -> LoaderStats:
-        collector, options, totals = self.collector, self._options, self.collector.totals()
-        blocks = self.order.rows / self._selection.block_rows(self.order.shuffle.block_bytes)
+        collector, totals = self.collector, self.collector.totals()
         quality = None
-        if options.shuffle and collector.batches_drawn:
+        if any(table.order.shuffled for table in self._tables) and collector.batches_drawn:
             drawn = collector.blocks_drawn / collector.batches_drawn
-            uniform = expected_blocks(min(options.batch_size, max(1, self.order.rows)), blocks)
+            uniform = sum(map(self._expected_blocks, self._sized))
             quality = ShuffleQuality(min(drawn, uniform), uniform)  # blocks differ in size, so more can be drawn
-        reads_again = collector.rows and not self._source.pipeline.plan.by_blocks  # pages, for the rows of each span
-        measured = totals.bytes / (collector.rows * self._selection.stored_row_bytes) if reads_again else 0.0
+        reads_again = collector.rows and not all(table.plan.by_blocks for table in self._source.pipeline.tables)
+        stored = sum(table.share * table.selection.stored_row_bytes for table in self._sized)
+        measured = totals.bytes / (collector.rows * stored) if reads_again else 0.0  # pages, for the rows of each span
         return LoaderStats(
             seconds=collector.seconds,
             rows=collector.rows,
@@ -130,7 +131,7 @@ class LoaderEngine:
             bytes=totals.bytes,
             gets=totals.gets,
             latency_s=totals.latency_s,
-            retries=self._reader.store.retries - self._retries + totals.retries,
+            retries=sum(table.reader.store.retries for table in self._tables) - self._retries + totals.retries,
             hedges=collector.hedges + totals.hedges,
             read_factor=max(self._partitioner.read_amplification, measured),
             window_bytes=collector.window_bytes + totals.window_bytes,
@@ -148,13 +149,19 @@ class LoaderEngine:
             unanswered_s=time.perf_counter() - since if (since := collector.unanswered_since) is not None else 0.0,
         )
 
+    def _expected_blocks(self, table: SizedTable) -> float:
+        """Blocks of a table that a batch of a uniform shuffle draws from."""
+        rows = len(table.selection)
+        blocks = rows / table.selection.block_rows(table.shuffle.block_bytes)
+        return expected_blocks(min(max(1, round(table.share * self._options.batch_size)), max(1, rows)), blocks)
+
     @cached_property
     def _source(self) -> LoaderSource:
         """What a worker process has to know; built once, and so the same for all runs."""
-        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None))
+        options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
         return LoaderSource(
-            reader=self._reader, names=self._names, rows=self._rows, order=self.order, partitioner=self._partitioner,
-            options=options, pipeline=self._sizing.pipeline_options(),
+            tables=tuple(self._tables), names=self.order.names, partitioner=self._partitioner, options=options,
+            pipeline=self._sizing.pipeline_options(),
         )  # fmt: skip
 
     def _stream(self) -> SpanStream:
@@ -165,10 +172,10 @@ class LoaderEngine:
     @cached_property
     def _share(self) -> ShareEngine:
         """The engine for all rows, in this process."""
-        share = LaneShare(0, 1, self._partitioner)
         return ShareEngine(
-            self._source, share, self.collector, selection=self._selection, accelerator=self._sizing.accelerator
-        )
+            self._source, self._source.share(0, 1), self.collector,
+            selections=self._selections, accelerator=self._sizing.accelerator,
+        )  # fmt: skip
 
     def _threaded_run(self) -> ThreadedRun:
         options, accelerator, placement = self._source.pipeline, self._sizing.accelerator, self.placement
@@ -179,16 +186,16 @@ class LoaderEngine:
             allocator=allocator if accelerator is None else accelerator.allocate_pinned,
         )
 
-        def builders(gather: RowGatherer) -> list[BatchBuilder]:
+        def builders(gather: Gatherer) -> list[BatchBuilder]:
             assemble = BatchAssembler(
-                self._formatter, placement, self._share.replacer, self.collector, seed=self._options.seed
+                self._formatter, placement, self._share.replacer, self.collector, row_keys=self._source.row_keys
             )
             return [BatchBuilder(gather, assemble, lambda _: buffers.allocate)] * max(1, options.builders)
 
         return ThreadedRun(
             self._share.pipeline(
                 builders,
-                PooledBatches(buffers),
+                MixedBatches(buffers) if isinstance(self._partitioner, MixturePartitioner) else PooledBatches(buffers),
                 inline=self._options.workers.count == 0,
                 depth=options.depth,
                 page_allocator=(

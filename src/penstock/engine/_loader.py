@@ -1,21 +1,22 @@
 """The user's handle: batches of an epoch, length, state to resume from, statistics."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 from penstock.engine._engine import LoaderEngine
-from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._progress import Progress, ProgressDisplay
+from penstock.engine._ranks import RankAgreement
 from penstock.engine._run import EngineRun
-from penstock.engine._stats import LoaderStats
+from penstock.engine._stats import LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Rows
+from penstock.engine.sources import MixtureSource, Source
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState
-from penstock.table import Reader
+from penstock.plan import LoaderState, MixtureState, State
 from penstock.types import World
 
 _SUPERSEDED = (
@@ -23,17 +24,17 @@ _SUPERSEDED = (
     "second loader to read the table twice at once"
 )
 
-ConsistencyCheck = Callable[[LoaderState], None]
-"""Compares the order and the position of all ranks; raises `InvalidInputError` if they differ."""
-
 
 class Loader:
     """Batches of a table: iterate over it, once for each epoch.
 
     - Each iteration reads the next epoch; `epoch` is its number, and `set_epoch` selects another. The order depends on
       the seed and the epoch number, and not on machines, ranks or workers.
+    - With `steps` or `epochs`, an iteration reads that many steps or epochs, without a pause between epochs.
     - `state_dict` is the position after the last delivered batch, small enough for any checkpoint; after
       `load_state_dict` the next iteration continues there, with any number of ranks or workers and any batch size.
+    - With `follow`, it moves to the newest version of the branch at the end of each epoch. The state has the version
+      that is being read, and loading it opens that version.
     - Breaking out of an iteration stops its reading. Worker processes serve all iterations; they end at `close`, or
       when the loader is dropped. A batch belongs to the user and is never overwritten.
     - One iterator reads a loader at a time: the first step of a new one ends the one before, whose next step raises
@@ -44,34 +45,42 @@ class Loader:
 
     def __init__(
         self,
-        reader: Reader,
-        names: Sequence[str],
-        rows: Rows,
+        source: Source | MixtureSource,
         *,
         world: World,
         options: LoaderOptions,
         formatter: BatchFormatter,
         placement: Placement | None = None,
-        check_ranks: ConsistencyCheck | None,
+        agreement: RankAgreement | None,
         progress: Progress | None,
     ) -> None:
-        self._reader, self._check_ranks, self._progress = reader, check_ranks, progress
-        self._engine = LoaderEngine(
-            reader, names, rows, world=world, options=options, formatter=formatter, placement=placement
-        )
+        if options.follow is not None and world.num_ranks > 1 and agreement is None:
+            raise InvalidInputError(
+                "follow=True with several ranks needs a process group in which they agree on the next version: "
+                "initialise torch.distributed or jax.distributed instead of passing distributed=(rank, num_ranks)"
+            )
+        self._options, self._agreement, self._progress = options, agreement, progress
+        self._open = partial(
+            LoaderEngine, world=world, options=options, formatter=formatter, placement=placement,
+            collector=StatsCollector(),
+        )  # fmt: skip
         self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
-        weakref.finalize(self, _shut_down, self._runs, self._engine)
         self._run: EngineRun | None = None
-        self._next = self._state = LoaderState(self._engine.order, 0, 0)
+        self._source, self._engine = source, self._open(source)
+        self._finalizer = weakref.finalize(self, _shut_down, self._runs, self._engine)
+        self._leases = self._engine.leases()
+        self._state = self._engine.order.state(0, 0)
         self._resumed = False
-        self._lease = VersionLease(reader)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._epoch()
+        return self._batches()
 
     def __len__(self) -> int:
-        """Steps in an epoch, the same on every rank."""
-        return self._engine.steps
+        """Steps of an iteration, the same on every rank; with `follow`, if the version stays the same."""
+        steps = self._options.run.total_steps(self._engine.steps)
+        if steps is None:
+            raise TypeError("a loader with epochs=None never ends and has no length")
+        return steps
 
     def __getitem__(self, key: object) -> Any:
         raise TypeError(
@@ -94,23 +103,23 @@ class Loader:
 
         Raises `InvalidInputError` for a state of another table, version, selection or order.
         """
-        loaded = LoaderState.from_json(state)
-        difference = self._engine.order.difference(loaded.order)
-        if difference is not None:
-            raise InvalidInputError(
-                f"this state belongs to another run: it differs in {difference}; open {loaded.order.table} at "
-                f"version {loaded.order.version} (penstock.load(…, version={loaded.order.version!r})), choose the same "
-                "rows and columns, and give the loader the same seed and shuffle options"
-            )
-        self._next = self._state = loaded
-        self._resumed = True
+        engine = self._engine
+        if self._options.follow is not None:
+            version = LoaderState.from_json(state).order.version
+            engine = engine if version == engine.order.version else self._engine_at(version)
+        loaded = engine.resume(state)
+        self._use(engine)
+        if self._run is not None and isinstance(loaded, MixtureState):  # its order goes on from elsewhere
+            self._run.close(_SUPERSEDED if self._run.in_progress else None)
+            self._run = None
+        self._state, self._resumed = loaded, True
 
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch of the next iteration; the epoch of a loaded state continues at its position."""
         if not isinstance(epoch, Integral) or epoch < 0:
             raise InvalidInputError(f"an epoch is a number from 0 on, not {epoch!r}")
-        if not (self._resumed and self._next.epoch == epoch):
-            self._next = self._state = LoaderState(self._engine.order, int(epoch), 0)
+        if not (self._resumed and self._state.epoch == epoch):
+            self._state, self._resumed = self._engine.order.state(int(epoch), 0), False
 
     def stats(self) -> LoaderStats:
         """Statistics so far, and what the loader waits for."""
@@ -121,7 +130,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._lease.release()
+        self._release_leases()
         _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
@@ -131,37 +140,92 @@ class Loader:
         self.close()
 
     def __repr__(self) -> str:
-        order, world = self._engine.order, self._engine.world
+        order, world, steps = self._engine.order, self._engine.world, self._engine.steps
         where = f", rank {world.rank} of {world.num_ranks}" if world.num_ranks > 1 else ""
-        return f"Loader({order.table} at {order.version}, {order.rows:,} rows in {len(self):,} steps{where})"
+        return f"Loader({order}, {order.partitioner.rows:,} rows in {steps:,} steps{where})"
 
-    def _epoch(self) -> Iterator[Any]:
-        start, self._resumed = self._next, False
-        if self._check_ranks is not None:
-            self._check_ranks(start)
-        self._next = LoaderState(start.order, start.epoch + 1, 0)
-        run = self._run
-        if run is None or run.in_progress or run.state != start:
-            if run is not None:
-                run.close(_SUPERSEDED if run.in_progress else None)
-            self._lease.acquire()
-            run = self._run = self._engine.run(start)
-            self._runs.add(run)
+    def _release_leases(self) -> None:
+        for lease in self._leases:
+            lease.release()
+
+    @property
+    def _next(self) -> State:
+        """Where the next iteration starts."""
+        length = self._options.run
+        return length.resume(self._state) if self._resumed else length.next_start(self._state)
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches of an iteration."""
+        length, at = self._options.run, self._next
+        if self._agreement is not None:
+            self._agreement.check(at)
+        self._resumed = False
+        total = length.total_steps(self._engine.steps)
+        run: EngineRun | None = None
         complete = False
         try:
-            with ProgressDisplay(self._progress, self.stats, self._engine.steps) as display:
-                for batch in run.epoch():
-                    self._state = run.state
-                    yield batch
-                    del batch
-                    display.tick()
-            self._state = run.state
+            with ProgressDisplay(self._progress, self.stats, total, at.steps) as display:
+                while not length.is_complete(at):
+                    length.check(self._engine.steps)
+                    run = self._run_from(at)
+                    for batch in run.epoch(None if length.steps is None else length.steps - at.steps):
+                        at = self._state = replace(run.state, steps=at.steps + 1, epochs=at.epochs)
+                        yield batch
+                        del batch
+                        display.tick()
+                    if not run.state.consumed:
+                        at = self._state = replace(run.state, steps=at.steps, epochs=at.epochs + 1)
+                        at = self._state = self._follow(at)
             complete = True
         finally:
-            if not complete:
-                self._lease.release()
+            if not complete and run is not None:
                 run.close()
-                self._run = None if self._run is run else self._run
+                if self._run is run:
+                    self._run = None
+                    self._release_leases()
+
+    def _run_from(self, at: State) -> EngineRun:
+        """A run that continues at a state: the last one, whose next batches are prefetched, or a new one."""
+        run, start = self._run, replace(at, steps=0, epochs=0)
+        if run is not None:
+            if not run.in_progress and run.state == start:
+                return run
+            run.close(_SUPERSEDED if run.in_progress else None)
+        for lease in self._leases:
+            lease.acquire()
+        run = self._run = self._engine.run(start)
+        self._runs.add(run)
+        return run
+
+    def _follow(self, at: State) -> State:
+        """Move to the newest version at the end of an epoch, all ranks or none; returns the state there."""
+        follow, agreement = self._options.follow, self._agreement
+        if follow is None:
+            return at
+        version = follow.newest() if agreement is None else agreement.gather(follow.newest)[0]
+        if version == self._engine.order.version:
+            return at
+        opened: list[LoaderEngine] = []
+        if agreement is None:
+            opened.append(self._engine_at(version))
+        else:
+            agreement.gather(lambda: opened.append(self._engine_at(version)))
+        self._use(opened[0])
+        return replace(self._engine.order.state(at.epoch, 0), steps=at.steps, epochs=at.epochs)
+
+    def _engine_at(self, version: str) -> LoaderEngine:
+        assert self._options.follow is not None
+        reader, rows, draw = self._options.follow.open(version)
+        return self._open(Source(reader, self._source.names, rows, draw))
+
+    def _use(self, engine: LoaderEngine) -> None:
+        """Read by another engine from now on."""
+        if engine is self._engine:
+            return
+        self.close()
+        self._finalizer.detach()
+        self._engine, self._leases = engine, engine.leases()
+        self._finalizer = weakref.finalize(self, _shut_down, self._runs, engine)
 
 
 def _shut_down(runs: "weakref.WeakSet[EngineRun]", engine: LoaderEngine) -> None:

@@ -1,9 +1,9 @@
 """What a user can set on a loader, as frozen values that are validated once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -11,7 +11,8 @@ from penstock.engine._stats import BadSample
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Audio, Image, List, Mask
-from penstock.plan import Shuffle
+from penstock.plan import Shuffle, State, WeightedDraw
+from penstock.table import Int64Array, Reader
 from penstock.types import World
 
 _DEFAULT_LIMIT = 0.01
@@ -90,6 +91,12 @@ class DecodeOptions:
         """Raise `NotFoundError` for unknown columns and `InvalidInputError` for columns without encoded bytes."""
         for name in () if isinstance(self.decode, bool) else self.decode:
             self.decoder(schema[name])
+
+    def only(self, names: Sequence[str]) -> "DecodeOptions":
+        """The options of some columns, for a table of a mixture that lacks the others."""
+        if isinstance(self.decode, bool):
+            return self
+        return replace(self, decode={name: choice for name, choice in self.decode.items() if name in names})
 
     @property
     def has_functions(self) -> bool:
@@ -171,6 +178,68 @@ class Transforms:
         return self.ragged or modes[0]
 
 
+@dataclass(frozen=True)
+class RunLength:
+    """How much one iteration of a loader reads. Raises `InvalidInputError` for values out of range."""
+
+    steps: int | None = None
+    """Steps, over as many epochs as they need; None counts epochs."""
+    epochs: int | None = 1
+    """Epochs; None never ends."""
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs != 1:
+            raise InvalidInputError("steps and epochs exclude each other: pass one of them")
+        for name in ("steps", "epochs"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _whole_number(name, getattr(self, name), minimum=1))
+
+    def total_steps(self, epoch_steps: int) -> int | None:
+        """Steps of an iteration, given those of an epoch; None if it never ends."""
+        if self.steps is not None:
+            return self.steps
+        return None if self.epochs is None else self.epochs * epoch_steps
+
+    def check(self, epoch_steps: int) -> None:
+        """Raise `InvalidInputError` if an iteration would look for its next step forever."""
+        if not epoch_steps and (self.steps is not None or self.epochs is None):
+            raise InvalidInputError(
+                "an epoch has no steps, so that this loader would never reach the next one: there are no rows, or "
+                "drop_last=True drops all of them"
+            )
+
+    def is_complete(self, state: State) -> bool:
+        """Whether an iteration has read all."""
+        if self.steps is not None:
+            return state.steps >= self.steps
+        return self.epochs is not None and state.epochs >= self.epochs
+
+    def resume(self, state: State) -> State:
+        """Where an iteration starts from a loaded state.
+
+        One epoch is a part of the user's own loop over epochs, so that a state at its end starts the next one.
+        """
+        if self.steps is not None or self.epochs != 1:
+            return state
+        return replace(state, steps=state.steps if state.consumed else 0, epochs=0)
+
+    def next_start(self, state: State) -> State:
+        """Where the next iteration starts, given where one was left: after its last step, or at the next epoch."""
+        if self.steps is not None or not state.consumed:
+            return replace(state, steps=0, epochs=0)
+        return replace(state, epoch=state.epoch + 1, consumed=0, steps=0, epochs=0)
+
+
+class VersionFollower(Protocol):
+    """Finds newer versions of a table."""
+
+    def newest(self) -> str:
+        """The name of the newest version of the branch."""
+
+    def open(self, version: str) -> tuple[Reader, range | Int64Array, WeightedDraw | None]:
+        """The table at a version, its rows and their draw; raises `PenstockError` if it lacks what a loader reads."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """Everything that decides how a loader streams a selection."""
@@ -186,6 +255,9 @@ class LoaderOptions:
     """Bytes for everything fetched, decoded or queued; None derives it from the shuffle window."""
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     bad_samples: BadSamples = field(default_factory=lambda: BadSamples(action="raise"))
+    run: RunLength = field(default_factory=RunLength)
+    follow: VersionFollower | None = None
+    """Moves the loader to the newest version at the end of an epoch; None stays at one version."""
     device_memory: int | None = None
     """Bytes of device memory for the window; None uses at most a quarter of what is free."""
 

@@ -16,14 +16,16 @@ _REFRESHES_PER_S = 2.0
 
 
 class ProgressDisplay:
-    """Shows a loader's progress while an epoch is read; does nothing if `progress` is None.
+    """Shows a loader's progress while it is iterated; does nothing if `progress` is None.
 
     A thread refreshes it, so that it changes also while the loop waits for a batch.
     """
 
-    def __init__(self, progress: Progress | None, stats: Callable[[], LoaderStats], steps: int) -> None:
+    def __init__(
+        self, progress: Progress | None, stats: Callable[[], LoaderStats], steps: int | None, done: int = 0
+    ) -> None:
         self._progress, self._stats, self._steps = progress, stats, steps
-        self._done = 0
+        self._done = done
         self._live: RichLive | None = None
         if progress is not None:
             from rich.console import Console  # worker processes would import it too
@@ -50,8 +52,9 @@ class ProgressDisplay:
         from rich.text import Text
 
         stats = self._stats()
+        total = "" if self._steps is None else f"/{self._steps:,}"
         line = (
-            f"step {self._done:,}/{self._steps:,}  {stats.rows_per_s:,.0f} rows/s  "
+            f"step {self._done:,}{total}  {stats.rows_per_s:,.0f} rows/s  "
             f"{stats.bytes / max(stats.seconds, 1e-9) / 1e6:,.0f} MB/s  {stats.bottleneck}"
         )
         return _table(stats, line) if self._progress == "table" else Text(line)

@@ -1,13 +1,15 @@
-"""Ranks that share an epoch: their explicit numbers, and a check that all read the same one."""
+"""Ranks that share an epoch: their explicit numbers, and agreement on what all of them read."""
 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engine._loader import ConsistencyCheck
 from penstock.engine._options import LoaderOptions
-from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState
+from penstock.errors import InvalidInputError, PenstockError
+from penstock.plan import State
 from penstock.types import World
+
+Gather = Callable[[Any], list[Any]]
+"""Takes a JSON value and returns those of all ranks."""
 
 
 def explicit_world(distributed: object) -> World:
@@ -22,18 +24,22 @@ def explicit_world(distributed: object) -> World:
         raise InvalidInputError(f"distributed=(rank, num_ranks) got {distributed}: {error}") from error
 
 
-def rank_consistency_check(options: LoaderOptions, gather: Callable[[Any], list[Any]]) -> ConsistencyCheck:
-    """A check that all ranks read the same epoch; otherwise rows would repeat, or ranks would wait forever.
+class RankAgreement:
+    """Ranks of a process group that must read the same; otherwise rows would repeat, or ranks would wait forever."""
 
-    `gather` takes a JSON value and returns those of all ranks.
-    """
+    def __init__(self, options: LoaderOptions, gather: Gather) -> None:
+        self._options, self._gather = options, gather
 
-    def check(state: LoaderState) -> None:
+    def check(self, state: State) -> None:
+        """Compare the order and the position of all ranks; raises `InvalidInputError` if they differ."""
+        options = self._options
         point = {
-            "the epoch": state.epoch, "the rows read before": state.consumed,
-            "batch_size": options.batch_size, "drop_last": options.drop_last,
+            "the epoch": state.epoch, "the rows read before": state.consumed, "the steps before": state.steps,
+            "the epochs before": state.epochs, "batch_size": options.batch_size, "drop_last": options.drop_last,
+            "steps": options.run.steps, "epochs": options.run.epochs, "follow": options.follow is not None,
         }  # fmt: skip
-        found = [(LoaderState.from_json(its).order, there) for its, there in gather([state.to_json(), point])]
+        found = [(type(state).from_json(its).order, there) for its, there in self._gather([state.to_json(), point])]
+        first: Any
         first, start = found[0]
         for rank, (its, there) in enumerate(found):
             others = (
@@ -47,4 +53,17 @@ def rank_consistency_check(options: LoaderOptions, gather: Callable[[Any], list[
                     "open the same version with the same options on every rank"
                 )
 
-    return check
+    def gather(self, compute: Callable[[], Any]) -> list[Any]:
+        """What each rank computes, a JSON value; if one rank fails, all raise an error."""
+        value, error = None, None
+        try:
+            value = compute()
+        except Exception as raised:  # any: without an answer of this rank, the others would wait forever
+            error = raised
+        found = self._gather([value, None if error is None else str(error)])
+        if error is not None:
+            raise error
+        for rank, (_, reason) in enumerate(found):
+            if reason is not None:
+                raise PenstockError(f"rank {rank} failed, and so all ranks stop: {reason}")
+        return [value for value, _ in found]

@@ -3,13 +3,14 @@
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import Failure, Placement
 from penstock.engine.workers import SpanStream
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState, RankPartitioner
+from penstock.plan import RankPartitioner, State
 
 ReportBad = Callable[[BadSample, int, int], None]
 """Records a bad sample, given how many there were in how many rows of the epoch; may raise."""
@@ -21,7 +22,7 @@ class EngineRun:
     def __init__(
         self,
         stream: SpanStream,
-        state: LoaderState,
+        state: State,
         *,
         partitioner: RankPartitioner,
         placement: Placement | None,
@@ -34,16 +35,37 @@ class EngineRun:
         """The position after the last delivered batch."""
         self.in_progress = False
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
+        self._suspended: Iterator[Any] | None = None
+        """The rest of an epoch that was not read to its end."""
+        self._mark_s = 0.0
         self._closed_because = "this loader was closed while it was read"
         self._stop = weakref.finalize(self, stream.stop)
         stream.start(state.epoch, state.consumed)
 
-    def epoch(self) -> Iterator[Any]:
-        """The batches up to the end of the epoch; then the state is the start of the next one."""
+    def epoch(self, limit: int | None = None) -> Iterator[Any]:
+        """The batches up to the end of the epoch; then the state is the start of the next one.
+
+        After `limit` batches it ends before, and the next call continues there.
+        """
         self.in_progress = True
         self._stream.resume(self.state.epoch)
-        collector, order, placement = self._collector, self.state.order, self._placement
-        began = mark = time.perf_counter()
+        self._mark_s = time.perf_counter()
+        batches, self._suspended = self._suspended or self._read(), None
+        for count, batch in enumerate(batches, 1):
+            yield batch
+            del batch
+            if count == limit and self._partitioner.steps(self.state.consumed):
+                self._suspended = batches
+                break
+        else:
+            self.state = replace(self.state, epoch=self.state.epoch + 1, consumed=0)
+        self._stream.pause()
+        self.in_progress = False
+
+    def _read(self) -> Iterator[Any]:
+        """The batches up to the end of the epoch."""
+        collector, placement = self._collector, self._placement
+        began = self._mark_s
         first = True
         epoch_rows = bad_count = 0
         last = not self._partitioner.steps(self.state.consumed)
@@ -71,10 +93,10 @@ class EngineRun:
                     bad_count += 1
                     self._report_bad(bad.pop()[1], bad_count, epoch_rows)
                 last = steps.last and not waiting
-                self.state = LoaderState(order, steps.epoch, consumed)
+                self.state = replace(self.state, epoch=steps.epoch, consumed=consumed)
                 now = time.perf_counter()
-                collector.seconds += now - mark
-                mark = now
+                collector.seconds += now - self._mark_s
+                self._mark_s = now
                 if first:
                     collector.first_batch_s, first = now - began, False
                 collector.rows += real
@@ -82,12 +104,9 @@ class EngineRun:
                 yield batch if placement is None else placement.make_ready(batch)
                 del batch
                 now = time.perf_counter()
-                collector.add_time("loop", "busy", now - mark)
-                collector.seconds += now - mark
-                mark = now
-        self._stream.pause()
-        self.state = LoaderState(order, self.state.epoch + 1, 0)
-        self.in_progress = False
+                collector.add_time("loop", "busy", now - self._mark_s)
+                collector.seconds += now - self._mark_s
+                self._mark_s = now
 
     def stop(self) -> None:
         """Stop the threads without joining them."""

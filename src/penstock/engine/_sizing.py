@@ -1,20 +1,20 @@
 """How large everything is: workers, spans, the window and the budget of memory, given the table and the options."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import cloudpickle
 
 from penstock.device import Accelerator
 from penstock.engine._machine import available_cores, available_memory
 from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, split_budget
-from penstock.engine._options import LoaderOptions
+from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection
 from penstock.engine.window import on_device, reads_into_batch
-from penstock.engine.workers import PipelineOptions, WorkerCounts, choose_workers, worker_formatter
-from penstock.format import Field
-from penstock.plan import LaneShare, RankPartitioner, ShuffleLayout
+from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
+from penstock.plan import MixturePartitioner, RankPartitioner, ShuffleLayout
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
@@ -30,14 +30,78 @@ _PAGE_SHARE = 8
 _DEVICE_WORKERS = 3  # one submits while the device executes for the others; more only contend
 
 
+@dataclass(frozen=True, slots=True)
+class SizedTable:
+    """A table of a loader, as far as sizes depend on it."""
+
+    selection: Selection
+    layout: Layout
+    shuffle: ShuffleLayout
+    lanes_per_rank: int
+    """The largest number of lanes that a rank reads from."""
+    owns_lanes: bool
+    """Whether each lane is read by a single rank."""
+    share: float
+    """The largest share of the rows of a batch that come from it."""
+
+    @property
+    def is_local(self) -> bool:
+        return self.selection.reader.store.is_local
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of a row's columns of a fixed shape."""
+        return max(1, sum(column.row_bytes for column in self.layout.fixed))
+
+    @property
+    def window_rows(self) -> float:
+        """Rows of a window that holds all blocks that rows are drawn from, with some in flight."""
+        held = self.lanes_per_rank * (1 + self.shuffle.spread) + 4
+        return min(held * self.selection.block_rows(self.shuffle.block_bytes), max(1, len(self.selection)))
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of that window."""
+        rows = self.window_rows
+        # Blocks are permuted, so the largest rows come together only in part.
+        return round(min(self.selection.largest_rows_bytes(rows), _SKEW * rows * self.selection.row_bytes))
+
+    @property
+    def light_bytes(self) -> int:
+        """Bytes of all columns but the heaviest, in the whole table, because the cache holds whole pages."""
+        selection = self.selection
+        rows = selection.reader.snapshot.live / selection.rows_per_sample
+        return round((selection.row_bytes - selection.heavy_row_bytes) * rows)
+
+    @property
+    def image_cache_bytes(self) -> int:
+        """Bytes of decoded images that windows share, at a time."""
+        shared = self.selection.shared_images
+        return 0 if shared is None else shared.cache_bytes(self.lanes_per_rank)
+
+    def batch_bytes(self, rows: int, decode: DecodeOptions, counts: Callable[[Sequence[int]], bool]) -> float:
+        """Bytes of some rows of a batch, with those decoded images whose shape `counts`."""
+        selection, composition = self.selection, self.selection.composition
+        size = selection.largest_rows_bytes(rows) / max(1, rows)
+        values = dict.fromkeys(selection.fields, 1.0)
+        if composition is not None:
+            values = {known: composition.values_per_sample(known.name) for known in selection.fields}
+            size = sum(count * selection.average_bytes(known) for known, count in values.items())
+            size *= max(1.0, len(self.layout.names) / max(1, len(selection.names)))  # derived columns
+        for known, count in values.items():
+            shape = decode.image_shape(known)
+            if shape is not None and counts(shape):
+                pixels = shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
+                size += count * (pixels - selection.average_bytes(known))  # encoded images stay in the window
+        return rows * max(1.0, size)
+
+
 class LoaderSizing:
     """The sizes of one loader; notes for the user go to the collector."""
 
     def __init__(
         self,
-        selection: Selection,
-        layout: Layout,
-        shuffle: ShuffleLayout,
+        tables: Sequence[SizedTable],
         partitioner: RankPartitioner,
         *,
         options: LoaderOptions,
@@ -45,10 +109,10 @@ class LoaderSizing:
         placement: Placement | None,
         collector: StatsCollector,
     ) -> None:
-        self._selection, self._shuffle, self._partitioner, self._options = selection, shuffle, partitioner, options
+        self._tables, self._partitioner, self._options = tables, partitioner, options
         self._formatter, self._placement, self._collector = formatter, placement, collector
-        self._reader = selection.reader
-        self._layout = layout
+        self._selections = [table.selection for table in tables]
+        self._mixed = isinstance(partitioner, MixturePartitioner)
 
     @cached_property
     def workers(self) -> WorkerCounts:
@@ -57,7 +121,7 @@ class LoaderSizing:
             self._options.workers,
             self._partitioner,
             functions=self._formatter.on_host or self._options.decode.has_functions,
-            table_bytes=round(self._selection.stored_row_bytes * self._partitioner.rows),
+            table_bytes=round(sum(each.stored_row_bytes * len(each) for each in self._selections)),
             threads_because=self._threads_because,
             send_error=self._send_error,
         )
@@ -68,7 +132,9 @@ class LoaderSizing:
     def _send_error(self) -> Exception | None:
         """Why another process cannot get the table and the functions; None if it can."""
         try:
-            cloudpickle.dumps((self._reader, self._options.decode, worker_formatter(self._formatter)))
+            cloudpickle.dumps(
+                ([each.reader for each in self._selections], self._options.decode, worker_formatter(self._formatter))
+            )
         except Exception as error:  # what a user's object raises
             return error
         return None
@@ -76,53 +142,62 @@ class LoaderSizing:
     @property
     def _threads_because(self) -> str | None:
         """Why batches must be built in this process; None if others can build them."""
-        if self._reader.store.is_process_local:
-            return f"other processes cannot open {self._reader.store.uri}"
-        if self.accelerator is not None and (self.decodes_on_device or any(map(on_device, self._layout.fixed))):
+        for selection in self._selections:
+            if selection.reader.store.is_process_local:
+                return f"other processes cannot open {selection.reader.store.uri}"
+        fixed = [column for table in self._tables for column in table.layout.fixed]
+        if self.accelerator is not None and not self._mixed and (self.decodes_on_device or any(map(on_device, fixed))):
             return "batches are built on the device"
         return None
 
     def pipeline_options(self) -> PipelineOptions:
-        options, selection, accelerator, workers = self._options, self._selection, self.accelerator, self.workers
+        options, workers = self._options, self.workers
         processes = max(1, workers.processes)
         budget = split_budget(self.memory_needs)
         for note in budget.notes:
             self._collector.note(note)
         span_rows = budget.batches_per_span * options.batch_size
-        owned = LaneShare(0, processes, self._partitioner).by_lane and (
-            self._partitioner.owns_lanes or self._shuffle.spread > 0
-        )
-        by_blocks = budget.window_fits and owned and not selection.scattered
-        in_device = accelerator is not None and by_blocks and budget.on_device
-        resident = by_blocks and not workers.processes and self._fits(budget, in_device=in_device)
-        into_batch = by_blocks and not in_device and not resident and selection.composition is None
-        into_batch = into_batch and self._reader.store.is_local
-        into_batch = into_batch and any(map(reads_into_batch, self._layout.fixed))
-        fixed_bytes = max(1, sum(column.row_bytes for column in self._layout.fixed))
-        slab_rows = min(
-            budget.window_bytes / processes / fixed_bytes, self._partitioner.rows * selection.rows_per_sample
-        )
-        page_bytes = budget.window_bytes / processes / _PAGE_SHARE * selection.heavy_row_bytes / selection.row_bytes
-        window_spans = round(min(budget.window_bytes, self._window_need) / max(1.0, selection.row_bytes * span_rows))
+        tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
+        into_batch = any(table.into_batch for table in tables)
+        row_bytes = sum(table.share * table.selection.row_bytes for table in self._tables)
+        window_spans = round(min(budget.window_bytes, self._window_need) / max(1.0, row_bytes * span_rows))
+        by_blocks = all(table.plan.by_blocks for table in tables)
         return PipelineOptions(
+            tables=tables,
+            plan_rows=self._plan_rows if by_blocks else span_rows,
+            batches_per_span=budget.batches_per_span,
+            depth=budget.prefetch_spans + (into_batch and workers.processes > 0) * window_spans,
+            window_bytes=budget.window_bytes // processes,
+            on_device=self.accelerator is not None and by_blocks and budget.on_device,
+            threads=self._num_threads,
+            builders=self._num_builders,
+            fetch_threads=-(-_MAX_FETCHERS // processes),
+        )
+
+    def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
+        processes, selection = max(1, self.workers.processes), table.selection
+        owned = table.lanes_per_rank >= processes and (table.owns_lanes or table.shuffle.spread > 0)
+        by_blocks = budget.window_fits and owned and not selection.scattered
+        in_device = self.accelerator is not None and by_blocks and budget.on_device
+        resident = by_blocks and not self.workers.processes and self._fits(budget, in_device=in_device)
+        into_batch = by_blocks and not in_device and not resident and table.is_local
+        into_batch = into_batch and selection.composition is None
+        rows = len(selection) * selection.rows_per_sample
+        slab_rows = min(budget.window_bytes / processes / table.fixed_bytes, rows)
+        page_bytes = budget.window_bytes / processes / len(self._tables) / _PAGE_SHARE
+        page_bytes *= selection.heavy_row_bytes / selection.row_bytes
+        return TableOptions(
             plan=PlanOptions(
                 plan_rows=self._plan_rows if by_blocks else span_rows,
                 page_bytes=max(1, round(page_bytes)),
                 by_blocks=by_blocks,
                 resident=resident,
-                trim=not options.bad_samples.tolerant,
+                trim=not self._options.bad_samples.tolerant,
             ),
-            batches_per_span=budget.batches_per_span,
-            depth=budget.prefetch_spans + (into_batch and workers.processes > 0) * window_spans,
-            into_batch=into_batch,
-            window_bytes=budget.window_bytes // processes,
+            into_batch=into_batch and any(map(reads_into_batch, table.layout.fixed)),
             slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
-            on_device=in_device,
-            cache_pages=self._caches_pages,
-            threads=self._num_threads,
-            builders=self._num_builders,
-            image_cache_bytes=min(self._image_cache_need, self.budget_bytes // 4) // processes,
-            fetch_threads=-(-_MAX_FETCHERS // processes),
+            cache_pages=self._caches_pages and table.light_bytes > 0,
+            image_cache_bytes=round(self._image_cache_share * table.image_cache_bytes) // processes,
         )
 
     def _fits(self, budget: MemoryBudget, *, in_device: bool) -> bool:
@@ -130,40 +205,27 @@ class LoaderSizing:
 
         Among several ranks each would come to read all rows, because lanes have other rows in each epoch.
         """
-        if self._partitioner.world.num_ranks > 1 or self._selection.coarse or self._selection.repeats_rows:
+        if self._partitioner.world.num_ranks > 1 or any(each.coarse or each.repeats_rows for each in self._selections):
             return False
         if self._partitioner.steps() * self._partitioner.step_rows < self._partitioner.rows:
             return False  # `drop_last`: an epoch does not read every block
         if in_device and budget.device_rows < self._partitioner.rows:
             return False
-        return self._selection.largest_rows_bytes(self._partitioner.rows) <= budget.window_bytes
+        return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
 
     @cached_property
     def _window_need(self) -> int:
-        """Bytes of a window that holds all blocks that rows are drawn from, with some in flight."""
-        rows = self._window_rows
-        # Blocks are permuted, so the largest rows come together only in part.
-        return round(min(self._selection.largest_rows_bytes(rows), _SKEW * rows * self._selection.row_bytes))
-
-    @property
-    def _window_rows(self) -> float:
-        shuffle, rows = self._shuffle, self._selection.block_rows(self._shuffle.block_bytes)
-        held = self._partitioner.lanes_per_rank * (1 + shuffle.spread) + 4
-        return min(held * rows, max(1, self._partitioner.rows))
+        return sum(table.window_bytes for table in self._tables)
 
     @property
     def _plan_rows(self) -> int:
         """Rows planned together: few enough for a short wait, enough per lane to amortise the overhead."""
-        rows = round(_PLAN_BYTES / self._selection.row_bytes)
-        return min(_PLAN_ROWS, max(rows, _PLAN_LANE_ROWS * self._partitioner.lanes_per_rank))
+        rows = round(_PLAN_BYTES / sum(table.share * table.selection.row_bytes for table in self._tables))
+        return min(_PLAN_ROWS, max(rows, _PLAN_LANE_ROWS * sum(table.lanes_per_rank for table in self._tables)))
 
     @property
     def _light_bytes(self) -> int:
-        """Bytes of all columns but the heaviest, in the whole table, because the cache holds whole pages."""
-        rows = self._reader.snapshot.live
-        return round(
-            (self._selection.row_bytes - self._selection.heavy_row_bytes) / self._selection.rows_per_sample * rows
-        )
+        return sum(table.light_bytes for table in self._tables)
 
     @property
     def _caches_pages(self) -> bool:
@@ -173,33 +235,27 @@ class LoaderSizing:
 
     @property
     def _image_cache_need(self) -> int:
-        """Bytes of decoded images that windows share, at a time."""
-        shared = self._selection.shared_images if self.accelerator is None else None
-        return 0 if shared is None else shared.cache_bytes(self._partitioner.lanes_per_rank)
+        return sum(table.image_cache_bytes for table in self._tables) if self.accelerator is None else 0
+
+    @property
+    def _image_cache_share(self) -> float:
+        """How much of the decoded images that windows share the budget has room for."""
+        return min(1.0, self.budget_bytes / 4 / max(1, self._image_cache_need))
 
     @property
     def _batch_bytes(self) -> int:
         """Bytes of a batch in host memory."""
         device = self.accelerator
-        return self._with_images(lambda shape: device is None or not device.can_decode(shape))
+        return self._with_images(lambda shape: device is None or self._mixed or not device.can_decode(shape))
 
     def _with_images(self, counts: Callable[[Sequence[int]], bool]) -> int:
-        selection = self._selection
-        size = selection.largest_rows_bytes(self._options.batch_size) / self._options.batch_size
-        if selection.composition is not None:
-            size = sum(self._values_per_sample(known) * selection.average_bytes(known) for known in selection.fields)
-            size *= max(1, len(self._layout.names) / max(1, len(selection.names)))  # derived columns
-        for known in selection.fields:
-            shape = self._options.decode.image_shape(known)
-            if shape is not None and counts(shape):
-                pixels = shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
-                # encoded images stay in the window
-                size += self._values_per_sample(known) * (pixels - selection.average_bytes(known))
-        return round(self._options.batch_size * max(1.0, size))
-
-    def _values_per_sample(self, known: Field) -> float:
-        composition = self._selection.composition
-        return 1.0 if composition is None else composition.values_per_sample(known.name)
+        """Bytes of a batch, of which each table has at most its share."""
+        rows = self._options.batch_size
+        sizes = (
+            table.batch_bytes(min(rows, round(table.share * rows) + 1), self._options.decode, counts)
+            for table in self._tables
+        )
+        return round(sum(sizes))
 
     @property
     def _spans_at_once(self) -> int:
@@ -211,9 +267,13 @@ class LoaderSizing:
     @property
     def decodes_on_device(self) -> bool:
         """Whether a device decodes encoded images from the window."""
-        shapes = [self._options.decode.image_shape(known) for known in self._selection.fields]
+        shapes = [self._options.decode.image_shape(known) for each in self._selections for known in each.fields]
         device = self.accelerator
-        return device is not None and any(shape is not None and device.can_decode(shape) for shape in shapes)
+        return (
+            device is not None
+            and not self._mixed
+            and any(shape is not None and device.can_decode(shape) for shape in shapes)
+        )
 
     @cached_property
     def budget_bytes(self) -> int:
@@ -233,7 +293,7 @@ class LoaderSizing:
     def _num_threads(self) -> int:
         """Threads of a process that plan, build and read local files."""
         workers = self.workers
-        if not self._reader.store.is_local:
+        if not all(table.is_local for table in self._tables):
             return workers.threads + 1
         return workers.threads if workers.processes else max(workers.threads, min(available_cores(), _MAX_READERS))
 
@@ -246,7 +306,8 @@ class LoaderSizing:
     def memory_needs(self) -> MemoryNeeds:
         options, accelerator = self._options, self.accelerator
         there = accelerator is not None and (accelerator.is_cuda or options.device_memory is not None)
-        scattered = self._selection.scattered
+        blocks = [table for table in self._tables if not table.selection.scattered]
+        device_columns = [] if self._mixed else [c for table in blocks for c in table.layout.fixed if on_device(c)]
         return MemoryNeeds(
             budget_bytes=self.budget_bytes,
             batch_size=options.batch_size,
@@ -256,10 +317,10 @@ class LoaderSizing:
             workers=max(1, options.workers.count),
             spans_at_once=self._spans_at_once,
             prefetch_factor=options.prefetch_factor,
-            window_rows=0 if scattered else self._window_rows,
-            window_bytes=0 if scattered else self._window_need,
-            device_row_bytes=0 if scattered else sum(c.row_bytes for c in self._layout.fixed if on_device(c)),
-            cache_bytes=min(self._image_cache_need, self.budget_bytes // 4)
+            window_rows=sum(table.window_rows for table in blocks),
+            window_bytes=sum(table.window_bytes for table in blocks),
+            device_row_bytes=sum(column.row_bytes for column in device_columns),
+            cache_bytes=round(self._image_cache_share * self._image_cache_need)
             + (self._light_bytes * max(1, self.workers.processes) if self._caches_pages else 0),
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,

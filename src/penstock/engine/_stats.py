@@ -23,6 +23,8 @@ class BadSample:
     row_id: int
     epoch: int
     reason: str
+    source: str | None = None
+    """In a mixture, the name of the source, whose row and epoch these are."""
 
 
 @dataclass(frozen=True, slots=True)

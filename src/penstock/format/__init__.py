@@ -56,7 +56,17 @@ from penstock.format._schema import (
     value_kind,
 )
 from penstock.format._sealed import decode_sealed, from_json, load_json, seal, unseal
-from penstock.format._snapshot import Features, IngestManifest, Snapshot, SnapshotRef, decode_snapshot, encode_snapshot
+from penstock.format._snapshot import (
+    Features,
+    IngestManifest,
+    QuarantineRef,
+    Snapshot,
+    SnapshotRef,
+    decode_quarantine,
+    decode_snapshot,
+    encode_quarantine,
+    encode_snapshot,
+)
 
 __all__ = [
     "BLOB_BLOCK_BYTES",
@@ -84,6 +94,7 @@ __all__ = [
     "Manifest",
     "Node",
     "PageDecoder",
+    "QuarantineRef",
     "Schema",
     "SchemaLike",
     "Snapshot",
@@ -100,6 +111,7 @@ __all__ = [
     "decode_fragments",
     "decode_hint",
     "decode_manifest",
+    "decode_quarantine",
     "decode_row_index",
     "decode_sealed",
     "decode_snapshot",
@@ -107,6 +119,7 @@ __all__ = [
     "encode_file",
     "encode_hint",
     "encode_manifest",
+    "encode_quarantine",
     "encode_row_index",
     "encode_snapshot",
     "from_json",

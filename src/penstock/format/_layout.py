@@ -61,6 +61,10 @@ def row_index_key(field_id: int, snapshot_id: str, *, lengths: bool) -> str:
     return f"{row_index_folder(field_id, lengths=lengths)}{_safe(snapshot_id)}.arrow"
 
 
+def quarantine_key(id: str) -> str:
+    return f"quarantine/{_safe(id)}.arrow"
+
+
 def corrupt_error(where: str, what: str) -> CorruptError:
     """The error for an object that fails verification."""
     return CorruptError(f"{where} is damaged: {what}. Restore it from a copy of the table")

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.errors import UnsupportedFormatError
 from penstock.format._checksum import crc32c
-from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, snapshot_key
+from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, quarantine_key, snapshot_key
 from penstock.format._manifest import Node, decode_nodes
 from penstock.format._schema import Field, Schema
 from penstock.format._sealed import from_json, load_json
@@ -17,9 +18,11 @@ from penstock.types import Buffer
 
 INGEST_SCHEMA = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
 """The columns of an ingest manifest."""
+_QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("reason", pa.string())])
 _NODE = tuple(member.name for member in fields(Node))
 _READ_FEATURES: frozenset[str] = frozenset()
-_WRITE_FEATURES: frozenset[str] = frozenset({"single-writer"})
+_QUARANTINE = "quarantine"
+_WRITE_FEATURES: frozenset[str] = frozenset({"single-writer", _QUARANTINE})
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,19 @@ class IngestManifest:
             return list(zip(*columns, strict=True)), load_json(table.schema.metadata[b"about"])
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantineRef:
+    """A reference to a quarantine list, as stored in a snapshot."""
+
+    id: str
+    length: int
+    crc: int
+
+    @property
+    def key(self) -> str:
+        return quarantine_key(self.id)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The schema, the root nodes of the manifest tree, and metadata of a version."""
@@ -89,6 +105,14 @@ class Snapshot:
     """Descriptions of search indexes; preserved unchanged by writers that do not know them."""
     sources: Mapping[str, tuple[IngestManifest, ...]] = field(default_factory=dict)
     """Ingest manifests by source URI."""
+    quarantine: QuarantineRef | None = None
+    """The list of rows that loaders leave out."""
+
+    def with_quarantine(self, ref: QuarantineRef | None) -> "Snapshot":
+        """This snapshot with another list; a writer that does not know lists must not write the next version."""
+        write = tuple(name for name in self.features.write if name != _QUARANTINE)
+        features = replace(self.features, write=write if ref is None else (*write, _QUARANTINE))
+        return replace(self, quarantine=ref, features=features)
 
     @property
     def live(self) -> int:
@@ -128,6 +152,8 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
         "indexes": list(snapshot.indexes),
         "sources": {uri: [asdict(manifest) for manifest in found] for uri, found in snapshot.sources.items()},
     }
+    if snapshot.quarantine is not None:
+        document["quarantine"] = asdict(snapshot.quarantine)
     data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return SnapshotRef(id, len(data), crc32c(data)), data
 
@@ -148,6 +174,33 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
         )
 
 
+def encode_quarantine(id: str, reasons: Mapping[int, str]) -> tuple[QuarantineRef, bytes]:
+    """Encode the reasons by row id, and return the reference for the snapshot."""
+    ids = sorted(reasons)
+    columns = [pa.array(ids, pa.int64()), pa.array([reasons[id] for id in ids], pa.string())]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _QUARANTINE_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_QUARANTINE_SCHEMA))
+    data: bytes = sink.getvalue().to_pybytes()
+    return QuarantineRef(id, len(data), crc32c(data)), data
+
+
+def decode_quarantine(ref: QuarantineRef, data: Buffer, where: str) -> dict[int, str]:
+    """Verify and decode: the reasons by row id, ascending. Raises `CorruptError`."""
+    if len(data) != ref.length or crc32c(data) != ref.crc:
+        raise corrupt_error(where, "its checksum does not match its snapshot")
+    with decoding(where):
+        table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+        table.validate(full=True)
+        rows = table.select(_QUARANTINE_SCHEMA.names).cast(_QUARANTINE_SCHEMA)
+        if rows["row_id"].null_count or rows["reason"].null_count:
+            raise ValueError("a row has no id or no reason")
+        ids = rows["row_id"].to_numpy()
+        if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
+            raise ValueError("row ids do not ascend from 0")
+        return dict(zip(ids.tolist(), rows["reason"].to_pylist(), strict=True))
+
+
 @dataclass(frozen=True)
 class _Members:
     """The members of a snapshot that need no decoder of their own."""
@@ -156,3 +209,4 @@ class _Members:
     claims: int
     indexes: tuple[Mapping[str, Any], ...]
     sources: Mapping[str, tuple[IngestManifest, ...]] = field(default_factory=dict)
+    quarantine: QuarantineRef | None = None

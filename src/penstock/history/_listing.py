@@ -13,7 +13,7 @@ _KEY = re.compile(
     rf"|refs/(?:branches|tags)/[^/]+/{_NUMBER}\.json"
     rf"|(?:leases|intents|vacuums)/{_ID}\.json"
     rf"|(?:snapshots|blobs)/{_ID}"
-    rf"|(?:manifests|data|ingest)/{_ID}\.arrow"
+    rf"|(?:manifests|data|ingest|quarantine)/{_ID}\.arrow"
     r"|ingest/waiting/.+"
     rf"|index/rows/[0-9a-f]{{16}}-(?:values|lengths)/{_ID}\.arrow"
 )

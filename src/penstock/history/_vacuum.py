@@ -45,7 +45,7 @@ from penstock.history._tree import Tree
 from penstock.storage import Store, thread_map
 
 _READERS = 16
-_PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/")
+_PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/", "quarantine/")
 _MARKS_PREFIX = "vacuums/"
 
 
@@ -144,6 +144,7 @@ class Vacuum:
         tree = Tree(self.store)
         existing = self._snapshots(refs)
         keys.update(one.key for snapshot in existing for manifests in snapshot.sources.values() for one in manifests)
+        keys.update(snapshot.quarantine.key for snapshot in existing if snapshot.quarantine is not None)
         nodes = {node.id: node for snapshot in existing for node in snapshot.nodes}
         while nodes:
             below = {}

@@ -2,14 +2,19 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
+from penstock.plan._mixture import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
+from penstock.plan._mixture_ranks import MixturePartitioner, MixtureShare, SourceRows
+from penstock.plan._mixture_state import MixturePoint, MixtureSpec, MixtureState, State
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
 from penstock.plan._packing import Packing, pack_concat, pack_fit
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
+from penstock.plan._splits import Splits
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
+from penstock.plan._weights import WeightedDraw
 from penstock.plan._windows import DrawnGroups, GroupedRows, Windows, find_windows, group_rows
 
 __all__ = [
@@ -20,23 +25,37 @@ __all__ = [
     "GroupedRows",
     "LaneShare",
     "LoaderState",
+    "MixtureOrder",
+    "MixturePartitioner",
+    "MixturePoint",
+    "MixtureShare",
+    "MixtureSpec",
+    "MixtureState",
     "OrderSpec",
     "Packing",
     "Places",
     "RankPartitioner",
     "Schedule",
+    "Segment",
     "Shuffle",
     "ShuffleLayout",
     "ShuffleQuality",
+    "SourceRows",
     "SpanSteps",
+    "Splits",
+    "State",
+    "WeightedDraw",
     "Windows",
     "derive_key",
     "expected_blocks",
     "find_windows",
     "group_rows",
+    "lay_out",
+    "mixture_rows",
     "pack_concat",
     "pack_fit",
     "random_u64",
     "resolve_shuffle",
     "split_blocks",
+    "whole_weights",
 ]

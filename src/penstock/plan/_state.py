@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import InvalidInputError
 from penstock.plan._options import ShuffleLayout
 
-_FORMAT = 3
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,30 @@ class LoaderState:
     epoch: int
     consumed: int
     """Positions of the epoch read so far, over all ranks."""
+    steps: int = 0
+    """Steps of the iteration so far, over all its epochs."""
+    epochs: int = 0
+    """Epochs that the iteration has completed."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value of less than 1 kB."""
-        return {"penstock": _FORMAT, **asdict(self)}
+        return {"penstock": FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "LoaderState":
         """Inverse of `to_json`; raises `InvalidInputError` for other values."""
         if not isinstance(value, Mapping) or "penstock" not in value:
             raise InvalidInputError("this is not the state of a Penstock loader: pass what its state_dict() returned")
-        if value["penstock"] != _FORMAT:
-            raise InvalidInputError(f"this state has format {value['penstock']}; this version reads format {_FORMAT}")
+        if "sources" in value:
+            raise InvalidInputError("this is the state of a mixture, and this loader reads a single table")
+        if value["penstock"] != FORMAT:
+            raise InvalidInputError(f"this state has format {value['penstock']}; this version reads format {FORMAT}")
         try:
             order = dict(value["order"])
             shuffle = ShuffleLayout(**order.pop("shuffle"))
-            state = cls(
-                OrderSpec(**order, shuffle=shuffle), *(_count(name, value[name]) for name in ("epoch", "consumed"))
-            )
+            counts = [whole_count(name, value[name]) for name in ("epoch", "consumed")]
+            counts += [whole_count(name, value.get(name, 0)) for name in ("steps", "epochs")]  # older states lack them
+            state = cls(OrderSpec(**order, shuffle=shuffle), *counts)
             if state.consumed > state.order.rows:
                 raise ValueError(f"{state.consumed} of {state.order.rows} rows were read")
             return state
@@ -79,7 +85,8 @@ class LoaderState:
             raise InvalidInputError(f"this state of a loader is damaged: {error!r}") from error
 
 
-def _count(name: str, value: object) -> int:
+def whole_count(name: str, value: object) -> int:
+    """A number from 0 on; raises `ValueError` for anything else."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{name} is {value!r} and not a whole number from 0 on")
     return int(value)

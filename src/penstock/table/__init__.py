@@ -11,6 +11,12 @@ from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
 from penstock.table._parts import RowChunk, append_parts, write_part
+from penstock.table._quarantine import (
+    quarantine_rows,
+    quarantined_rows,
+    release_rows,
+    without_quarantined,
+)
 from penstock.table._random_read import RandomRowReader
 from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch
 from penstock.table._row_index import row_values
@@ -62,9 +68,12 @@ __all__ = [
     "is_position",
     "merge",
     "page_requests",
+    "quarantine_rows",
+    "quarantined_rows",
     "read_direct",
     "read_direct_scattered",
     "read_pages",
+    "release_rows",
     "rename_column",
     "resolve_positions",
     "row_values",
@@ -72,5 +81,6 @@ __all__ = [
     "take",
     "take_positions",
     "update_rows",
+    "without_quarantined",
     "write_part",
 ]

@@ -14,6 +14,7 @@ from penstock.format import DataFile, Field, Fragment, unpack_bitmap
 from penstock.history import Difference, difference
 from penstock.table._gather import gather, take
 from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
+from penstock.table._quarantine import read_quarantine
 from penstock.table._read import Reader
 from penstock.table._update import Mask, values_differ
 from penstock.types import cached_property
@@ -55,9 +56,20 @@ class Diff:
         """Ids of rows with any value that differs."""
         return np.unique(np.concatenate([_EMPTY, *self.updated.values()]))
 
+    @cached_property
+    def quarantined(self) -> Int64Array:
+        """Row ids that only the new version's quarantine list has."""
+        return _newly_listed(self.before, self.after)
+
+    @cached_property
+    def released(self) -> Int64Array:
+        """Row ids that only the old version's quarantine list has."""
+        return _newly_listed(self.after, self.before)
+
     def __bool__(self) -> bool:
         columns = self.columns_added or self.columns_dropped or self.columns_renamed
-        return bool(self.num_added or len(self.deleted) or len(self.updated_rows) or columns)
+        rows = self.num_added or len(self.deleted) or len(self.updated_rows)
+        return bool(rows or columns or len(self.quarantined) or len(self.released))
 
 
 def diff(before: Reader, after: Reader) -> Diff:
@@ -162,6 +174,12 @@ class _Comparison:
         before = _read_comparable(self._before, known, FragmentRows(old, old_rows[order]))
         after = _read_comparable(self._after, known, FragmentRows(new, rows))
         return values_differ(take(before, np.argsort(order)), after)
+
+
+def _newly_listed(before: Reader, after: Reader) -> Int64Array:
+    if before.snapshot.quarantine == after.snapshot.quarantine:
+        return _EMPTY
+    return np.array(sorted(read_quarantine(after).keys() - read_quarantine(before).keys()), np.int64)
 
 
 def _find_appended(found: Difference) -> tuple[Fragment, ...]:

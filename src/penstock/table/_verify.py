@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from penstock.errors import CorruptError, NotFoundError, PenstockError, StorageError
+from penstock.errors import CorruptError, NotFoundError, PenstockError, StorageError, UnsupportedFormatError
 from penstock.format import (
     BLOB_BLOCK_BYTES,
     LOG_PREFIX,
@@ -19,9 +19,11 @@ from penstock.format import (
     Claim,
     Commit,
     DataFile,
+    IngestManifest,
     Manifest,
     Node,
     PageDecoder,
+    QuarantineRef,
     Schema,
     Snapshot,
     SnapshotRef,
@@ -30,6 +32,7 @@ from penstock.format import (
     corrupt_error,
     decode_hint,
     decode_manifest,
+    decode_quarantine,
     decode_sealed,
     decode_snapshot,
     verify_blob_block,
@@ -37,17 +40,20 @@ from penstock.format import (
     verify_pages,
 )
 from penstock.format.kinds import Linked
-from penstock.history import Intent, Lease, Ref, VacuumRecord, list_objects
+from penstock.history import Intent, Lease, Ref, Refs, Tree, VacuumRecord, list_objects, read_snapshot
 from penstock.storage import Store, thread_map
 from penstock.table._blobs import decode_reference
 from penstock.table._gather import dense_kind
 from penstock.table._links import LinkContainers
 from penstock.table._pages import decode_page, page_decoder
+from penstock.table._quarantine import quarantined_rows
+from penstock.table._read import Reader
 from penstock.types import Buffer, ByteRange
 
 T = TypeVar("T")
 
 _WORKERS = 8
+_DAMAGE = (CorruptError, NotFoundError, UnsupportedFormatError)
 
 
 @dataclass
@@ -58,6 +64,8 @@ class VerifyReport:
     bytes: int = 0
     damaged: list[str] = field(default_factory=list)
     """One sentence per damaged or missing object."""
+    quarantined: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By branch, of its newest version: the reasons of quarantined rows, by row id."""
 
 
 class Verifier:
@@ -85,6 +93,8 @@ class Verifier:
         expired = {id for record in vacuums for id in record.snapshots}
         gone = expired - {key.rpartition("/")[2] for key in self._keys("snapshots/")}
         self._check_files(*self._check_snapshots([c.snapshot for c in commits if c.snapshot.id not in gone]))
+        if info is not None:
+            self._report.quarantined = _quarantined_by_branch(self._store, info, commits)
         return self._report
 
     def _keys(self, prefix: str) -> list[str]:
@@ -103,16 +113,23 @@ class Verifier:
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
         """Check snapshots; returns a schema of all their fields, and their top nodes."""
-        fields, nodes, ingests = {}, {}, {}
+        fields, nodes = {}, {}
+        lists: set[IngestManifest | QuarantineRef] = set()
         for snapshot in thread_map(self._check_snapshot, list(dict.fromkeys(refs)), max_workers=_WORKERS):
             if snapshot is not None:
                 fields.update({known.id: known for known in snapshot.schema.fields})
                 nodes.update(dict.fromkeys(snapshot.nodes))
-                ingests.update({one: one for manifests in snapshot.sources.values() for one in manifests})
+                lists.update(one for manifests in snapshot.sources.values() for one in manifests)
+                lists.update(() if snapshot.quarantine is None else (snapshot.quarantine,))
                 if self._links is not None:
                     self._links.declared.update(snapshot.containers)
-        thread_map(lambda one: self._check(one.key, one.decode), list(ingests), max_workers=_WORKERS)
+        thread_map(self._check_list, list(lists), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), list(nodes)
+
+    def _check_list(self, listed: IngestManifest | QuarantineRef) -> None:
+        with self._reporting():  # also of an id that is no name of an object
+            decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
+            self._check(listed.key, decode)
 
     def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
         with self._reporting():
@@ -249,6 +266,24 @@ def _decode_commit(data: Buffer, where: str) -> Commit:
     if not where.endswith(f"/{commit_key(commit.branch, commit.version)}"):
         raise corrupt_error(where, f"it is version {commit.version} of branch {commit.branch} by its content")
     return commit
+
+
+def _quarantined_by_branch(store: Store, info: TableInfo, commits: Sequence[Commit]) -> dict[str, dict[int, str]]:
+    """The rows that loaders of each branch leave out, as far as they can be read: damage is reported already."""
+    newest = {commit.branch: commit for commit in sorted(commits, key=lambda commit: commit.version)}
+    found = {}
+    with suppress(*_DAMAGE):
+        for name, branch in Refs(store, info).branches().items():
+            if branch in newest and (rows := _quarantined_rows(store, newest[branch])):
+                found[name] = rows
+    return found
+
+
+def _quarantined_rows(store: Store, commit: Commit) -> dict[int, str]:
+    with suppress(*_DAMAGE):
+        snapshot = read_snapshot(store, commit)
+        return quarantined_rows(Reader(store, Tree(store), LinkContainers(False), snapshot, commit))
+    return {}
 
 
 def _check_frame(file: DataFile, data: Buffer, where: str) -> memoryview:

@@ -1,11 +1,13 @@
 """Turns rows of the window into batches: gather, decode, replace bad rows, the user's functions."""
 
 from penstock.engine.assembly._batch_builder import (
+    AnySpan,
     BatchAssembler,
     BatchBuilder,
     BatchFormatter,
     BuiltBatches,
     Failure,
+    Gatherer,
     Placement,
     RowKeys,
 )
@@ -22,31 +24,47 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._leaves import map_leaves
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
+from penstock.engine.assembly._mixed import MixedGatherer, MixedMemory, MixedReplacer, join_columns
+from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, Replacer, RowGatherer, RowReplacer
+from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
 
 __all__ = [
     "PAD",
+    "SOURCE",
     "Allocators",
+    "AnySpan",
     "BadRowsError",
     "BatchAssembler",
     "BatchBuilder",
     "BatchFormatter",
     "BuiltBatches",
     "Collator",
+    "ColumnShape",
     "Columns",
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
+    "Gatherer",
     "Jagged",
+    "MixedColumn",
+    "MixedGatherer",
+    "MixedMemory",
+    "MixedReplacer",
+    "MixedRows",
     "NumpyFormatter",
     "Placement",
+    "Replacer",
     "RowGatherer",
     "RowKeys",
     "RowReplacer",
     "accepts_generator",
+    "join_columns",
     "map_leaves",
+    "mixed_columns",
     "new_collator",
     "ragged_columns",
+    "sample_shapes",
     "samples_of",
     "writable",
 ]

@@ -1,6 +1,6 @@
 """Build the batches of a span: apply the user's functions, and transfer batches to a device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,9 +11,9 @@ from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import Allocators, split
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer, RowSource
-from penstock.engine.planning import Span
-from penstock.plan import derive_key, random_u64
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, Replacer, RowSource
+from penstock.engine.planning import MixedSpan, Span
+from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
 
@@ -24,6 +24,11 @@ class RowKeys:
     seed: int
     epoch: int
     row_ids: Int64Array
+    """The ids of the rows; of rows drawn with replacement, other numbers for each draw."""
+
+    def part(self, start: int, count: int) -> "RowKeys":
+        """The keys of some consecutive rows."""
+        return RowKeys(self.seed, self.epoch, self.row_ids[start : start + count])
 
     def generator(self, index: int) -> np.random.Generator:
         """A generator for one row, the same wherever and whenever the row is transformed."""
@@ -112,29 +117,28 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        replacer: RowReplacer | None,
+        replacer: Replacer | None,
         collector: StatsCollector,
         *,
-        seed: int,
+        row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """A formatter without functions needs no replacer."""
+        """A formatter without functions needs no replacer; `row_keys` makes keys of a span's row ids."""
         self._formatter, self._placement, self._replacer, self._collector = formatter, placement, replacer, collector
-        self._seed = seed
+        self._row_keys = row_keys
         self.needs_keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
 
     def __call__(self, rows: RowSource, gathered: GatheredRows, batch_rows: Sequence[int]) -> BuiltBatches:
         """The batches of some rows. Raises the error of the first batch; a later one is a `Failure`."""
-        ids = rows.row_ids if self.needs_keys else None
+        span_keys = self._row_keys(rows.steps, rows.row_ids) if self.needs_keys else None
         if not self._formatter.on_host and gathered.failure is None:
             with self._collector.timed("transform", "busy"):
-                keys = None if ids is None else RowKeys(self._seed, rows.epoch, ids)
-                made = self._format_span(gathered.columns, keys, batch_rows)
+                made = self._format_span(gathered.columns, span_keys, batch_rows)
             if made is not None:
                 return BuiltBatches(made, gathered.bad)
         batches: list[Any] = []
         start = 0
         for columns, count in zip(split(gathered.columns, batch_rows), batch_rows, strict=True):
-            keys = None if ids is None else RowKeys(self._seed, rows.epoch, ids[start : start + count])
+            keys = None if span_keys is None else span_keys.part(start, count)
             try:
                 if gathered.failure is not None and gathered.failure[0] < start + count:
                     raise gathered.failure[1]
@@ -170,12 +174,17 @@ class BatchAssembler:
                     self._replacer.replace(rows, gathered, start + index, error, flags, start=start, first=tries)
 
 
+AnySpan = Span | MixedSpan
+Gatherer = Callable[[Any, Allocators], GatheredRows]
+"""Gathers the rows of a span, in the memory that the allocators give."""
+
+
 class BatchBuilder:
     """Builds the batches of spans in a thread of this process; one for each thread."""
 
-    def __init__(self, gather: RowGatherer, assemble: BatchAssembler, empty: Allocators) -> None:
+    def __init__(self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators) -> None:
         self._gather, self._assemble, self._empty = gather, assemble, empty
 
-    def __call__(self, span: Span) -> BuiltBatches:
+    def __call__(self, span: AnySpan) -> BuiltBatches:
         """The batches of a span; see `BatchAssembler`."""
         return self._assemble(span, self._gather(span, self._empty), span.steps.batch_rows)

@@ -94,7 +94,7 @@ class Collator:
 
     def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
         """All columns of a span, and the errors of bad rows by index; the values of bad rows are undefined."""
-        found: Columns = {}
+        found: dict[str, Any] = {}
         bad: BadRows = {}
         located = WindowRows.of(span, window)
         for column in self._layout.fixed:
@@ -258,7 +258,8 @@ def as_bytes(data: Buffer) -> memoryview:
 def contiguous(empty: Allocator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Memory of `empty`, or memory of its own if that is not contiguous."""
     memory = empty(shape, dtype)
-    return memory if memory.flags.c_contiguous else np.empty(shape, dtype)
+    in_place = isinstance(memory, np.ndarray) and memory.flags.c_contiguous
+    return memory if in_place else np.empty(shape, dtype)
 
 
 def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns]:

@@ -14,11 +14,9 @@ from penstock.engine.assembly._batch_builder import RowKeys
 from penstock.engine.assembly._collate import pad, split
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._rows import PAD, BadRowsError
-from penstock.engine.planning import ComposedRows, Rows
 from penstock.errors import InvalidInputError
-from penstock.format import value_kind
+from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor, Values
-from penstock.table import ROW_ID, Reader
 
 Sample = dict[str, Any]
 
@@ -274,12 +272,9 @@ def ragged_in_first_dimension(empty: npt.NDArray[Any]) -> bool:
     return 0 not in empty.shape[1:]
 
 
-def ragged_columns(reader: Reader, names: Sequence[str], rows: Rows) -> dict[str, npt.NDArray[Any]]:
+def ragged_columns(fields: Mapping[str, Field]) -> dict[str, npt.NDArray[Any]]:
     """Ragged numeric columns, each with an empty value."""
-    if isinstance(rows, ComposedRows):  # lists of several values, or packed
-        return {}
-    schema = reader.snapshot.schema
-    kinds = {name: value_kind(schema[name].kind) for name in names if name != ROW_ID}
+    kinds = {name: value_kind(field.kind) for name, field in fields.items()}
     return {
         name: np.zeros([length or 0 for length in kind.shape], kind.element.logical)
         for name, kind in kinds.items()

@@ -11,10 +11,11 @@ from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Allocators, Collator, put_row
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.planning import Selection, Span
+from penstock.engine.assembly._mixed_columns import MixedRows
+from penstock.engine.planning import RowIdentity, Selection, Span
 from penstock.engine.window import Window
 from penstock.errors import CorruptError, SampleError
-from penstock.plan import derive_key, random_u64
+from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
 PAD = "_pad"
@@ -27,13 +28,17 @@ class RowSource(Protocol):
     """Which rows of the table some rows of a batch are."""
 
     @property
+    def steps(self) -> SpanSteps: ...
+
+    @property
     def epoch(self) -> int: ...
 
     @property
-    def row_ids(self) -> Int64Array: ...
+    def row_ids(self) -> Int64Array:
+        """What random numbers depend on, besides the seed and the epoch."""
 
-    def position(self, index: int) -> int:
-        """A row's position in the table."""
+    def identity(self, index: int) -> RowIdentity:
+        """Which row of which table a row is."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,25 @@ class BadRowsError(Exception):
         self.failures = failures
 
 
+class Replacer(Protocol):
+    """Replaces bad rows."""
+
+    policy: BadSamples
+
+    def replace(
+        self,
+        rows: RowSource,
+        gathered: GatheredRows,
+        index: int,
+        error: Exception,
+        flags: Any,
+        *,
+        start: int = 0,
+        first: int = 0,
+    ) -> None:
+        """See `RowReplacer`."""
+
+
 class RowReplacer:
     """Replaces bad rows, each by one that depends only on the row and the epoch."""
 
@@ -67,14 +91,16 @@ class RowReplacer:
         *,
         seed: int,
         flag: bool,
+        mixed: MixedRows | None = None,
     ) -> None:
+        """A table of a mixture has other columns there, see `MixedRows`."""
         self._collator, self._selection, self.policy, self._accelerator = collator, selection, policy, accelerator
-        self._seed, self._flag = seed, flag
+        self._seed, self._flag, self._mixed = seed, flag, mixed
 
     def repair(self, rows: RowSource, gathered: GatheredRows, index: int, flags: Any) -> None:
         """Read a row of a damaged block by itself, because its own page may be intact; replace it if not."""
         try:
-            put_row(gathered.columns, index, self._collator.row(rows.position(index)), self._accelerator)
+            put_row(gathered.columns, index, self._collator.row(rows.identity(index).position), self._accelerator)
         except (SampleError, CorruptError) as reason:
             self.replace(rows, gathered, index, reason, flags)
 
@@ -95,11 +121,13 @@ class RowReplacer:
         """
         if not self.policy.tolerant:
             raise self.with_location(rows, index, error)
-        row_id = int(rows.row_ids[index])
-        gathered.bad.setdefault(index, BadSample(row_id, rows.epoch, str(error)))
-        key = derive_key(self._seed, rows.epoch, row_id)
-        picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(self._selection))
-        for position in self._selection.positions(picks.astype(np.int64)).tolist():
+        _, _, row_id, epoch = rows.identity(index)
+        name = None if self._mixed is None else self._mixed.name
+        gathered.bad.setdefault(index, BadSample(row_id, epoch, str(error), name))
+        key = derive_key(self._seed, epoch, row_id)
+        selection = self._selection.at(epoch)
+        picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
+        for position in selection.positions(picks.astype(np.int64)).tolist():
             try:
                 put_row(gathered.columns, index - start, self._row(position), self._accelerator)
             except (SampleError, CorruptError):
@@ -112,11 +140,15 @@ class RowReplacer:
 
     def with_location(self, rows: RowSource, index: int, error: Exception) -> Exception:
         """The error with a note that names its row."""
-        error.add_note(f"in row {rows.position(index)} of the table (row id {int(rows.row_ids[index])})")
+        row = rows.identity(index)
+        table = "the table" if self._mixed is None else f"source {self._mixed.name!r}"
+        error.add_note(f"in row {row.position} of {table} (row id {row.row_id})")
         return error
 
     def _row(self, position: int) -> Columns:
         row = self._collator.row(position)
+        if self._mixed is not None:
+            row = self._mixed.complete(row)
         if self._flag:
             row[PAD] = np.ones(1, bool)
         return row

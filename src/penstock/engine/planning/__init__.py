@@ -1,8 +1,8 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
 from penstock.engine.planning._blocks import Block, PlannedBlock
-from penstock.engine.planning._columns import FixedColumn, Layout
-from penstock.engine.planning._composed import select
+from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
+from penstock.engine.planning._mixed import MixedPlannedSpans, MixedPlanner, MixedSpan
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
@@ -17,7 +17,8 @@ from penstock.engine.planning._samples import (
     flat_ranges,
 )
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Span, SpanSamples
+from penstock.engine.planning._spans import RowIdentity, Span, SpanSamples
+from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
     "CU_SEQLENS",
@@ -28,11 +29,15 @@ __all__ = [
     "Composition",
     "FixedColumn",
     "Layout",
+    "MixedPlannedSpans",
+    "MixedPlanner",
+    "MixedSpan",
     "PackedSamples",
     "PlanOptions",
     "PlannedBlock",
     "PlannedSpans",
     "Planner",
+    "RowIdentity",
     "Rows",
     "Selection",
     "Span",
@@ -40,5 +45,6 @@ __all__ = [
     "WindowSamples",
     "compaction_advice",
     "flat_ranges",
-    "select",
+    "make_selection",
+    "sample_fields",
 ]

@@ -1,15 +1,16 @@
 """The columns of a selection: of a fixed shape, or of a variable one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from penstock.engine.planning._samples import ComposedRows, PackedSamples, Rows, WindowSamples
-from penstock.format import Field, Schema
-from penstock.format.kinds import Label, Tensor
+from penstock.format import Field, Schema, value_kind
+from penstock.format.kinds import Image, Label, List, Tensor, Video
 from penstock.table import ROW_ID
+from penstock.types import cached_property
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FixedColumn:
     shape: tuple[int, ...]
     nullable: bool
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
 
@@ -68,7 +69,35 @@ class Layout:
 
     @property
     def delivered(self) -> list[str]:
-        """The columns of batches, without masks and flags, in order."""
+        """The columns of batches, without masks, in order."""
         if isinstance(self.composition, PackedSamples):
             return list(self.names)
-        return [column.name for column in self.fixed] + [field.name for field in self.variable]
+        stored = [column.name for column in self.fixed] + [field.name for field in self.variable]
+        return stored + [f"{name}_pad" for name in self.padded]
+
+
+def sample_fields(schema: Schema, names: Sequence[str], rows: Rows) -> dict[str, Field]:
+    """The fields of batches; those of windows have a time axis, and those of packed sequences are derived."""
+    if not isinstance(rows, ComposedRows):
+        return {name: schema[name] for name in names if name != ROW_ID}
+    composition = rows.composition
+    if isinstance(composition, PackedSamples):
+        token, shapes = schema[composition.column], composition.shapes()
+        kinds = {name: Tensor(str(dtype), shape) for name, (dtype, shape) in shapes.items()}
+        return {name: replace(token, name=name, kind=kinds[name], nullable=False) for name in names}
+    assert isinstance(composition, WindowSamples)
+    times = {name: len(draws) for name, draws in composition.columns.items()}
+    return {name: _with_time(schema[name], times.get(name)) for name in names if name != ROW_ID}
+
+
+def _with_time(field: Field, times: int | None) -> Field:
+    if times is None:
+        return field
+    kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
+    if isinstance(value_kind(kind), Video):
+        return replace(field, kind=Tensor("uint8", (times, None, None, 3)), nullable=False)
+    if isinstance(kind, Tensor) and not kind.ragged:
+        return replace(field, kind=Tensor(kind.dtype, (times, *kind.shape)))
+    if isinstance(kind, Image) and kind.shape:
+        return replace(field, kind=Tensor("uint8", (times, *kind.shape)))
+    return replace(field, kind=List(kind))

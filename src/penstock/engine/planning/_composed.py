@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.engine.planning._blocks import Block, PlannedBlock, PlannedSamples, SampleBlock
-from penstock.engine.planning._samples import ComposedRows, Composition, Rows, WindowSamples, digest_of
+from penstock.engine.planning._samples import ComposedRows, Composition, WindowSamples, digest_of
 from penstock.engine.planning._selection import Parts, Selection, sorted_rows
 from penstock.engine.planning._shared_images import shared_images
 from penstock.format import Field
@@ -119,7 +119,9 @@ class ComposedSelection(Selection):
         blocks: list[PlannedBlock] = []
         block_of, row_of = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
         for mask in np.unique(needs).tolist():
-            chosen, fields, done = np.flatnonzero(needs == mask), self._fields_read(mask), 0
+            chosen, done = np.flatnonzero(needs == mask), 0
+            left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
+            fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
             with self.reader.missing_as_corrupt():
                 for fragment, start, inside in self.reader.tree.fragments_at(
                     self.reader.snapshot.nodes, wanted[chosen]
@@ -143,18 +145,6 @@ class ComposedSelection(Selection):
             if draws is not None:
                 found.append((draws, frozenset(field.id for field in columns)))
         return found
-
-    def _fields_read(self, mask: int) -> frozenset[int] | None:
-        """The columns that are read for rows of a mask of selective columns; None for all."""
-        left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
-        return frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
-
-
-def select(reader: Reader, names: Sequence[str], rows: Rows, *, shuffled: bool) -> Selection:
-    """Some rows, or samples, and columns of a snapshot."""
-    if isinstance(rows, ComposedRows):
-        return ComposedSelection(reader, names, rows, shuffled=shuffled)
-    return Selection(reader, names, rows, shuffled=shuffled)
 
 
 def _as_range(rows: Int64Array) -> range | Int64Array:

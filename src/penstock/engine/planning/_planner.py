@@ -53,7 +53,7 @@ class PlannedSpans(NamedTuple):
     """Whether the epoch ends with them."""
 
 
-class _Rows(NamedTuple):
+class SpanRows(NamedTuple):
     """The rows of a span that this process builds."""
 
     steps: SpanSteps
@@ -71,7 +71,7 @@ class Planner:
         self._selection, self._order, self._options = selection, order, options
         self._schedule, self._share = schedule, share
         self._part_blocks: PartBlocksOf = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
-        """Cached, because the split into blocks is the same in every epoch."""
+        """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
         """The blocks of the first epoch that was read as a whole, if they stay in the window."""
 
@@ -84,11 +84,11 @@ class Planner:
         is_first = True
         for index, steps in groupby(spans, attrgetter("epoch")):
             resumed = is_first and (consumed > 0 or first > number)
-            yield from self._plan_epoch(self._locator(self._epoch(index), resumed=resumed, first=is_first), steps)
+            yield from self._plan_epoch(self.locator(index, resumed=resumed, first=is_first), steps)
             is_first = False
 
     def _plan_epoch(self, locator: BlockLocator, steps: Iterator[SpanSteps]) -> Iterator[PlannedSpans]:
-        together: list[_Rows] = []
+        together: list[SpanRows] = []
         size = limit = 0
         last = False
         for span in steps:
@@ -106,12 +106,12 @@ class Planner:
         if together:
             yield self._plan(locator, together, last=last)
         elif last:
-            yield PlannedSpans([], _flat(locator.open_blocks()), True)
+            yield PlannedSpans([], flat_blocks(locator.open_blocks()), True)
 
-    def _rows(self, span: SpanSteps) -> _Rows:
+    def _rows(self, span: SpanSteps) -> SpanRows:
         positions, padding = self._schedule.positions(span)
         places = self._share.places(span, positions)
-        return _Rows(span, places, positions[places], None if padding is None else padding[places])
+        return SpanRows(span, places, positions[places], None if padding is None else padding[places])
 
     def _epoch(self, number: int) -> Epoch:
         shuffle = self._order.shuffle
@@ -119,24 +119,37 @@ class Planner:
         lanes = min(shuffle.lanes, max(1, self._order.rows))
         shared = self._selection.shared_images
         run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(lanes))
-        return Epoch(
-            self._selection.section_rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter
-        )
+        rows = self._selection.at(number).section_rows
+        return Epoch(rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter)
 
-    def _locator(self, epoch: Epoch, *, resumed: bool, first: bool) -> BlockLocator:
-        options = self._options
-        if self._selection.scattered:
-            return ScatteredLocator(self._selection, options.page_bytes)
+    @property
+    def composition(self) -> Composition | None:
+        """How samples are composed of rows; None if rows are samples."""
+        return self._selection.composition
+
+    def locator(
+        self, index: int, *, resumed: bool = False, first: bool = False, by_pages: bool = False
+    ) -> BlockLocator:
+        """Finds the blocks of an epoch's rows, of which it may read only the pages that hold the rows.
+
+        An epoch may be `resumed`, so that it is read from the middle on, and the first one of a run.
+        """
+        options, epoch = self._options, self._epoch(index)
+        selection, part_blocks = self._selection.at(index), self._part_blocks
+        if selection is not self._selection:
+            part_blocks = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, self._order.shuffle))
+        if selection.scattered:
+            return ScatteredLocator(selection, options.page_bytes)
         if self._resident:
             self._resident.sort(key=lambda block: self._selection.first_index(block.source))
             return ResidentBlocks(self._selection, self._part_blocks, epoch, self._resident)
-        if options.by_blocks:
+        if options.by_blocks and not by_pages:
             resident = self._resident if options.resident and not resumed else None
             trim = options.trim and first
-            return WholeBlocks(self._selection, self._part_blocks, epoch, trim=trim, resident=resident)
-        return PartialBlocks(self._selection, self._part_blocks, epoch, options.page_bytes)
+            return WholeBlocks(selection, part_blocks, epoch, trim=trim, resident=resident)
+        return PartialBlocks(selection, part_blocks, epoch, options.page_bytes)
 
-    def _plan(self, locator: BlockLocator, together: list[_Rows], *, last: bool) -> PlannedSpans:
+    def _plan(self, locator: BlockLocator, together: list[SpanRows], *, last: bool) -> PlannedSpans:
         positions = np.concatenate([rows.positions for rows in together])
         found = locator.find(positions, duplicates=together[0].padding is not None)
         spans = []
@@ -145,15 +158,14 @@ class Planner:
         for rows in together:
             end = first + len(rows.positions)
             resident = isinstance(locator, ResidentBlocks)
-            spans.append(
-                _span(rows, found, slice(first, end), None if resident else local_index, self._selection.composition)
-            )
+            here = slice(first, end)
+            spans.append(located_span(rows, found, here, None if resident else local_index, self.composition))
             first = end
-        return PlannedSpans(spans, _flat(locator.take_closed() + (locator.open_blocks() if last else [])), last)
+        return PlannedSpans(spans, flat_blocks(locator.take_closed() + (locator.open_blocks() if last else [])), last)
 
 
-def _span(
-    rows: _Rows,
+def located_span(
+    rows: SpanRows,
     found: BlockLocations,
     here: slice,
     local_index: Int64Array | None,
@@ -190,7 +202,7 @@ def _located(
         counts[here] = block.offsets[local + 1] - block.offsets[local]
         numbers[here] = block.samples[local]
     ends = np.cumsum(counts)
-    draw_block, draw_row = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
+    draw_block, draw_row = np.empty(counts.sum(), np.int64), np.empty(counts.sum(), np.int64)
     base = 0
     for block, here in zip(planned, held, strict=True):
         source, _ = flat_ranges(block.offsets[rows[here]], counts[here])
@@ -198,14 +210,15 @@ def _located(
         draw_block[target], draw_row[target] = block.block_index[source] + base, block.rows[source]
         base += len(block.blocks)
     samples = SpanSamples(composition, numbers, np.append(0, ends))
-    return {"blocks": _flat(blocks), "block_index": draw_block, "rows": draw_row, "samples": samples}
+    return {"blocks": flat_blocks(blocks), "block_index": draw_block, "rows": draw_row, "samples": samples}
 
 
-def _flat(blocks: Sequence[Planned]) -> list[PlannedBlock]:
+def flat_blocks(blocks: Sequence[Planned]) -> list[PlannedBlock]:
+    """The blocks of rows in some blocks of rows or samples."""
     return [part for block in blocks for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
 
 
-def _blocks_drawn(rows: _Rows, block_index: Int64Array, blocks: int) -> int:
+def _blocks_drawn(rows: SpanRows, block_index: Int64Array, blocks: int) -> int:
     """Sum over batches of the number of blocks that a batch draws from."""
     batch_rows = rows.steps.batch_rows
     batch = np.repeat(np.arange(len(batch_rows)), batch_rows)[rows.places]

@@ -57,6 +57,10 @@ class Selection:
     def __len__(self) -> int:
         return len(self._requested)
 
+    def at(self, epoch: int) -> "Selection":  # noqa: ARG002
+        """The rows of an epoch."""
+        return self
+
     @property
     def scattered(self) -> bool:
         """Whether the rows have an order of their own that must be preserved; they are read by span, not by block."""
@@ -268,7 +272,7 @@ class Selection:
             step = self.block_rows(block_bytes)
             ends = np.append(np.arange(step, block.fragment.rows, step), block.fragment.rows)
             sizes, numbers = np.full(len(ends), block_bytes), np.zeros(len(ends), np.int64)
-        if len(rows) == between[1] - between[0]:
+        if isinstance(block.selected, range) and len(rows) == between[1] - between[0]:
             upto = np.clip(ends, *between) - between[0]
         else:
             upto = np.searchsorted(rows, ends)

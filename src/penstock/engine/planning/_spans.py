@@ -1,6 +1,7 @@
 """Spans of steps whose batches are built together, and the blocks that hold their rows."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,18 @@ class SpanSamples:
         return len(self.numbers)
 
 
+class RowIdentity(NamedTuple):
+    """Which row of which table a row of a batch is."""
+
+    table: int
+    """Index of the table in a mixture; else 0."""
+    position: int
+    """In the table."""
+    row_id: int
+    epoch: int
+    """Of the table."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Span:
     """The rows of some steps that this process builds, and the blocks that hold them."""
@@ -45,6 +58,10 @@ class Span:
     """Sum over batches of the number of blocks that a batch draws from."""
     resident: bool
     """Whether `blocks` are all blocks of the table, in the same list for each span, and stay in the window."""
+    table: int = 0
+    """Index of the table in a mixture."""
+    epochs: Int64Array | None = None
+    """In a mixture, the epoch of each row; else they have that of the steps."""
 
     def __len__(self) -> int:
         return len(self.block_index if self.samples is None else self.samples)
@@ -62,6 +79,11 @@ class Span:
         if self.samples is not None:
             return int(self.samples.numbers[index])
         return self.blocks[int(self.block_index[index])].source.position(int(self.rows[index]))
+
+    def identity(self, index: int) -> RowIdentity:
+        """Which row of the table a row is."""
+        epoch = self.epoch if self.epochs is None else int(self.epochs[index])
+        return RowIdentity(self.table, self.position(index), int(self.row_ids[index]), epoch)
 
     @cached_property
     def positions(self) -> Int64Array:

@@ -1,7 +1,7 @@
 """The state of blocks in the window, and memory that rows are read into."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,24 +10,28 @@ import pyarrow as pa
 from penstock.device import BufferPool
 from penstock.engine.planning import FixedColumn, PlannedBlock, Span
 from penstock.engine.window._block_requests import BlockRequest
-from penstock.table import PageRequest, Pages, RawColumn
+from penstock.engine.window._slab import RowsAt
+from penstock.table import Int64Array, PageRequest, Pages, RawColumn
 from penstock.types import Buffer
+
+if TYPE_CHECKING:
+    from penstock.engine.window._window import Window
 
 
 class PreallocatedColumn(NamedTuple):
     """Memory for a column of a span's batches, allocated early so that rows are read directly into it."""
 
-    values: npt.NDArray[Any]
+    values: npt.NDArray[Any] | RowsAt
     """The rows of the span, which may be some rows of larger batches."""
     memory: memoryview
     """The bytes of the batches."""
     row_bytes: int
-    rows: range
+    rows: range | Int64Array
     """For each row its index in the batches."""
 
     def row(self, index: int) -> memoryview:
         """The bytes of one row."""
-        start = self.rows[index] * self.row_bytes
+        start = int(self.rows[index]) * self.row_bytes
         return self.memory[start : start + self.row_bytes]
 
 
@@ -66,6 +70,40 @@ class PooledBatches:
         rows = len(span)
         values = self._buffers.allocate((rows, *column.shape), column.dtype)
         return PreallocatedColumn(values, values.reshape(-1).view(np.uint8).data, values.nbytes // rows, range(rows))
+
+
+class MixedBatches:
+    """Batches in memory of this process, which the rows of several tables share."""
+
+    in_budget = True
+
+    def __init__(self, buffers: BufferPool) -> None:
+        self._buffers = buffers
+        self._arrays: dict[int, dict[str, npt.NDArray[Any]]] = {}
+
+    def accepts(self, span: Span) -> bool:  # noqa: ARG002
+        """See `BatchMemory`."""
+        return True
+
+    is_available = accepts
+
+    def column(self, span: Span, column: FixedColumn) -> PreallocatedColumn:
+        """See `BatchMemory`."""
+        rows, places = span.steps.rows, np.asarray(span.places)
+        values = self.array(span.number, column.name, (rows, *column.shape), column.dtype)
+        memory = values.reshape(-1).view(np.uint8).data
+        return PreallocatedColumn(RowsAt(values, places), memory, values.nbytes // rows, places)
+
+    def array(self, number: int, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The memory of a column of a span, allocated by whoever needs it first."""
+        columns = self._arrays.setdefault(number, {})
+        if name not in columns:
+            columns[name] = self._buffers.allocate(shape, dtype)
+        return columns[name]
+
+    def release(self, number: int) -> None:
+        """Forget a span that is built."""
+        self._arrays.pop(number, None)
 
 
 class EncodedRows(NamedTuple):
@@ -125,10 +163,11 @@ class WindowBlock:
         "requests",
         "slab_start",
         "waiting_spans",
+        "window",
     )  # fmt: skip
 
-    def __init__(self, plan: PlannedBlock, request: BlockRequest) -> None:
-        self.plan, self.request = plan, request
+    def __init__(self, window: "Window", plan: PlannedBlock, request: BlockRequest) -> None:
+        self.window, self.plan, self.request = window, plan, request
         self.requests: list[PageRequest] = list(request.requests)
         self.pages = Pages()
         self.pending_requests = 0

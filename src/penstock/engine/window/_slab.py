@@ -16,6 +16,33 @@ _CHUNK_BYTES = 256 << 10
 """Rows gathered at a time where they are not contiguous, so that they stay in the CPU cache."""
 
 
+class RowsAt:
+    """Some rows of an array, which need not be evenly spaced; what is assigned to it is written to their places."""
+
+    __slots__ = ("array", "places")
+
+    def __init__(self, array: "npt.NDArray[Any] | RowsAt", places: Int64Array) -> None:
+        self.array: npt.NDArray[Any] = array.array if isinstance(array, RowsAt) else array
+        self.places: Int64Array = array.places[places] if isinstance(array, RowsAt) else places
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.places), *self.array.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.array[self.places[key]]
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        self.array[self.places[key]] = values
+
+
 class Slab:
     """Rows of all fixed-shape columns, allocated in runs; memory is committed only when rows are written."""
 
@@ -92,7 +119,12 @@ class Slab:
     def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
         """Rows of a column in the given order."""
         values, out = self._values[column.name], empty((len(rows), *column.shape), column.dtype)
-        if out.flags.c_contiguous:
+        if isinstance(out, RowsAt) and column.row_bytes >= _MIN_DIRECT_ROW_BYTES:
+            target = out.array
+            for place, row in zip(out.places.tolist(), rows.tolist(), strict=True):
+                target[place] = values[row]  # without a temporary array
+            return out
+        if isinstance(out, np.ndarray) and out.flags.c_contiguous:
             np.take(values, rows, axis=0, out=out, mode="clip")  # mode="raise" would make numpy use a temporary buffer
             return out
         step = max(1, _CHUNK_BYTES // max(1, column.row_bytes))  # numpy would gather all rows into one temporary array

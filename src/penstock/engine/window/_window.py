@@ -20,8 +20,26 @@ _MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
 """Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
 
 
+class WindowBudget:
+    """The bytes that the windows of a run hold together; `lock` guards them and all their blocks."""
+
+    def __init__(self, limit_bytes: int, collector: StatsCollector) -> None:
+        self.lock, self.limit_bytes = Lock(), limit_bytes
+        self._collector, self._held_bytes = collector, 0
+
+    def has_room(self, cost: int) -> bool:
+        return self._held_bytes + cost <= self.limit_bytes
+
+    def charge(self, cost: int) -> None:
+        """Add the bytes of what is held, or subtract them."""
+        self._held_bytes += cost
+        collector = self._collector  # shared by all runs of a loader
+        collector.window_bytes = self._held_bytes
+        collector.window_peak_bytes = max(collector.window_peak_bytes, self._held_bytes)
+
+
 class Window:
-    """Owns the blocks in memory and their accounting; `lock` guards both."""
+    """Owns the blocks of a table in memory and their accounting; `lock` guards both."""
 
     def __init__(
         self,
@@ -29,10 +47,9 @@ class Window:
         layout: Layout,
         slab: Slab,
         *,
-        budget_bytes: int,
+        budget: WindowBudget,
         heaviest: Field | None,
         page_cache: PageCache | None,
-        collector: StatsCollector,
         allocate: ByteAllocator | None,
         batches: BatchMemory | None,
     ) -> None:
@@ -40,8 +57,8 @@ class Window:
 
         With `batches`, large rows are read directly into batches.
         """
-        self.lock, self.slab = Lock(), slab
-        self._layout, self._collector, self._budget_bytes, self._batches = layout, collector, budget_bytes, batches
+        self.lock, self.slab = budget.lock, slab
+        self._layout, self._budget, self._batches = layout, budget, batches
         self._page_cache = page_cache
         self._batch_columns = [] if batches is None else [c for c in layout.fixed if reads_into_batch(c)]
         self._batch_row_bytes = sum(column.row_bytes for column in self._batch_columns)
@@ -55,7 +72,6 @@ class Window:
             page_cache=page_cache,
             direct=reader.store.is_local,
         )
-        self._held_bytes = 0
         self._blocks: dict[PlannedBlock, WindowBlock] = {}
         self._pending: dict[int, int] = {}
         """Blocks that are not filled yet, by the number of a span that waits for them."""
@@ -65,7 +81,7 @@ class Window:
         self._resident_starts: Int64Array | None = None
         self._resident_filled = self._resident_errors = False
         # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
-        spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
+        spare = min(_MAX_IDLE_BYTES, budget.limit_bytes // _IDLE_SHARE) if allocate is None else budget.limit_bytes
         self._io = BlockIO(
             reader, layout, slab, self._block_requests,
             page_cache=page_cache, page_buffers=BufferPool(spare, allocate), preallocated=self._preallocated,
@@ -129,7 +145,7 @@ class Window:
                     self._free(state)
 
     def _new_block(self, block: PlannedBlock) -> WindowBlock:
-        state = WindowBlock(block, self._block_requests.for_block(block))
+        state = WindowBlock(self, block, self._block_requests.for_block(block))
         for group in state.request.cacheable:
             assert self._page_cache is not None
             runs = self._page_cache.get(group)
@@ -162,7 +178,7 @@ class Window:
                 into_batch, spans = False, set()
         own_bytes = block.bytes + (0 if into_batch else block.plan.rows * self._batch_row_bytes)
         cost = own_bytes + block.request.raw_bytes + sum(map(len, spans)) * self._charged_row_bytes
-        if self._held_bytes + cost > self._budget_bytes and not force:
+        if not self._budget.has_room(cost) and not force:
             return False
         rows = block.request.slab_range
         start = self.slab.allocate(len(rows)) if self._layout.fixed else 0
@@ -175,7 +191,7 @@ class Window:
             self._preallocated[span.number] = {c.name: self._batches.column(span, c) for c in self._batch_columns}
         block.slab_start, block.admitted = start - rows.start, True
         block.into_batch, block.bytes = into_batch, own_bytes
-        self._charge(cost)
+        self._budget.charge(cost)
         return True
 
     def await_blocks(self, span: Span) -> bool:
@@ -214,7 +230,7 @@ class Window:
             block.error = error
         with self.lock:
             block.pages, block.destinations = type(block.pages)(), {}
-            self._charge(-block.request.raw_bytes)
+            self._budget.charge(-block.request.raw_bytes)
             block.filled = True
             ready = [span for span in block.waiting_spans if self._is_last(span)]
             block.waiting_spans = []
@@ -235,7 +251,7 @@ class Window:
             if not block.pending_spans and block.closed:
                 self._free(block)
         if self._preallocated.pop(span.number, None) is not None:
-            self._charge(-self._charged_row_bytes * len(span))
+            self._budget.charge(-self._charged_row_bytes * len(span))
 
     def _free(self, block: WindowBlock) -> None:
         """Free a block that no span needs."""
@@ -246,10 +262,4 @@ class Window:
         rows = block.request.slab_range
         if self._layout.fixed:
             self.slab.free(block.slab_start + rows.start, len(rows))
-        self._charge(-block.bytes)
-
-    def _charge(self, cost: int) -> None:
-        self._held_bytes += cost
-        collector = self._collector  # shared by all runs of a loader
-        collector.window_bytes = self._held_bytes
-        collector.window_peak_bytes = max(collector.window_peak_bytes, self._held_bytes)
+        self._budget.charge(-block.bytes)

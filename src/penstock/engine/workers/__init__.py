@@ -9,6 +9,8 @@ from penstock.engine.workers._share import (
     PipelineOptions,
     ShareEngine,
     SpanStream,
+    TableOptions,
+    TableSource,
 )
 from penstock.engine.workers._threads import ThreadedRun
 
@@ -20,6 +22,8 @@ __all__ = [
     "ProcessRun",
     "ShareEngine",
     "SpanStream",
+    "TableOptions",
+    "TableSource",
     "ThreadedRun",
     "WorkerCounts",
     "choose_workers",

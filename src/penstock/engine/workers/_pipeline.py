@@ -28,14 +28,18 @@ from threading import Condition, Thread, current_thread
 from typing import Any, Generic, TypeVar
 
 from penstock.engine._stats import StatsCollector
-from penstock.engine.planning import PlannedSpans, Planner, Span
-from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlock
+from penstock.engine.assembly import AnySpan
+from penstock.engine.planning import MixedPlanner, Planner
+from penstock.engine.window import Fetcher, MixedWindow, PageRuns, Request, Window, WindowBlock
 from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
 _MAX_BACKLOG = 64
 """Requests in the fetcher's queue at which planning stops; it goes on at half of them, so that it works in runs."""
 _JOIN_S = 0.5
+
+AnyPlanner = Planner | MixedPlanner
+AnyWindow = Window | MixedWindow
 
 Built = TypeVar("Built")
 
@@ -47,10 +51,10 @@ class Pipeline(Generic[Built]):
 
     def __init__(
         self,
-        planner: Planner,
-        window: Window,
+        planner: AnyPlanner,
+        window: AnyWindow,
         fetcher: Fetcher | None,
-        builders: Sequence[Callable[[Span], Built]],
+        builders: Sequence[Callable[[AnySpan], Built]],
         *,
         threads: int,
         inline: bool,
@@ -65,7 +69,9 @@ class Pipeline(Generic[Built]):
         thread calls `init_thread` first. A tolerant pipeline leaves damaged pages to the builders instead of failing
         the span.
         """
-        self._planner, self._window, self._fetcher = planner, window, fetcher
+        self._planner: Any = planner
+        self._window: Any = window
+        self._fetcher = fetcher
         self._inline_builder = builders[0] if inline else None
         self._idle_builders = [] if inline else list(builders)
         self._tolerant, self._collector, self._init_thread = tolerant, collector, init_thread
@@ -76,8 +82,8 @@ class Pipeline(Generic[Built]):
         """Whether a thread is planning, or the plan is exhausted."""
         self._blocked_since: float | None = None
         self._read_queue: deque[tuple[WindowBlock, int]] = deque()
-        self._ready_spans: list[tuple[int, Span]] = []
-        self._undelivered: deque[Span] = deque()
+        self._ready_spans: list[tuple[int, AnySpan]] = []
+        self._undelivered: deque[AnySpan] = deque()
         self._results: dict[int, Built | BaseException] = {}
         self._limit = 0
         """Spans with lower numbers may be built."""
@@ -144,7 +150,7 @@ class Pipeline(Generic[Built]):
                 if thread is not current_thread():
                     thread.join(max(0.0, ends - time.monotonic()))
 
-    def next_span(self) -> tuple[Span, Built] | None:
+    def next_span(self) -> tuple[AnySpan, Built] | None:
         """The next span and what was built of it, None after `stop`; raises the error that occurred in it."""
         started, busy = time.perf_counter(), 0.0
         with self._lock:
@@ -179,7 +185,7 @@ class Pipeline(Generic[Built]):
             raise built
         return span, built
 
-    def _next_result(self) -> tuple[Span, Built | BaseException] | None:
+    def _next_result(self) -> tuple[AnySpan, Built | BaseException] | None:
         if not self._undelivered or self._undelivered[0].number not in self._results:
             return None
         span = self._undelivered[0]
@@ -253,9 +259,9 @@ class Pipeline(Generic[Built]):
                 self._planning_epoch += 1
                 yield
 
-    def _prepared(self, planned_spans: Iterator[PlannedSpans]) -> Iterator[PlannedSpans]:
+    def _prepared(self, planned_spans: Iterator[Any]) -> Iterator[Any]:
         """Register spans with the window; if rows are read into batches, wait until all destinations are known."""
-        ahead: deque[PlannedSpans] = deque()
+        ahead: deque[Any] = deque()
         for planned in planned_spans:
             self._window.register(planned)
             ahead.append(planned)
@@ -303,7 +309,7 @@ class Pipeline(Generic[Built]):
             read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
             self._fetcher.submit(Request(read, answer))
 
-    def _admit(self, span: Span) -> None:
+    def _admit(self, span: AnySpan) -> None:
         """Queue a span whose blocks have all been requested."""
         with self._lock:
             self._unbuilt += 1
@@ -337,7 +343,7 @@ class Pipeline(Generic[Built]):
             self._filling -= 1
             self._memory_freed(by_thread=self._fetcher is None)
 
-    def _mark_ready(self, span: Span) -> None:
+    def _mark_ready(self, span: AnySpan) -> None:
         """Make a span available to builders; called with the lock."""
         heappush(self._ready_spans, (span.number, span))
         if self._inline_builder is not None:
@@ -348,13 +354,13 @@ class Pipeline(Generic[Built]):
     def _startable(self) -> bool:
         return bool(self._ready_spans) and self._ready_spans[0][0] < self._limit
 
-    def _build_in_thread(self, span: Span, build: Callable[[Span], Built]) -> None:
+    def _build_in_thread(self, span: AnySpan, build: Callable[[AnySpan], Built]) -> None:
         with self._collector.timed("worker", "busy"):
             self._build(span, build)
         with self._lock:
             self._idle_builders.append(build)
 
-    def _build(self, span: Span, build: Callable[[Span], Built]) -> None:
+    def _build(self, span: AnySpan, build: Callable[[AnySpan], Built]) -> None:
         built: Built | BaseException
         try:
             built = self._block_error(span) or build(span)
@@ -371,9 +377,12 @@ class Pipeline(Generic[Built]):
                 if span is self._undelivered[0]:
                     self._result_ready.notify()
 
-    def _block_error(self, span: Span) -> BaseException | None:
+    def _block_error(self, span: AnySpan) -> BaseException | None:
+        damaged = self._window.damaged(span)
+        if not damaged:
+            return None
         blocks = self._window.blocks(span)
-        errors = [error for number in self._window.damaged(span) if (error := blocks[number].error) is not None]
+        errors = [error for number in damaged if (error := blocks[number].error) is not None]
         return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
 
 

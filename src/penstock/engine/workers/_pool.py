@@ -19,11 +19,10 @@ import cloudpickle
 from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Layout
 from penstock.engine.workers._counts import WorkerCounts
 from penstock.engine.workers._messages import Channel, pickle_message
 from penstock.engine.workers._share import LoaderSource
-from penstock.engine.workers._slots import Slot, SlotLayout, SlotPool
+from penstock.engine.workers._slots import Slot, SlotLayout, SlotPool, mixture_columns, table_columns
 from penstock.engine.workers._worker_main import WorkerSpec
 
 _PROGRAM = """
@@ -105,15 +104,19 @@ class ProcessPool:
         collector: StatsCollector,
     ) -> None:
         self.source, self.counts, self.collector = source, counts, collector
-        layout = Layout(source.reader.snapshot.schema, source.names, source.rows)
         functions = formatter.on_host
+        mixed = source.mixed_columns
+        if mixed is None:
+            columns = table_columns(source.tables[0].layout, source.options.decode)
+        else:
+            columns = mixture_columns(mixed)
         self.slot_layout = SlotLayout.of(
-            layout, source.options.decode, source.pipeline.batches_per_span * source.options.batch_size,
-            flags_rows=source.flags_rows, positions=functions,
+            columns, source.pipeline.batches_per_span * source.options.batch_size,
+            flags_rows=source.flags_rows, positions=functions, tables=functions and mixed is not None,
             row_ids=functions or formatter.needs_keys or (placement is not None and placement.needs_keys),
         )  # fmt: skip
         in_slot = {column.name for column in self.slot_layout.columns}
-        self.finishes = functions or any(name not in in_slot for name in layout.delivered)
+        self.finishes = functions or any(name not in in_slot for name in source.names)
         """Whether a process makes the batches of a span when all its rows are there."""
         accelerator = None if placement is None else placement.accelerator
         self.slots = SlotPool(

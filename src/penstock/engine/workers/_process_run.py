@@ -29,7 +29,6 @@ from penstock.engine.assembly import (
     Failure,
     GatheredRows,
     Placement,
-    RowKeys,
 )
 from penstock.engine.workers._messages import (
     Assign,
@@ -47,10 +46,10 @@ from penstock.engine.workers._messages import (
 )
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._share import DeliveredSpan
-from penstock.engine.workers._slots import ROW_IDS, Slot
+from penstock.engine.workers._slots import HIDDEN, ROW_IDS, Slot
 from penstock.engine.workers._worker_main import SlotRows
 from penstock.errors import PenstockError
-from penstock.plan import LaneShare, Places, SpanSteps
+from penstock.plan import Places, SpanSteps
 
 _MAX_DEATHS = 3
 _BUILT_AHEAD = 2
@@ -106,10 +105,9 @@ class ProcessRun:
     def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
         self._pool, self._formatter, self._placement = pool, formatter, placement
         self._source = pool.source
-        self._assemble = BatchAssembler(formatter, placement, None, pool.collector, seed=self._source.options.seed)
+        self._assemble = BatchAssembler(formatter, placement, None, pool.collector, row_keys=self._source.row_keys)
         self._shares = [
-            LaneShare(worker, pool.counts.lane_owners, self._source.partitioner)
-            for worker in range(pool.counts.lane_owners)
+            self._source.share(worker, pool.counts.lane_owners) for worker in range(pool.counts.lane_owners)
         ]
         self._steps: Iterator[SpanSteps] = iter(())
         self._unassigned: SpanSteps | None = None
@@ -302,24 +300,25 @@ class ProcessRun:
         columns = self._pool.slot_layout.arrays(memory, steps.rows)
         row_ids = columns.get(ROW_IDS, np.zeros(0, np.int64))
         if span.batches is None:
-            found: Columns = {name: values for name, values in columns.items() if not name.startswith("\0")}
+            found: Columns = {name: values for name, values in columns.items() if not name.startswith(HIDDEN)}
             if PAD in found:
                 found[PAD] = found.pop(PAD)
-            rows = SlotRows(steps.epoch, row_ids, row_ids)
+            rows = SlotRows(steps, self._source.key_epoch(steps), row_ids, {})
             batches = self._assemble(rows, GatheredRows(found, span.bad, span.failure), steps.batch_rows).batches
         else:
             shipment, descriptor = span.batches
             span.batches = shipment, None
             batches = self._received(unpack(shipment, descriptor, memory), steps, row_ids)
-        padding = self._source.schedule.positions(steps)[1] if not steps.complete else None
-        span.delivered = DeliveredSpan(
-            steps, batches, span.bad, span.blocks_drawn, 0 if padding is None else int(np.count_nonzero(padding))
-        )
+        padding = self._source.padding(steps)
+        span.delivered = DeliveredSpan(steps, batches, span.bad, span.blocks_drawn, padding)
 
     def _received(self, batches: list[Any], steps: SpanSteps, row_ids: Any) -> list[Any]:
         """Batches as a worker process made them, converted and transferred."""
         found: list[Any] = []
         formatter, placement = self._formatter, self._placement
+        keys = None
+        if placement is not None and placement.needs_keys:
+            keys = self._source.row_keys(steps, row_ids)
         start = 0
         for batch, rows in zip(batches, steps.batch_rows, strict=False):
             if isinstance(batch, Failure):
@@ -327,8 +326,7 @@ class ProcessRun:
                 break
             made = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
             if placement is not None:
-                keys = RowKeys(self._source.options.seed, steps.epoch, row_ids[start : start + rows])
-                made = placement.place(made, keys if placement.needs_keys else None)
+                made = placement.place(made, None if keys is None else keys.part(start, rows))
             found.append(made)
             start += rows
         return found

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from penstock.device import SharedMemory, forks
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly import PAD
-from penstock.engine.planning import FixedColumn, Layout, PackedSamples, Span
-from penstock.engine.window import PreallocatedColumn
+from penstock.engine.assembly import PAD, SOURCE, AnySpan, ColumnShape, MixedColumn, sample_shapes
+from penstock.engine.planning import FixedColumn, Layout, Span
+from penstock.engine.window import PreallocatedColumn, RowsAt
 from penstock.plan import Places
 
+HIDDEN = "\0"
 ROW_IDS, POSITIONS = "\0row_ids", "\0positions"
+TABLES, EPOCHS, TABLE_ROW_IDS = "\0tables", "\0epochs", "\0table_row_ids"
 """Names of hidden columns; no column of a table has them."""
 
 _ALIGNMENT = 64
@@ -24,6 +26,30 @@ _MAX_OPEN = 128
 """Slots with a descriptor; more are used once."""
 
 Column = npt.NDArray[Any]
+
+
+RowShape = tuple[str, np.dtype[Any], tuple[int, ...]]
+"""The name of a column, and the type and shape of a row."""
+
+
+def table_columns(layout: Layout, decode: DecodeOptions) -> list[RowShape]:
+    """Columns of a table that a slot has, with their masks."""
+    return _with_masks(sample_shapes(layout, decode))
+
+
+def mixture_columns(columns: Sequence[MixedColumn]) -> list[RowShape]:
+    """The same for a mixture."""
+    known = {column.name: column.fixed for column in columns if column.fixed is not None}
+    return [*_with_masks(known), (SOURCE, np.dtype(np.int64), ())]
+
+
+def _with_masks(columns: Mapping[str, ColumnShape]) -> list[RowShape]:
+    wanted: list[RowShape] = []
+    for name, column in columns.items():
+        wanted.append((name, column.dtype, column.shape))
+        if column.mask_shape is not None:
+            wanted.append((f"{name}_mask", np.dtype(bool), column.mask_shape))
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +74,27 @@ class SlotLayout:
 
     @classmethod
     def of(
-        cls, layout: Layout, decode: DecodeOptions, rows: int, *, flags_rows: bool, row_ids: bool, positions: bool
+        cls, columns: Sequence[RowShape], rows: int, *, flags_rows: bool, row_ids: bool, positions: bool, tables: bool
     ) -> "SlotLayout":
-        """Columns of a fixed shape, decoded images of a known shape, and what else is known of each row."""
-        wanted = _sample_columns(layout, decode)
-        wanted += [(PAD, np.dtype(bool), ())] * flags_rows
-        wanted += [(ROW_IDS, np.dtype(np.int64), ())] * row_ids + [(POSITIONS, np.dtype(np.int64), ())] * positions
-        columns: list[SharedColumn] = []
+        """Columns of rows of a fixed shape, and what else is known of each row."""
+        hidden = (
+            (ROW_IDS, row_ids),
+            (POSITIONS, positions),
+            *((name, tables) for name in (TABLES, EPOCHS, TABLE_ROW_IDS)),
+        )
+        wanted = [*columns, *[(PAD, np.dtype(bool), ())] * flags_rows]
+        wanted += [(name, np.dtype(np.int64), ()) for name, needed in hidden if needed]
+        found: list[SharedColumn] = []
         end = 0
         for name, dtype, shape in wanted:
-            columns.append(SharedColumn(name, dtype, shape, end))
+            found.append(SharedColumn(name, dtype, shape, end))
             end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return cls(tuple(columns), end)
+        return cls(tuple(found), end)
 
     @property
     def values_end(self) -> int:
         """Where the hidden columns start, which are needed after the batches are made."""
-        return min((column.offset for column in self.columns if column.name in (ROW_IDS, POSITIONS)), default=self.size)
+        return min((column.offset for column in self.columns if column.name.startswith(HIDDEN)), default=self.size)
 
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, Column]:
         """The columns of a slot, for a span of some rows."""
@@ -75,25 +105,6 @@ class SlotLayout:
                 memory[column.offset : column.offset + size].view(column.dtype).reshape(rows, *column.shape)
             )
         return found
-
-
-def _sample_columns(layout: Layout, decode: DecodeOptions) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """The columns of samples that have a fixed shape."""
-    if isinstance(layout.composition, PackedSamples):
-        shapes = layout.composition.shapes()
-        return [(name, *shapes[name]) for name in layout.names]
-    boolean = np.dtype(bool)
-    found: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-    for column in layout.fixed:
-        times = layout.times(column.name)
-        found.append((column.name, column.dtype, (*times, *column.shape)))
-        found += [(f"{column.name}_mask", boolean, times)] * column.nullable
-    for field in layout.variable:
-        times, shape = layout.times(field.name), decode.image_shape(field)
-        if shape is not None and (len(shape) == 3 or decode.resizes(field)):  # others may have 16 bits
-            found.append((field.name, np.dtype(np.uint8), (*times, *shape)))
-            found += [(f"{field.name}_mask", boolean, times)] * field.nullable
-    return found + [(f"{name}_pad", boolean, layout.times(name)) for name in layout.padded]
 
 
 class Slot:
@@ -211,17 +222,17 @@ class MappedSlots:
         """The columns of a slot."""
         return self._layout.arrays(self._memory[slot], rows)
 
-    def span_columns(self, span: Span) -> dict[str, Column]:
+    def span_columns(self, span: AnySpan) -> dict[str, Column]:
         """The columns of a span's slot, with the rows of all processes."""
         return self.columns(self._assigned[span.number], span.steps.rows)
 
-    def release(self, span: Span) -> None:
+    def release(self, span: AnySpan) -> None:
         """Forget the slot of a span that is built."""
         del self._assigned[span.number]
 
-    def accepts(self, span: Span) -> bool:
+    def accepts(self, span: Span) -> bool:  # noqa: ARG002
         """See `BatchMemory`."""
-        return isinstance(span.places, slice)
+        return True
 
     def is_available(self, span: Span) -> bool:
         """See `BatchMemory`."""
@@ -229,16 +240,20 @@ class MappedSlots:
 
     def column(self, span: Span, column: FixedColumn) -> PreallocatedColumn:
         """See `BatchMemory`."""
-        assert isinstance(span.places, slice)
         values = self.span_columns(span)[column.name]
         memory = values.reshape(-1).view(np.uint8).data
-        rows = range(len(values))[span.places]
-        return PreallocatedColumn(values[span.places], memory, values.nbytes // len(values), rows)
+        row_bytes = values.nbytes // len(values)
+        if isinstance(span.places, slice):
+            rows = range(len(values))[span.places]
+            return PreallocatedColumn(values[span.places], memory, row_bytes, rows)
+        return PreallocatedColumn(RowsAt(values, span.places), memory, row_bytes, span.places)
 
 
 def write_rows(columns: Mapping[str, Column], places: Places, found: Mapping[str, Any]) -> None:
     """Write rows to their places in a slot, unless they are there already."""
     for name, values in columns.items():
         written = found.get(name)
-        if written is not None and not (isinstance(places, slice) and np.may_share_memory(values, written)):
+        if written is None or isinstance(written, RowsAt):  # which are rows of the slot
+            continue
+        if not (isinstance(places, slice) and np.may_share_memory(values, written)):
             values[places] = written

@@ -29,8 +29,18 @@ import pyarrow as pa
 
 from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector, WorkerStats
-from penstock.engine.assembly import PAD, BatchAssembler, BatchFormatter, Failure, GatheredRows, RowGatherer
-from penstock.engine.planning import Span, select
+from penstock.engine.assembly import (
+    PAD,
+    SOURCE,
+    AnySpan,
+    BatchAssembler,
+    BatchFormatter,
+    Failure,
+    GatheredRows,
+    Gatherer,
+)
+from penstock.engine.planning import MixedSpan, RowIdentity
+from penstock.engine.window import RowsAt
 from penstock.engine.workers._lists import join_rows, pack_rows
 from penstock.engine.workers._messages import (
     Assign,
@@ -50,8 +60,17 @@ from penstock.engine.workers._messages import (
 )
 from penstock.engine.workers._pipeline import Pipeline
 from penstock.engine.workers._share import LoaderSource, ShareEngine
-from penstock.engine.workers._slots import POSITIONS, ROW_IDS, MappedSlots, SlotLayout, write_rows
-from penstock.plan import LaneShare, Places
+from penstock.engine.workers._slots import (
+    EPOCHS,
+    POSITIONS,
+    ROW_IDS,
+    TABLE_ROW_IDS,
+    TABLES,
+    MappedSlots,
+    SlotLayout,
+    write_rows,
+)
+from penstock.plan import Places, SpanSteps
 from penstock.table import Int64Array
 
 _STATS_S, _MIN_STATS_S = 0.5, 0.1
@@ -72,13 +91,19 @@ class WorkerSpec:
 class SlotRows:
     """The rows of a span in its slot; see `RowSource`."""
 
+    steps: SpanSteps
     epoch: int
     row_ids: Int64Array
-    positions: Int64Array
+    columns: Mapping[str, Int64Array]
+    """The hidden columns."""
 
-    def position(self, index: int) -> int:
+    def identity(self, index: int) -> RowIdentity:
         """See `RowSource`."""
-        return int(self.positions[index])
+        position = int(self.columns[POSITIONS][index])
+        if TABLES not in self.columns:
+            return RowIdentity(0, position, int(self.row_ids[index]), self.epoch)
+        table, row_id, epoch = (int(self.columns[name][index]) for name in (TABLES, TABLE_ROW_IDS, EPOCHS))
+        return RowIdentity(table, position, row_id, epoch)
 
 
 class _GatheredPart(NamedTuple):
@@ -128,14 +153,15 @@ def _skip_pandas() -> None:
 class _Worker:
     def __init__(self, channel: Channel, spec: WorkerSpec, worker: int) -> None:
         self._channel, self._spec, self._source = channel, spec, spec.source
-        self._share = LaneShare(worker, spec.lane_owners, self._source.partitioner)
+        self._share = self._source.share(worker, spec.lane_owners)
         self._collector = StatsCollector()
         source = self._source
-        selection = select(source.reader, source.names, source.rows, shuffled=source.order.shuffled)
-        self._engine = ShareEngine(source, self._share, self._collector, selection=selection)
+        selections = [table.selection() for table in source.tables]
+        self._engine = ShareEngine(source, self._share, self._collector, selections=selections)
         self._assemble = BatchAssembler(
-            spec.formatter, None, self._engine.replacer, self._collector, seed=source.options.seed
+            spec.formatter, None, self._engine.replacer, self._collector, row_keys=source.row_keys
         )
+        self._names = self._engine.column_names
         self._slots = MappedSlots(spec.slots)
         self._run = 0
         self._stats_sent_s = 0.0
@@ -187,16 +213,19 @@ class _Worker:
         Thread(target=self._answer, args=(message.run, self._pipeline), name="penstock-answer", daemon=True).start()
         self._pipeline.start(message.epoch, message.consumed, message.number, message.first)
 
-    def _build(self, gather: RowGatherer, span: Span) -> _GatheredPart:
+    def _build(self, gather: Gatherer, span: AnySpan) -> _GatheredPart:
         """Gather rows into their places in the slot."""
         if not len(span):
             return _GatheredPart({}, {}, None)
         columns = self._slots.span_columns(span)
+        places = np.asarray(span.places)
 
         def empty(name: str) -> Any:
             if name not in columns:
                 return np.empty
-            return lambda _shape, _dtype: columns[name][span.places]
+            if isinstance(span.places, slice):
+                return lambda _shape, _dtype: columns[name][span.places]
+            return lambda _shape, _dtype: RowsAt(columns[name], places)
 
         gathered = gather(span, empty)
         found = gathered.columns
@@ -204,6 +233,8 @@ class _Worker:
             found[ROW_IDS] = span.row_ids
         if POSITIONS in columns:
             found[POSITIONS] = span.positions
+        if isinstance(span, MixedSpan) and TABLES in columns:
+            found |= {TABLES: span.tables, EPOCHS: span.epochs, TABLE_ROW_IDS: span.table_row_ids}
         write_rows(columns, span.places, found)
         rest = {name: pack_rows(values) for name, values in found.items() if name not in columns}
         return _GatheredPart(rest, gathered.bad, gathered.failure)
@@ -217,7 +248,7 @@ class _Worker:
             except BaseException as error:
                 self._channel.send(Failed(run, portable(error), self._stats()))
 
-    def _send_part(self, run: int, span: Span, part: _GatheredPart) -> None:
+    def _send_part(self, run: int, span: AnySpan, part: _GatheredPart) -> None:
         shipment, memory = pack(part.columns) if part.columns else (None, None)
         place = np.arange(span.steps.rows)[span.places]
         failure = None
@@ -248,7 +279,7 @@ class _Worker:
             shared = {name: values.copy() for name, values in shared.items()}
         gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, message.failure)
         nothing = np.zeros(0, np.int64)
-        rows = SlotRows(steps.epoch, shared.get(ROW_IDS, nothing), shared.get(POSITIONS, nothing))
+        rows = SlotRows(steps, self._source.key_epoch(steps), shared.get(ROW_IDS, nothing), shared)
         to_transport = self._spec.formatter.to_transport
         try:
             with self._collector.timed("worker", "busy"):
@@ -273,11 +304,10 @@ class _Worker:
         ]
         joined = join_rows(parts, rows)
         found: dict[str, Any] = {}
-        layout = self._engine.layout
-        for name in layout.delivered:
+        for name in self._names:
             _add(found, shared if name in shared else joined, name)
-        for name in layout.padded:
-            found[f"{name}_pad"] = shared[f"{name}_pad"]
+        if SOURCE in shared:
+            found[SOURCE] = shared[SOURCE]
         if PAD in shared:
             found[PAD] = shared[PAD]
         return found
@@ -288,7 +318,7 @@ class _Worker:
 
     def _stats(self) -> WorkerStats:
         self._stats_sent_s = time.monotonic()
-        return self._collector.of_process(self._source.reader.store.retries)
+        return self._collector.of_process(sum(table.reader.store.retries for table in self._source.tables))
 
 
 def _add(found: dict[str, Any], columns: Mapping[str, Any], name: str) -> None:

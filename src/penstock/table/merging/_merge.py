@@ -24,6 +24,7 @@ from penstock.table._compact import ExistingRowIds
 from penstock.table._diff import Diff, diff
 from penstock.table._gather import fill_values, read_columns, take
 from penstock.table._pages import Int64Array, rows_by_fragment
+from penstock.table._quarantine import merge_quarantine
 from penstock.table._read import Reader
 from penstock.table._rows import delete_rows, update_rows
 from penstock.table._stage import Stage
@@ -119,6 +120,7 @@ class _Merge:
         containers = {name: uri for name, uri in theirs.containers.items() if name not in stage.snapshot.containers}
         stage.update_snapshot(stage.snapshot.nodes, schema, containers)
         stage.containers.declared.update(containers)
+        merge_quarantine(stage, self.base, self.theirs)
         stage.row_ids.claims = max(stage.row_ids.claims, theirs.claims)
         with FileWriter(stage.store) as files:
             by_value = self._adopt_files(columns, plan)

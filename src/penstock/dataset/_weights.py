@@ -1,0 +1,143 @@
+"""Weights of rows, from a column, an array, or the sizes of classes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.engine import ComposedRows, Rows
+from penstock.errors import InvalidInputError
+from penstock.plan import WeightedDraw
+from penstock.table import ColumnValues, Int64Array, Reader
+
+_READ_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """How a user weights rows. Raises `InvalidInputError` for options that exclude or need each other."""
+
+    weights: Any = None
+    """The name of a numeric column, or an array with one number per row."""
+    balance: str | None = None
+    """The column of classes that are drawn equally often."""
+    draws: int | None = None
+    """Rows that an epoch draws; None draws as many as there are."""
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.balance is not None:
+            raise InvalidInputError("weights and balance exclude each other: pass one of them")
+        if self.draws is not None and self.weights is None and self.balance is None:
+            raise InvalidInputError(
+                f"rows={self.draws!r} is the number of rows that weights=… or balance=… draw in an epoch; pass one of "
+                "them, or choose rows with ds[…]"
+            )
+
+    @property
+    def is_array(self) -> bool:
+        return self.weights is not None and not isinstance(self.weights, str)
+
+    def draw(self, reader: Reader, chosen: Rows) -> WeightedDraw | None:
+        """The draw of each epoch; None if each row is read once. A window is weighted by the row at its anchor.
+
+        Raises `InvalidInputError` for weights that cannot be drawn by, and `NotFoundError` for an unknown column.
+        """
+        if self.weights is None and self.balance is None:
+            return None
+        if self.draws is not None and (not isinstance(self.draws, Integral) or self.draws < 1):
+            raise InvalidInputError(f"rows must be a whole number of at least 1, not {self.draws!r}")
+        rows = _anchors(chosen, by_column=not self.is_array)
+        if self.balance is not None:
+            source, found = f"balance={self.balance!r}", _inverse_class_sizes(reader, rows, self.balance)
+        elif isinstance(self.weights, str):
+            source, found = f"column {self.weights!r}", _column(reader, rows, self.weights)
+        else:
+            source, found = "weights=…", _array(self.weights, len(rows))
+        if not len(rows):
+            raise InvalidInputError("there are no rows to draw from")
+        return WeightedDraw.of(found, len(rows) if self.draws is None else self.draws, source=source)
+
+
+UNWEIGHTED = Weights()
+
+
+def _anchors(chosen: Rows, *, by_column: bool) -> range | Int64Array:
+    """The positions of rows, or of the rows that stand for samples."""
+    if not isinstance(chosen, ComposedRows):
+        return chosen
+    anchor, samples = chosen.composition.anchor, chosen.samples
+    if anchor is not None:
+        drawn = chosen.composition.draw(np.asarray(samples, np.int64))
+        return drawn.positions[drawn.offsets[:-1] + anchor]
+    if by_column:
+        raise InvalidInputError(
+            "a packed sequence holds several rows, so no column weights it: pass an array with one weight per "
+            "sequence, or mix packed views with penstock.mix(…, weights=…)"
+        )
+    return range(len(samples))
+
+
+def _array(weights: Any, count: int) -> npt.NDArray[np.float64]:
+    array = np.asarray(weights)
+    if array.dtype.kind not in "iufb":
+        raise InvalidInputError(f"weights is a column, or an array of numbers, not one of {array.dtype}")
+    if array.shape != (count,):
+        raise InvalidInputError(f"weights needs one number per row: there are {count} rows, got shape {array.shape}")
+    return array.astype(np.float64)
+
+
+def _column(reader: Reader, rows: range | Int64Array, name: str) -> npt.NDArray[np.float64]:
+    found = np.zeros(len(rows))
+    for start, column in _read(reader, rows, name):
+        if not isinstance(column.values, np.ndarray) or column.values.ndim != 1 or column.values.dtype.kind in "OSUMm":
+            raise InvalidInputError(
+                f"column {name!r} holds {reader.snapshot.schema[name].kind}; weights are single numbers"
+            )
+        found[start : start + len(column.values)] = column.values.astype(np.float64)
+    return found
+
+
+def _inverse_class_sizes(reader: Reader, rows: range | Int64Array, name: str) -> npt.NDArray[np.float64]:
+    """One over the number of rows that have the same value."""
+    parts = []
+    for _, column in _read(reader, rows, name):
+        values = pa.array(column.values) if np.ndim(column.values) <= 1 else pa.nulls(0)
+        is_class = pa.types.is_integer(values.type) or pa.types.is_boolean(values.type) or _is_text(values.type)
+        if not is_class:
+            raise InvalidInputError(
+                f"column {name!r} holds {reader.snapshot.schema[name].kind}; balance takes labels, integers, booleans "
+                "or text"
+            )
+        parts.append(values)
+    if not parts:
+        return np.zeros(0)
+    codes = pa.chunked_array(parts).combine_chunks().dictionary_encode().indices.to_numpy()
+    return np.asarray(1.0 / np.bincount(codes)[codes])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _read(reader: Reader, rows: range | Int64Array, name: str) -> Iterator[tuple[int, ColumnValues]]:
+    """The values of a column in parts, each with the index of its first row; raises `InvalidInputError` for a null."""
+    reader.snapshot.schema[name]
+    starts = range(0, len(rows), _READ_ROWS)
+    groups = (np.asarray(rows[start : start + _READ_ROWS], np.int64) for start in starts)
+    for start, columns in zip(starts, reader.batches([name], groups), strict=True):
+        column = columns[name]
+        missing = (
+            ~column.mask
+            if column.mask is not None
+            else np.array([value is None for value in column.values] if isinstance(column.values, list) else [], bool)
+        )
+        if missing.any():
+            raise InvalidInputError(
+                f"column {name!r} has no value in row {start + int(np.argmax(missing))}; leave such rows out with a "
+                f'filter: ds[~pc.field("{name}").is_null()]'
+            )
+        yield start, column

@@ -1,0 +1,159 @@
+"""Gather the rows of a mixture: each table writes its rows to their places in the same batches."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine._options import BadSamples
+from penstock.engine.assembly._collate import Allocators
+from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn
+from penstock.engine.assembly._rows import PAD, GatheredRows, RowGatherer, RowReplacer, RowSource
+from penstock.engine.planning import MixedSpan
+from penstock.engine.window import MixedBatches, RowsAt
+from penstock.table import Allocator, Int64Array
+
+Part = tuple[Int64Array, Columns]
+"""The rows of one table: their places, and its columns."""
+
+
+class MixedReplacer:
+    """Replaces bad rows of a mixture, each by one of its own table; see `RowReplacer`."""
+
+    def __init__(self, replacers: Sequence[RowReplacer]) -> None:
+        self._replacers = replacers
+        self.policy: BadSamples = replacers[0].policy
+
+    def replace(
+        self,
+        rows: RowSource,
+        gathered: GatheredRows,
+        index: int,
+        error: Exception,
+        flags: Any,
+        *,
+        start: int = 0,
+        first: int = 0,
+    ) -> None:
+        """See `RowReplacer`."""
+        replacer = self._replacers[rows.identity(index).table]
+        replacer.replace(rows, gathered, index, error, flags, start=start, first=first)
+
+
+class MixedGatherer:
+    """Gathers the rows of spans of a mixture; see `RowGatherer`."""
+
+    def __init__(
+        self, gatherers: Sequence[RowGatherer], columns: Sequence[MixedColumn], batches: MixedBatches | None
+    ) -> None:
+        """`batches` is memory that some rows may have been read into; without it, allocators give that memory."""
+        self._gatherers, self._columns, self._batches = gatherers, columns, batches
+
+    def __call__(self, span: MixedSpan, empty: Allocators) -> GatheredRows:
+        """The columns of a span, in the memory that `empty` allocates."""
+        batches = self._batches
+
+        def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+            return empty(name)(shape, dtype) if batches is None else batches.array(span.number, name, shape, dtype)
+
+        try:
+            return self._gather(span, MixedMemory(len(span), allocate))
+        finally:
+            if batches is not None:
+                batches.release(span.number)
+
+    def _gather(self, span: MixedSpan, memory: "MixedMemory") -> GatheredRows:
+        gathered = GatheredRows({})
+        parts: list[Part] = []
+        for part, indices in zip(span.parts, span.indices, strict=True):
+            if not len(part):
+                continue
+            found = self._gatherers[part.table](part, memory.allocators(indices))
+            gathered.bad |= {int(indices[index]): bad for index, bad in found.bad.items()}
+            if found.failure is not None:
+                place = int(indices[found.failure[0]])
+                if gathered.failure is None or place < gathered.failure[0]:
+                    gathered.failure = place, found.failure[1]
+            parts.append((indices, found.columns))
+        gathered.columns = join_columns(self._columns, parts, memory)
+        gathered.columns[SOURCE] = span.tables.copy()
+        if parts and PAD in parts[0][1]:
+            flags = np.zeros(len(span), bool)
+            for indices, columns in parts:
+                flags[indices] = columns[PAD]
+            gathered.columns[PAD] = flags
+        return gathered
+
+
+def join_columns(columns: Sequence[MixedColumn], parts: Sequence[Part], memory: "MixedMemory") -> Columns:
+    """The columns of a mixture, of which each part has those that its table has, for rows at some places."""
+    found: Columns = {}
+    for column in columns:
+        found[column.name] = _joined(column, parts, memory)
+        if column.masked:
+            found[column.mask_name] = _mask(column, parts, memory.rows)
+    return found
+
+
+def _joined(column: MixedColumn, parts: Sequence[Part], memory: "MixedMemory") -> Any:
+    values: list[tuple[Int64Array, Any]] = [
+        (indices, found[column.name] if column.name in found else column.nothing(len(indices)))
+        for indices, found in parts
+    ]
+    if not any(isinstance(part, list) for _, part in values) and len({part.shape[1:] for _, part in values}) == 1:
+        shape, dtype = values[0][1].shape[1:], np.result_type(*(part.dtype for _, part in values))
+        whole = memory.array(column.name, shape, dtype)
+        if whole.shape[1:] != shape or whole.dtype != dtype:  # 8-bit and 16-bit grayscale
+            whole = np.empty((memory.rows, *shape), dtype)
+        base = whole.array if isinstance(whole, RowsAt) else whole
+        for indices, part in values:
+            if not (isinstance(part, RowsAt) and part.array is base):
+                whole[indices] = part[:]
+        return whole
+    listed: list[Any] = [None] * memory.rows
+    for indices, part in values:
+        for place, value in zip(indices.tolist(), part, strict=True):
+            listed[place] = value
+    return listed
+
+
+def _mask(column: MixedColumn, parts: Sequence[Part], rows: int) -> npt.NDArray[np.bool_]:
+    mask = np.ones((rows, *column.mask_shape), bool)
+    for indices, columns in parts:
+        if column.name not in columns:
+            mask[indices] = False
+        elif column.mask_name in columns:
+            mask[indices] = columns[column.mask_name]
+        elif isinstance(columns[column.name], list):
+            mask[indices] = [value is not None for value in columns[column.name]]
+    return mask
+
+
+class MixedMemory:
+    """Columns of a mixture that its tables write to."""
+
+    def __init__(self, rows: int, allocate: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> None:
+        self.rows, self._allocate = rows, allocate
+        self._arrays: dict[str, Any] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The memory of a column; the first caller decides the type and the shape of its rows."""
+        if name not in self._arrays:
+            self._arrays[name] = self._allocate(name, (self.rows, *shape), np.dtype(dtype))
+        return self._arrays[name]
+
+    def allocators(self, indices: Int64Array) -> Allocators:
+        """Memory for the rows of one table: their places in the columns of all tables."""
+
+        def of(name: str) -> Allocator:
+            def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+                whole = self.array(name, shape[1:], dtype)
+                if whole.shape[1:] != tuple(shape[1:]) or whole.dtype != dtype:
+                    return np.empty(shape, dtype)  # images of other tables have another size
+                return RowsAt(whole, indices)
+
+            return allocate
+
+        return of
