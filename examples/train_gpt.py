@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT on a packed mixture of corpora.")
     parser.add_argument("tables", help="where the tables `web` and `code` are: a folder, s3://bucket/prefix, …")
     parser.add_argument("--checkpoint", type=Path, default=Path("train_gpt.pt"))
-    parser.add_argument("--documents", type=int, default=400, help="of each table, if it has to be made")
+    parser.add_argument("--documents", type=int, default=300, help="of each table, if it has to be made")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-steps", type=int, help="stop after so many steps; run it again to go on")
@@ -137,7 +137,7 @@ def open_corpus(args: argparse.Namespace, name: str, version: str | None) -> pen
 
 def document(random: np.random.Generator, name: str) -> np.ndarray:
     """Sentences, or assignments: of many lengths, as in any corpus."""
-    words = random.choice(["pump", "valve", "water", "river", "gate"], int(random.lognormal(2.5, 1)) + 2)
+    words = random.choice(["pump", "valve", "water", "river", "gate"], int(random.lognormal(2, 1)) + 2)
     text = " ".join(words) + "." if name == "web" else "\n".join(f"{word} = {len(word)}" for word in words)
     return np.frombuffer(text.encode(), np.uint8)
 

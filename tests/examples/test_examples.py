@@ -206,5 +206,38 @@ def test_jax_goes_on_with_fewer_devices(table: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(saved[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("script", "size", "steps"),
+    [
+        ("train_policy.py", ["--episodes", 12], 15),
+        ("train_gpt.py", ["--documents", 24], 10),
+        ("train_long_tail.py", ["--rows", 400], 21),
+    ],
+)
+def test_an_example_makes_its_table_stops_and_goes_on(
+    script: str,
+    size: list[Any],
+    steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def call(checkpoint: str, *options: Any) -> str:
+        command = [EXAMPLES / script, tmp_path / "table", "--checkpoint", tmp_path / checkpoint, "--print-every", 1]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in (*command, *options)])
+        run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    middle = steps // 2 + 2  # in the second epoch
+    assert f"\nstopped after step {middle}" in call("stopped.pt", *size, "--max-steps", middle)
+    said = call("stopped.pt")
+    assert said.startswith(f"going on after step {middle}\nepoch 1, step {middle + 1}: loss ")
+    assert f"\nstopped after step {steps}" in said
+    call("whole.pt")
+    stopped, whole = (torch.load(tmp_path / name) for name in ("stopped.pt", "whole.pt"))
+    assert stopped["step"] == whole["step"] == steps
+    assert_same(stopped["model"], whole["model"])
+
+
 def test_the_demo_runs(tmp_path: Path) -> None:
     assert "0 damaged" in run([EXAMPLES / "demo.py"], TMPDIR=str(tmp_path), PENSTOCK_HOME=str(tmp_path / "home"))
