@@ -156,6 +156,14 @@ def test_videos_that_are_not_decoded_come_whole() -> None:
             assert batch["video"] == [wanted(video(LENGTHS[group], group)) for group in groups]
 
 
+def test_a_mixture_of_windows_of_videos() -> None:
+    table = episodes("mixed")
+    view = table.ds.windows(within="episode", order_by="step", offsets=OFFSETS, ends="pad")
+    mixture = penstock.mix({"late": view[40:], "early": view[:40]}, weights={"late": 1, "early": 1}, stop=60)
+    seen = [anchor for batch in mixture.numpy(batch_size=7, shuffle=True) for anchor in table.check_batch(batch)]
+    assert len(set(seen)) == len(seen) == 60
+
+
 def test_frames_of_one_size_are_padded_to_a_tensor() -> None:
     table = episodes("plain")
     view = table.ds.windows(within="episode", order_by="step", offsets=OFFSETS)
