@@ -53,7 +53,7 @@ class WindowCollator(Collator):
             bad_draws: BadRows = {}
             if field.name in self._videos:
                 _, first, inverse = np.unique(located.slab_rows[draws], return_index=True, return_inverse=True)
-                videos = self._undecoded.variable(field, located.take(draws[first]), np.empty, bad)[field.name]
+                videos = self._undecoded.variable(field, located.take(draws[first]), np.empty, {})[field.name]
                 found[field.name] = self._video_frames(field.name, videos, inverse, samples.numbers, bad)
                 continue
             found.update(_reshaped(self._window_column(field, located, draws, samples, empty, bad_draws), draws))
