@@ -44,7 +44,7 @@ IMPORTERS = {
     "PIL": ("codecs/", "format/"),
     "simplejpeg": ("codecs/",),
     "soundfile": ("codecs/_audio.py",),
-    "av": ("codecs/_video.py",),
+    "av": ("codecs/_video.py", "codecs/_video_frames.py"),
     "typer": ("cli/",),
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))

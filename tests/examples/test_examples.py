@@ -129,26 +129,6 @@ def test_train_is_killed_and_goes_on_while_others_commit(tmp_path: Path) -> None
     assert_same(torch.load(checkpoint)["model"], learnt(begun, step + 2 * STEPS + 1, mean=True))
 
 
-def test_a_long_tail_is_balanced_and_a_run_of_steps_goes_on(tmp_path: Path) -> None:
-    make_table(tmp_path / "whole")
-    whole = penstock.load(tmp_path / "whole")
-    labels = np.asarray(whole["label"][:])
-    kept = np.flatnonzero((labels != 0) | (np.cumsum(labels == 0) <= 10))  # ten rows of the first class
-    ds = penstock.create(tmp_path / "tail", {field.name: field.kind for field in whole.schema})
-    ds.append(whole[kept].to_numpy())
-    ds.commit()
-    command = [EXAMPLES / "train_long_tail.py", tmp_path / "tail", "--steps", 3 * STEPS]
-    once = run([*command, "--checkpoint", tmp_path / "once.pt"])
-    counts = np.array(re.findall(r"\d+", once[once.index("[") : once.index("]")]), int)
-    assert counts.sum() > 3 * (STEPS - 2) * BATCH
-    assert counts.min() > 0.8 * counts.mean(), "as many rows of the rare class as of the others"
-    command += ["--checkpoint", tmp_path / "twice.pt"]
-    assert f"stopped after step {STEPS + 3}," in run([*command, "--max-steps", STEPS + 3])
-    assert f"beginning after step {STEPS + 3}\nstopped after step {3 * STEPS}," in run(command)
-    assert_same(torch.load(tmp_path / "twice.pt")["model"], torch.load(tmp_path / "once.pt")["model"])
-    assert f"beginning after step {3 * STEPS}\nstopped after step {3 * STEPS}," in run(command), "nothing is left"
-
-
 def test_ddp_goes_on_as_two_nodes(table: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "ddp.pt"
     command = [EXAMPLES / "train_ddp.py", table, "--checkpoint", checkpoint, "--batch-size", BATCH // 2]
@@ -224,6 +204,39 @@ def test_jax_goes_on_with_fewer_devices(table: Path, tmp_path: Path) -> None:
     saved = pickle.loads(checkpoint.read_bytes())["model"]
     for name, weight in model.items():
         np.testing.assert_allclose(saved[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("script", "size", "steps"),
+    [
+        ("train_policy.py", ["--episodes", 12], 15),
+        ("train_gpt.py", ["--documents", 24], 10),
+        ("train_long_tail.py", ["--rows", 400], 21),
+    ],
+)
+def test_an_example_makes_its_table_stops_and_goes_on(
+    script: str,
+    size: list[Any],
+    steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def call(checkpoint: str, *options: Any) -> str:
+        command = [EXAMPLES / script, tmp_path / "table", "--checkpoint", tmp_path / checkpoint, "--print-every", 1]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in (*command, *options)])
+        run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    middle = steps // 2 + 2  # in the second epoch
+    assert f"\nstopped after step {middle}" in call("stopped.pt", *size, "--max-steps", middle)
+    said = call("stopped.pt")
+    assert said.startswith(f"going on after step {middle}\nepoch 1, step {middle + 1}: loss ")
+    assert f"\nstopped after step {steps}" in said
+    call("whole.pt")
+    stopped, whole = (torch.load(tmp_path / name) for name in ("stopped.pt", "whole.pt"))
+    assert stopped["step"] == whole["step"] == steps
+    assert_same(stopped["model"], whole["model"])
 
 
 def test_the_demo_runs(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ def test_windows_draw_the_rows_of_the_model(labels: list[int], offsets: list[int
     rows_drawn, padding = windows.draw(np.arange(len(windows)))
     assert list(zip(rows_drawn.tolist(), padding.tolist(), strict=True)) == expected
     assert pad or not padding.any()
+    groups = windows.draw_groups(np.arange(len(windows)))
+    by_first = {rows[0]: rows for rows in model_groups(labels, None)}
+    for first, length, steps, drawn in zip(*groups, rows_drawn, strict=True):
+        assert len(by_first[first]) == length
+        assert [by_first[first][step] for step in steps] == drawn.tolist()
 
 
 @given(groups, st.integers(0, 9), st.lists(st.integers(-30, 30), min_size=1, max_size=3), st.integers(0, 4))

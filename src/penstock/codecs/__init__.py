@@ -15,6 +15,7 @@ from penstock.codecs._image import (
 )
 from penstock.codecs._sniff import sniff
 from penstock.codecs._video import decode_video
+from penstock.codecs._video_frames import decode_video_frames
 
 __all__ = [
     "IMAGE_CODECS",
@@ -29,6 +30,7 @@ __all__ = [
     "decode_images",
     "decode_images_into",
     "decode_video",
+    "decode_video_frames",
     "image_size",
     "sniff",
 ]

@@ -1,5 +1,7 @@
 """Decode video with FFmpeg, through the PyAV package of the `video` extra."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -33,6 +35,19 @@ def decode_video(data: Buffer) -> VideoFrames:
 
 def decode_video_within(data: Buffer, *, max_bytes: int) -> VideoFrames:
     """`decode_video` with a limit on the decoded size."""
+    with open_video_stream(data) as (container, stream):
+        frames: list[VideoFrame] = []
+        for frame in decoded_frames(container, stream):
+            frames.append(frame)
+            check_decoded_bytes(len(frames) * frame.height * frame.width * 3, max_bytes)
+        if not frames:
+            raise SampleError("it has no frames")
+        return rgb_pixels(frames), float(stream.average_rate or stream.guessed_rate or 0)
+
+
+@contextmanager
+def open_video_stream(data: Buffer) -> Iterator[tuple["InputContainer", "VideoStream"]]:
+    """The main video stream of a file, ready to be decoded; translates errors, and checks that the file is whole."""
     try:
         import av
     except ImportError as cause:
@@ -44,39 +59,39 @@ def decode_video_within(data: Buffer, *, max_bytes: int) -> VideoFrames:
                 stream = container.streams.best("video")
                 if not isinstance(stream, av.VideoStream) or stream.codec_context is None:
                     raise SampleError("it has no video stream that FFmpeg can decode")
-                frames = _frames(container, stream, max_bytes)
+                context = stream.codec_context
+                check_pixels(context.height, context.width)
+                context.options = {"max_pixels": str(MAX_PIXELS)}  # the size may change within a stream
+                context.thread_count = 1  # callers decode many samples in parallel
+                yield container, stream
                 end = max((entry.pos + entry.size for entry in stream.index_entries), default=0)
                 if max(end, _declared_end(whole)) > len(whole):
                     raise SampleError("the end of the file is missing")
-                return _pixels(frames), float(stream.average_rate or stream.guessed_rate or 0)
         # Includes a MemoryError: invalid headers request any amount. Its str() includes the stream object.
         except av.FFmpegError as cause:
             raise SampleError(f"FFmpeg says {cause.strerror!r}") from cause
 
 
-def _frames(container: "InputContainer", stream: "VideoStream", max_bytes: int) -> list["VideoFrame"]:
-    """Decoded frames in FFmpeg's own pixel format, which takes half the memory of RGB."""
-    context = stream.codec_context
-    check_pixels(context.height, context.width)
-    context.options = {"max_pixels": str(MAX_PIXELS)}  # the size may change within a stream
-    context.thread_count = 1  # callers decode many samples in parallel
-    frames: list[VideoFrame] = []
+def decoded_frames(container: "InputContainer", stream: "VideoStream") -> Iterator["VideoFrame"]:
+    """Frames in presentation order, in FFmpeg's own pixel format, which takes half the memory of RGB.
+
+    Raises `SampleError` for damaged frames, and for frames of different sizes.
+    """
+    count, size = 0, None
     for packet in container.demux(stream):
         if packet.is_corrupt:
-            raise SampleError(f"the bytes after frame {len(frames)} are damaged")
+            raise SampleError(f"the bytes after frame {count} are damaged")
         for frame in packet.decode():
             if frame.is_corrupt:
-                raise SampleError(f"frame {len(frames)} is damaged")
-            frames.append(frame)
-            if (frame.height, frame.width) != (frames[0].height, frames[0].width):
+                raise SampleError(f"frame {count} is damaged")
+            count, size = count + 1, size or (frame.height, frame.width)
+            if (frame.height, frame.width) != size:
                 raise SampleError("its frames are not all of one size")
-            check_decoded_bytes(len(frames) * frame.height * frame.width * 3, max_bytes)
-    if not frames:
-        raise SampleError("it has no frames")
-    return frames
+            yield frame
 
 
-def _pixels(frames: list["VideoFrame"]) -> NDArray[np.uint8]:
+def rgb_pixels(frames: Sequence["VideoFrame"]) -> NDArray[np.uint8]:
+    """Frames of one size as uint8 RGB (frames, height, width, 3)."""
     from av.video.reformatter import VideoReformatter
 
     reformatter = VideoReformatter()

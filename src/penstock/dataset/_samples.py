@@ -19,10 +19,11 @@ from penstock.engine import (
     schema_of,
 )
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.format import Schema
-from penstock.format.kinds import Tensor, Values
+from penstock.format import Schema, value_kind
+from penstock.format.kinds import Tensor, Values, Video
 from penstock.plan import find_windows, group_rows, pack_concat, pack_fit
 from penstock.table import (
+    ROW_ID,
     Int64Array,
     Reader,
     is_position,
@@ -171,7 +172,8 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
         )
     draws = {name: np.searchsorted(shared, np.asarray(list(wanted))) for name, wanted in by_row.items()}
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
-    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad)
+    videos = frozenset(name for name in draws if name != ROW_ID and isinstance(value_kind(schema[name].kind), Video))
+    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad, videos)
     return SampleView(reader, columns, ComposedRows(composition, _without_quarantined(reader, composition)))
 
 

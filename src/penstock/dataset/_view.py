@@ -136,6 +136,10 @@ class View(Streaming):
         ends: "drop" leaves out windows that reach beyond their group, or miss a time; "pad" repeats the group's first
             or last row, or takes the nearest one, and flags them in `<column>_pad`.
 
+        A video column with offsets holds, in the first row of a group, a video with a frame for each row of the group;
+        a window has the frames of its rows, uint8 (time, height, width, 3). With `decode={column: False}` or a
+        function there, it has the whole encoded video instead.
+
         Raises `NotFoundError` for an unknown column, and `InvalidInputError` if no window fits.
         """
         view = self._pinned()

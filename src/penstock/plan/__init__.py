@@ -15,11 +15,12 @@ from penstock.plan._splits import Splits
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
 from penstock.plan._weights import WeightedDraw
-from penstock.plan._windows import GroupedRows, Windows, find_windows, group_rows
+from penstock.plan._windows import DrawnGroups, GroupedRows, Windows, find_windows, group_rows
 
 __all__ = [
     "SEQUENTIAL",
     "BoundedSpread",
+    "DrawnGroups",
     "Epoch",
     "GroupedRows",
     "LaneShare",

@@ -37,6 +37,16 @@ def group_rows(rows: int, groups: npt.NDArray[Any] | None, order: npt.NDArray[An
     return GroupedRows(sequence, np.append(0, np.cumsum(np.bincount(ranks))) if rows else np.zeros(1, np.int64))
 
 
+class DrawnGroups(NamedTuple):
+    """The group of each of some windows."""
+
+    first_rows: Int64Array
+    lengths: Int64Array
+    """Rows of each group."""
+    steps: Int64Array
+    """The index of each draw in its group, of shape (windows, draws)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Windows:
     """Which rows each window draws: some at row offsets from its anchor, and some at time offsets."""
@@ -67,6 +77,14 @@ class Windows:
         anchors = self.anchors[windows][:, None]
         drawn, padding = _draw(self, anchors)
         return self.grouped.sequence[drawn], padding
+
+    def draw_groups(self, windows: Int64Array) -> DrawnGroups:
+        """The groups that some windows draw from."""
+        anchors, bounds = self.anchors[windows], self.grouped.bounds
+        group = np.searchsorted(bounds, anchors, side="right") - 1
+        first = bounds[group]
+        steps = _draw(self, anchors[:, None])[0] - first[:, None]
+        return DrawnGroups(self.grouped.sequence[first], bounds[group + 1] - first, steps)
 
     def anchor_rows(self, windows: Int64Array) -> Int64Array:
         """The row at the anchor of each window."""

@@ -1,10 +1,11 @@
-"""Collate windows: columns with a time axis, and decoded images that windows share."""
+"""Collate windows: columns with a time axis, decoded images that windows share, and frames of videos."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.codecs import decode_video_frames
 from penstock.device import Accelerator
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import Allocators, BadRows, Collator, WindowRows, contiguous
@@ -12,7 +13,9 @@ from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._decoded_images import DecodedImages
 from penstock.engine.planning import Layout, Span, SpanSamples, WindowSamples
 from penstock.engine.window import Window
+from penstock.errors import SampleError
 from penstock.format import Field
+from penstock.format.kinds import Values
 from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
 
 
@@ -30,6 +33,9 @@ class WindowCollator(Collator):
     ) -> None:
         super().__init__(reader, layout, options, accelerator)
         self._composition = composition
+        decoded = {field.name for field in layout.variable if options.decoder(field) is True}
+        self._videos = composition.videos & decoded
+        self._undecoded = Collator(reader, layout, DecodeOptions(decode=False))
         shared = image_cache_bytes if accelerator is None else 0
         self._decoded = DecodedImages(shared) if shared else None
 
@@ -45,6 +51,11 @@ class WindowCollator(Collator):
         for field in self._layout.variable:
             draws = self._draws(samples, field.name)
             bad_draws: BadRows = {}
+            if field.name in self._videos:
+                _, first, inverse = np.unique(located.slab_rows[draws], return_index=True, return_inverse=True)
+                videos = self._undecoded.variable(field, located.take(draws[first]), np.empty, {})[field.name]
+                found[field.name] = self._video_frames(field.name, videos, inverse, samples.numbers, bad)
+                continue
             found.update(_reshaped(self._window_column(field, located, draws, samples, empty, bad_draws), draws))
             _add_bad(bad, bad_draws, draws)
         return self._with_padding(found, samples.numbers), bad
@@ -55,24 +66,25 @@ class WindowCollator(Collator):
         samples = SpanSamples(self._composition, positions, drawn.offsets)
         found: Columns = {}
         bad: BadRows = {}
-        by_draws: dict[tuple[int, ...] | None, list[str]] = {}
+        together: dict[tuple[bool, int, bytes], list[str]] = {}
         for name in self._layout.names:
-            times = self._composition.columns.get(name)
-            by_draws.setdefault(None if times is None else tuple(times.tolist()), []).append(name)
-        for names in by_draws.values():
+            draws = self._composition.column_draws(name)
+            together.setdefault((name in self._videos, draws.ndim, draws.tobytes()), []).append(name)
+        for (are_videos, *_), names in together.items():
             draws = self._draws(samples, names[0])
             layout = Layout(self._reader.snapshot.schema, names, range(0))
-            rows = Collator(self._reader, layout, self._options)
+            rows = Collator(self._reader, layout, DecodeOptions(decode=False) if are_videos else self._options)
             columns, bad_draws = rows.rows(drawn.positions[draws.reshape(-1)], random_reader)
+            if are_videos:
+                each = np.arange(len(positions))
+                columns = {name: self._video_frames(name, columns[name], each, positions, bad) for name in names}
             found.update(_reshaped(columns, draws))
             _add_bad(bad, bad_draws, draws)
         return self._with_padding(found, positions), bad
 
     def _draws(self, samples: SpanSamples, name: str) -> Int64Array:
         """The draws of a column: of shape (samples, time), or (samples,) without a time axis."""
-        times = self._composition.columns.get(name)
-        starts = samples.offsets[:-1]
-        return starts + self._composition.anchor if times is None else starts[:, None] + times
+        return np.add.outer(samples.offsets[:-1], self._composition.column_draws(name))
 
     def _window_column(
         self,
@@ -106,6 +118,24 @@ class WindowCollator(Collator):
         for image, position in zip(out, positions.tolist(), strict=True):
             image[...] = known[position]
         return {field.name: out}
+
+    def _video_frames(
+        self, name: str, videos: Values, video_of: Int64Array, windows: Int64Array, bad: BadRows
+    ) -> list[Any]:
+        """The frames of each window, decoded from the video of its group; `video_of` has its index in `videos`."""
+        groups = self._composition.windows.draw_groups(windows)
+        frames = groups.steps[:, self._composition.columns[name]].tolist()
+        found: list[Any] = []
+        for index, (number, length) in enumerate(zip(video_of.tolist(), groups.lengths.tolist(), strict=True)):
+            try:
+                video = videos[number]
+                if video is None:
+                    raise SampleError("its first row has no video")
+                found.append(decode_video_frames(video, frames[index], min_frames=length))
+            except SampleError as error:
+                found.append(None)
+                bad.setdefault(index, SampleError(f"column {name!r} of a group of {length} rows: {error}"))
+        return found
 
     def _with_padding(self, columns: Columns, windows: Int64Array) -> Columns:
         if self._layout.padded:

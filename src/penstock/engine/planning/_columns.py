@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.planning._samples import ComposedRows, PackedSamples, Rows, WindowSamples
-from penstock.format import Field, Schema
-from penstock.format.kinds import Image, Label, List, Tensor
+from penstock.format import Field, Schema, value_kind
+from penstock.format.kinds import Image, Label, List, Tensor, Video
 from penstock.table import ROW_ID
 from penstock.types import cached_property
 
@@ -94,6 +94,8 @@ def _with_time(field: Field, times: int | None) -> Field:
     if times is None:
         return field
     kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
+    if isinstance(value_kind(kind), Video):
+        return replace(field, kind=Tensor("uint8", (times, None, None, 3)), nullable=False)
     if isinstance(kind, Tensor) and not kind.ragged:
         return replace(field, kind=Tensor(kind.dtype, (times, *kind.shape)))
     if isinstance(kind, Image) and kind.shape:

@@ -113,14 +113,15 @@ class ComposedSelection(Selection):
         samples = np.asarray(block.samples, np.int64)
         draws = self.composition.draw(samples)
         wanted, inverse = np.unique(draws.positions, return_inverse=True)
-        heavy = np.ones(len(wanted), bool)
-        if self._heavy_draws is not None:
-            heavy[:] = False
-            heavy[inverse[(draws.offsets[:-1, None] + self._heavy_draws).reshape(-1)]] = True
+        needs = np.zeros(len(wanted), np.int64)
+        for bit, (columns, _) in enumerate(self._selective):
+            needs[inverse[(draws.offsets[:-1, None] + columns).reshape(-1)]] |= 1 << bit
         blocks: list[PlannedBlock] = []
         block_of, row_of = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        for chosen, fields in ((np.flatnonzero(heavy), None), (np.flatnonzero(~heavy), self._light_fields)):
-            done = 0
+        for mask in np.unique(needs).tolist():
+            chosen, done = np.flatnonzero(needs == mask), 0
+            left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
+            fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
             with self.reader.missing_as_corrupt():
                 for fragment, start, inside in self.reader.tree.fragments_at(
                     self.reader.snapshot.nodes, wanted[chosen]
@@ -132,14 +133,18 @@ class ComposedSelection(Selection):
         return PlannedSamples(samples, draws.offsets, blocks, block_of[inverse], row_of[inverse])
 
     @cached_property
-    def _heavy_draws(self) -> Int64Array | None:
-        """Which draws of each sample heavy columns need; None if all."""
-        heavy = [field.name for field in self.fields if self._base.average_bytes(field) >= _HEAVY_BYTES]
-        return self.composition.draws_of(heavy) if heavy and len(heavy) < len(self.fields) else None
-
-    @cached_property
-    def _light_fields(self) -> frozenset[int]:
-        return frozenset(field.id for field in self.fields if self._base.average_bytes(field) < _HEAVY_BYTES)
+    def _selective(self) -> list[tuple[Int64Array, frozenset[int]]]:
+        """Columns that are read only for some draws of each sample, and these draws: heavy columns, and videos."""
+        names = self.composition.videos if isinstance(self.composition, WindowSamples) else frozenset()
+        videos = [field for field in self.fields if field.name in names]
+        others = [field for field in self.fields if field.name not in names]
+        heavy = [field for field in others if self._base.average_bytes(field) >= _HEAVY_BYTES]
+        found = []
+        for columns in (videos, heavy if len(heavy) < len(others) else []):
+            draws = self.composition.draws_of([field.name for field in columns]) if columns else None
+            if draws is not None:
+                found.append((draws, frozenset(field.id for field in columns)))
+        return found
 
 
 def _as_range(rows: Int64Array) -> range | Int64Array:

@@ -80,6 +80,8 @@ class WindowSamples(Composition):
     anchor: int
     pads: bool
     """Whether draws beyond a group repeat its first or last row, flagged in `<column>_pad`."""
+    videos: frozenset[str] = frozenset()
+    """Those of the columns that hold the video of a group in its first row, a frame for each row of the group."""
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -94,15 +96,27 @@ class WindowSamples(Composition):
 
     @property
     def boundaries(self) -> Int64Array | None:
-        return None
+        if not self.videos:
+            return None
+        groups = np.searchsorted(self.windows.grouped.bounds, self.windows.anchors, side="right")
+        return np.append(np.flatnonzero(np.diff(groups)) + 1, len(self))
 
     def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names)
 
     def draw(self, samples: Int64Array) -> Draws:
+        """The rows of some samples; with videos, the first row of its group is the last draw of each."""
         drawn, _ = self.windows.draw(samples)
-        offsets = np.arange(len(samples) + 1) * self.windows.draws
+        if self.videos:
+            drawn = np.hstack([drawn, self.windows.draw_groups(samples).first_rows[:, None]])
+        offsets = np.arange(len(samples) + 1) * drawn.shape[1]
         return Draws(take_positions(self.rows, drawn.reshape(-1)), offsets)
+
+    def column_draws(self, name: str) -> Int64Array:
+        """The draws whose rows hold the values of a column: of shape (time,), or () without a time axis."""
+        if name in self.videos:
+            return np.array(self.windows.draws)
+        return self.columns.get(name, np.array(self.anchor))
 
     def padding(self, samples: Int64Array) -> npt.NDArray[np.bool_]:
         """Which draws of some samples are padding, of shape (samples, draws)."""
@@ -112,8 +126,7 @@ class WindowSamples(Composition):
         return len(self.columns[name]) if name in self.columns else 1.0
 
     def draws_of(self, names: Sequence[str]) -> Int64Array | None:
-        anchor = np.array([self.anchor])
-        return np.unique(np.concatenate([anchor, *(self.columns.get(name, anchor) for name in names)]))
+        return np.unique(np.concatenate([self.column_draws(name).reshape(-1) for name in names]))
 
     def reach(self, name: str) -> int:
         """The number of rows from the first to the last draw of a column; an estimate for offsets in seconds."""
