@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.plan import Packing, pack_concat, pack_fit
-from penstock.plan._packing import _POOL_SEQUENCES, Int64Array
+from penstock.plan.samples._packing import _POOL_SEQUENCES, Int64Array
 
 documents = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 90)), max_size=80)
 """Tokens of each document."""

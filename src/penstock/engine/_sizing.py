@@ -197,7 +197,7 @@ class LoaderSizing:
             into_batch=into_batch and any(map(reads_into_batch, table.layout.fixed)),
             slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
             cache_pages=self._caches_pages and table.light_bytes > 0,
-            image_cache_bytes=round(self._image_cache_share * table.image_cache_bytes) // processes,
+            image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables)) // processes,
         )
 
     def _fits(self, budget: MemoryBudget, *, in_device: bool) -> bool:
@@ -224,23 +224,14 @@ class LoaderSizing:
         return min(_PLAN_ROWS, max(rows, _PLAN_LANE_ROWS * sum(table.lanes_per_rank for table in self._tables)))
 
     @property
-    def _light_bytes(self) -> int:
-        return sum(table.light_bytes for table in self._tables)
+    def _page_cache_bytes(self) -> int:
+        """Bytes of all pages of light columns, in each process."""
+        return sum(table.light_bytes for table in self._tables) * max(1, self.workers.processes)
 
     @property
     def _caches_pages(self) -> bool:
         """Whether each process has room for all pages of light columns."""
-        size = self._light_bytes * max(1, self.workers.processes)
-        return 0 < size <= min(_MAX_CACHE_BYTES, self.budget_bytes // 8)
-
-    @property
-    def _image_cache_need(self) -> int:
-        return sum(table.image_cache_bytes for table in self._tables) if self.accelerator is None else 0
-
-    @property
-    def _image_cache_share(self) -> float:
-        """How much of the decoded images that windows share the budget has room for."""
-        return min(1.0, self.budget_bytes / 4 / max(1, self._image_cache_need))
+        return 0 < self._page_cache_bytes <= min(_MAX_CACHE_BYTES, self.budget_bytes // 8)
 
     @property
     def _batch_bytes(self) -> int:
@@ -279,7 +270,8 @@ class LoaderSizing:
     def budget_bytes(self) -> int:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
-        wanted = round(1.5 * self._window_need) + 8 * self._batch_bytes + self._image_cache_need
+        wanted = round(1.5 * self._window_need) + 8 * self._batch_bytes
+        wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
 
@@ -308,6 +300,7 @@ class LoaderSizing:
         there = accelerator is not None and (accelerator.is_cuda or options.device_memory is not None)
         blocks = [table for table in self._tables if not table.selection.scattered]
         device_columns = [] if self._mixed else [c for table in blocks for c in table.layout.fixed if on_device(c)]
+        images = sum(table.image_cache_bytes for table in self._tables)
         return MemoryNeeds(
             budget_bytes=self.budget_bytes,
             batch_size=options.batch_size,
@@ -320,8 +313,7 @@ class LoaderSizing:
             window_rows=sum(table.window_rows for table in blocks),
             window_bytes=sum(table.window_bytes for table in blocks),
             device_row_bytes=sum(column.row_bytes for column in device_columns),
-            cache_bytes=round(self._image_cache_share * self._image_cache_need)
-            + (self._light_bytes * max(1, self.workers.processes) if self._caches_pages else 0),
+            cache_bytes=min(images, self.budget_bytes // 4) + self._page_cache_bytes * self._caches_pages,
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,
         )

@@ -2,20 +2,39 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
-from penstock.plan._mixture import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
-from penstock.plan._mixture_ranks import MixturePartitioner, MixtureShare, SourceRows
-from penstock.plan._mixture_state import MixturePoint, MixtureSpec, MixtureState, State
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
-from penstock.plan._packing import Packing, pack_concat, pack_fit
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
-from penstock.plan._splits import Splits
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
-from penstock.plan._weights import WeightedDraw
-from penstock.plan._windows import DrawnGroups, GroupedRows, Windows, find_windows, group_rows
+from penstock.plan.mixture import (
+    MixtureOrder,
+    MixturePartitioner,
+    MixturePoint,
+    MixtureShare,
+    MixtureSpec,
+    MixtureState,
+    Segment,
+    SourceRows,
+    State,
+    lay_out,
+    mixture_rows,
+    whole_weights,
+)
+from penstock.plan.samples import (
+    DrawnGroups,
+    GroupedRows,
+    Packing,
+    Splits,
+    WeightedDraw,
+    Windows,
+    find_windows,
+    group_rows,
+    pack_concat,
+    pack_fit,
+)
 
 __all__ = [
     "SEQUENTIAL",

@@ -1,5 +1,7 @@
 """Collate windows: columns with a time axis, decoded images that windows share, and frames of videos."""
 
+from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,42 @@ from penstock.device import Accelerator
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import Allocators, BadRows, Collator, WindowRows, contiguous
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._decoded_images import DecodedImages
 from penstock.engine.planning import Layout, Span, SpanSamples, WindowSamples
 from penstock.engine.window import Window
 from penstock.errors import SampleError
 from penstock.format import Field
 from penstock.format.kinds import Values
 from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
+
+
+class DecodedImages:
+    """The images that were used last, by column and position in the table, up to a number of bytes."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._room = capacity_bytes
+        self._images: dict[tuple[str, int], npt.NDArray[Any]] = {}
+        """The image that was used longest ago comes first."""
+        self._lock = Lock()
+
+    def get(self, column: str, positions: list[int]) -> dict[int, npt.NDArray[Any]]:
+        """Those of some images that are cached, by position."""
+        found: dict[int, npt.NDArray[Any]] = {}
+        with self._lock:
+            for position in positions:
+                image = self._images.pop((column, position), None)
+                if image is not None:
+                    self._images[column, position] = found[position] = image
+        return found
+
+    def add(self, column: str, images: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Cache images by position, in place of those that were used longest ago."""
+        with self._lock:
+            for position, image in images.items():
+                if (column, position) not in self._images:
+                    self._images[column, position] = image
+                    self._room -= image.nbytes
+            while self._room < 0 and self._images:
+                self._room += self._images.pop(next(iter(self._images))).nbytes
 
 
 class WindowCollator(Collator):

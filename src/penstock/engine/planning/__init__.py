@@ -1,6 +1,5 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
-from penstock.engine.planning._blocks import Block, PlannedBlock
 from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
 from penstock.engine.planning._mixed import MixedPlannedSpans, MixedPlanner, MixedSpan
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
@@ -17,7 +16,7 @@ from penstock.engine.planning._samples import (
     flat_ranges,
 )
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import RowIdentity, Span, SpanSamples
+from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples
 from penstock.engine.planning._weighted import make_selection
 
 __all__ = [

@@ -5,10 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.engine.planning._blocks import Block, PlannedBlock, PlannedSamples, SampleBlock
-from penstock.engine.planning._samples import ComposedRows, Composition, WindowSamples, digest_of
+from penstock.engine.planning._samples import ComposedRows, Composition, WindowSamples, digest_of, shared_images
 from penstock.engine.planning._selection import Parts, Selection, sorted_rows
-from penstock.engine.planning._shared_images import shared_images
+from penstock.engine.planning._spans import Block, PlannedBlock, PlannedSamples, SampleBlock
 from penstock.format import Field
 from penstock.plan import Epoch, ShuffleLayout
 from penstock.table import Int64Array, Reader, take_positions

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._blocks import Block
 from penstock.engine.planning._selection import Parts
+from penstock.engine.planning._spans import Block
 from penstock.plan import BoundedSpread, Epoch
 from penstock.table import Int64Array
 

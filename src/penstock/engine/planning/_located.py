@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._blocks import Planned, PlannedBlock, PlannedSamples
 from penstock.engine.planning._locators import BlockLocations
 from penstock.engine.planning._samples import Composition, flat_ranges
-from penstock.engine.planning._spans import Span, SpanSamples
+from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, Span, SpanSamples
 from penstock.plan import Places, SpanSteps
 from penstock.table import Int64Array
 

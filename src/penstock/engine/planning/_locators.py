@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.engine.planning._blocks import Block, Planned, PlannedBlock
 from penstock.engine.planning._lanes import LaneBlock, LaneCursor, PartBlocks, walk
 from penstock.engine.planning._selection import Selection
+from penstock.engine.planning._spans import Block, Planned, PlannedBlock
 from penstock.plan import Epoch
 from penstock.storage import thread_map
 from penstock.table import Int64Array

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._blocks import Planned
 from penstock.engine.planning._located import LocatedRows, SpanRows, flat_blocks
 from penstock.engine.planning._locators import BlockLocations, BlockLocator, ResidentBlocks
 from penstock.engine.planning._planner import PlannedSpans, Planner
-from penstock.engine.planning._spans import RowIdentity, Span
+from penstock.engine.planning._spans import Planned, RowIdentity, Span
 from penstock.plan import MixtureShare, Places, Schedule, SourceRows, SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 from penstock.types import cached_property

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.engine.planning._blocks import PlannedBlock
 from penstock.engine.planning._located import LocatedRows, SpanRows, flat_blocks
 from penstock.engine.planning._locators import (
     SECTIONS_CACHED,
@@ -22,7 +21,7 @@ from penstock.engine.planning._locators import (
 )
 from penstock.engine.planning._samples import Composition
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Span
+from penstock.engine.planning._spans import PlannedBlock, Span
 from penstock.plan import Epoch, LaneShare, OrderSpec, Schedule, SpanSteps
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.engine.planning._blocks import Block, Planned, PlannedBlock
 from penstock.engine.planning._columns import fixed_column
 from penstock.engine.planning._row_sizes import Floats, RowSizes, leaf_sizes
-from penstock.engine.planning._samples import Composition
-from penstock.engine.planning._shared_images import SharedImages
+from penstock.engine.planning._samples import Composition, SharedImages
+from penstock.engine.planning._spans import Block, Planned, PlannedBlock
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, decode_fragments, encode_snapshot
 from penstock.format.kinds import Linked
 from penstock.plan import Epoch, ShuffleLayout, split_blocks

@@ -6,11 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from penstock.engine.planning._blocks import Block
 from penstock.engine.planning._composed import ComposedSelection
 from penstock.engine.planning._row_sizes import RowSizes
 from penstock.engine.planning._samples import ComposedRows, Rows, digest_of
 from penstock.engine.planning._selection import Selection
+from penstock.engine.planning._spans import Block
 from penstock.format import Node
 from penstock.plan import ShuffleLayout, WeightedDraw
 from penstock.table import Int64Array, Reader, take_positions

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.plan._mixture import MixtureOrder
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._schedule import SpanSteps
+from penstock.plan.mixture._order import MixtureOrder
 from penstock.types import cached_property
 
 Int64Array = npt.NDArray[np.int64]

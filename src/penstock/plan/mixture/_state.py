@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.errors import InvalidInputError
-from penstock.plan._mixture import MixtureOrder, Segment, lay_out
 from penstock.plan._options import ShuffleLayout
 from penstock.plan._state import FORMAT, LoaderState, OrderSpec, whole_count
+from penstock.plan.mixture._order import MixtureOrder, Segment, lay_out
 
 Schedule = tuple[tuple[int, tuple[int, ...]], ...]
 """Weights of the sources from a row on; in a mixture of whole batches, from a batch on."""

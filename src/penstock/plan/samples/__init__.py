@@ -1,0 +1,19 @@
+"""Samples and selections of an epoch: windows, packed sequences, weighted draws and splits."""
+
+from penstock.plan.samples._packing import Packing, pack_concat, pack_fit
+from penstock.plan.samples._splits import Splits
+from penstock.plan.samples._weights import WeightedDraw
+from penstock.plan.samples._windows import DrawnGroups, GroupedRows, Windows, find_windows, group_rows
+
+__all__ = [
+    "DrawnGroups",
+    "GroupedRows",
+    "Packing",
+    "Splits",
+    "WeightedDraw",
+    "Windows",
+    "find_windows",
+    "group_rows",
+    "pack_concat",
+    "pack_fit",
+]
