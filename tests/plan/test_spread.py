@@ -10,7 +10,10 @@ from penstock.plan import BoundedSpread, derive_key
 
 spread_sizes = st.one_of(st.integers(0, 70), st.integers(0, 7000), st.sampled_from([2047, 2048, 2049, 4096]))
 lengths = st.one_of(st.integers(0, 50), st.integers(0, 14_000), st.sampled_from([2047, 2048, 2049, 4096, 4097]))
-spreads = st.builds(BoundedSpread, lengths, spread_sizes, st.integers(0, 100).map(derive_key))
+spreads = st.builds(
+    BoundedSpread, lengths, spread_sizes, st.integers(0, 100).map(derive_key),
+    st.sampled_from([1, 1, 8, 60]), st.sampled_from([0, 16, 500]),
+)  # fmt: skip
 steady = settings(deadline=None)
 
 
@@ -125,3 +128,12 @@ def test_golden_order() -> None:
     spread = BoundedSpread(5000, 100, derive_key(7))
     assert (spread.num_chunks, spread.rows_before(1)) == (3, 1994)
     assert spread.chunk(1)[:8].tolist() == [2001, 1970, 2004, 2013, 2030, 2019, 1974, 2017]
+
+
+def test_runs_stay_together() -> None:
+    """Rows of a run are read within the jitter of each other, and runs are spread as far as single rows."""
+    order = whole(BoundedSpread(20_000, 8_000, 1, run_rows=8, jitter_rows=100))
+    places = np.argsort(order).reshape(-1, 8)
+    assert (places.max(axis=1) - places.min(axis=1)).max() < 200
+    assert np.median(places.max(axis=1) - places.min(axis=1)) > 40, "and not side by side"
+    assert np.abs(np.diff(places[:, 0])).mean() > 1_500

@@ -13,9 +13,6 @@ from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSam
 from penstock.engine.window import Window
 from penstock.format.kinds import Values
 from penstock.table import Int64Array, RandomRowReader, Reader
-from penstock.types import cached_property
-
-_MAX_CONSTANTS = 256
 
 
 class _Documents(NamedTuple):
@@ -54,7 +51,6 @@ class PackedCollator(Collator):
     def __init__(self, reader: Reader, layout: Layout, options: DecodeOptions, composition: PackedSamples) -> None:
         super().__init__(reader, layout, options)
         self._composition = composition
-        self._constants: dict[int, memoryview] = {}
 
     def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
         assert span.samples is not None
@@ -130,35 +126,17 @@ class PackedCollator(Collator):
         numbers = np.arange(len(pieces.numbers)) - pieces.firsts[pieces.sequence]
         out[pieces.sequence, numbers + 1] = pieces.places % self._composition.packing.length + pieces.lengths
 
-    def _write_ids(self, name: str, out: npt.NDArray[np.int32], pieces: _Pieces) -> None:
+    @staticmethod
+    def _write_ids(name: str, out: npt.NDArray[np.int32], pieces: _Pieces) -> None:
         """The segment of each token, counted from 1, or its position in its segment; 0 in free places."""
-        size, target = out.itemsize, out.reshape(-1).view(np.uint8).data
-        first, count = pieces.places * size, pieces.lengths * size
-        places = zip(first.tolist(), (first + count).tolist(), count.tolist(), strict=True)
+        free = out.shape[1] - pieces.used
+        lengths = pieces.lengths.copy()
+        lengths[np.append(pieces.firsts[1:], len(lengths)) - 1] += free
         if name == POSITION_IDS:
-            for at, until, length in places:
-                target[at:until] = self._ramp[:length]
+            places = np.repeat(pieces.places.astype(np.int32), lengths)
+            np.subtract(np.arange(out.size, dtype=np.int32), places, out=out.reshape(-1))
         else:
-            numbers = np.arange(len(pieces.numbers)) - pieces.firsts[pieces.sequence]
-            for (at, until, length), number in zip(places, numbers.tolist(), strict=True):
-                target[at:until] = self._constant(number + 1)[:length]
-        zeros, row_bytes = self._constant(0), out.shape[1] * size
-        free = np.flatnonzero(pieces.used < out.shape[1])
-        ends = (free + 1) * row_bytes
-        starts = free * row_bytes + pieces.used[free] * size
-        for at, until in zip(starts.tolist(), ends.tolist(), strict=True):
-            target[at:until] = zeros[: until - at]
-
-    @cached_property
-    def _ramp(self) -> memoryview:
-        """The positions of all places, to copy from."""
-        return np.arange(self._composition.packing.length, dtype=np.int32).view(np.uint8).data
-
-    def _constant(self, value: int) -> memoryview:
-        """A sequence of one number, to copy from."""
-        found = self._constants.get(value)
-        if found is None:
-            found = np.full(self._composition.packing.length, value, np.int32).view(np.uint8).data
-            if len(self._constants) < _MAX_CONSTANTS:
-                self._constants[value] = found
-        return found
+            numbers = np.arange(1, len(lengths) + 1) - pieces.firsts[pieces.sequence]
+            out.reshape(-1)[:] = np.repeat(numbers.astype(np.int32), lengths)
+        for row in np.flatnonzero(free).tolist():
+            out[row, pieces.used[row] :] = 0
