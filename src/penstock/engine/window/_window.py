@@ -139,7 +139,9 @@ class Window:
                 for block in span.blocks:
                     self._blocks[block].pending_spans += 1
             for block in planned.closed:
-                state = self._blocks[block]
+                state = self._blocks.get(block)
+                if state is None:  # only samples that were consumed before a resume draw from it
+                    continue
                 state.closed = True
                 if not state.pending_spans:
                     self._free(state)
