@@ -5,18 +5,9 @@ import time
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
-import penstock
 from benchmarks.loader.job import answer
-from benchmarks.loader.workloads import Workload
 from benchmarks.semantics.data import SEQUENCE
-from benchmarks.semantics.views import ONE, Spec, open_loader, open_view
-from penstock.codecs import decode_images
-from penstock.engine.assembly import _decode
-
-_QUIET_S = 0.5
-"""Nothing is prefetched any more if the number of bytes has not changed for so long."""
+from benchmarks.semantics.views import Spec, open_loader, open_view
 
 
 def throughput(spec: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -27,14 +18,15 @@ def throughput(spec: dict[str, Any], seconds: float) -> dict[str, Any]:
         first, start = None, time.perf_counter()
         samples = skipped = 0
         for batch in loader:
-            samples += _samples(batch)
+            samples += count_samples(batch)
             if first is None:
                 first, skipped = time.perf_counter(), samples
-        assert first is not None and samples > skipped, "an epoch has at least two batches"
+        if first is None or samples == skipped:
+            raise RuntimeError("an epoch of a benchmark has at least two batches")
         end = time.perf_counter()
         later = 0
         while time.perf_counter() - end < seconds:
-            later += sum(map(_samples, loader))
+            later += sum(map(count_samples, loader))
         return {
             "samples": samples,
             "first_batch_s": first - start,
@@ -51,46 +43,6 @@ def fill(spec: dict[str, Any]) -> dict[str, Any]:
     with open_loader(wanted, view) as loader:
         tokens = sum(int((batch["segment_ids"] > 0).sum()) for batch in loader)
     return {"sequences": len(view), "tokens": tokens, "fill": tokens / (len(view) * SEQUENCE)}
-
-
-def window_cost(spec: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Images decoded and bytes fetched by whole epochs, relative to the images and the bytes of the table.
-
-    The loader prefetches some of the epoch that follows, which is counted too.
-    """
-    decoded: list[int] = []
-
-    def counted(encoded: Any, *rest: Any, **options: Any) -> Any:
-        decoded.append(len(encoded))
-        return decode_images(encoded, *rest, **options)
-
-    _decode.decode_images = counted  # type: ignore[attr-defined]
-    wanted = Spec(**spec)
-    table = wanted.tables()[ONE]
-    images, table_bytes = len(table), table.summary().bytes
-    with open_loader(wanted, open_view(wanted)) as loader:
-        for _ in range(epochs):
-            samples = sum(map(_samples, loader))
-        fetched = _settled_bytes(loader)
-    return {
-        "samples": samples,
-        "decoded_per_image": sum(decoded) / (epochs * images),
-        "bytes_per_byte": fetched / (epochs * table_bytes),
-    }
-
-
-def weight_cost(spec: dict[str, Any]) -> dict[str, Any]:
-    """Bytes that one weighted epoch fetches, relative to those of all draws and of the different rows among them."""
-    wanted = Spec(**spec)
-    row_bytes = Workload("images", 1).row_bytes
-    with open_loader(wanted, open_view(wanted)) as loader:
-        drawn = np.concatenate([batch["_row_id"].numpy() for batch in loader])
-        fetched = _settled_bytes(loader)
-    return {
-        "draws": len(drawn),
-        "bytes_per_drawn": fetched / (len(drawn) * row_bytes),
-        "bytes_per_different": fetched / (len(np.unique(drawn)) * row_bytes),
-    }
 
 
 def half(spec: dict[str, Any]) -> dict[str, Any]:
@@ -125,18 +77,9 @@ def _first_batch_s(spec: Spec, view: Any, state: dict[str, Any] | None) -> float
         return time.perf_counter() - start
 
 
-def _samples(batch: dict[str, Any]) -> int:
+def count_samples(batch: dict[str, Any]) -> int:
     return len(next(iter(batch.values())))
 
 
-def _settled_bytes(loader: penstock.Loader) -> int:
-    """Bytes fetched, once nothing more is prefetched."""
-    before, found = -1, loader.stats().bytes
-    while before != found:
-        time.sleep(_QUIET_S)
-        before, found = found, loader.stats().bytes
-    return found
-
-
 if __name__ == "__main__":
-    answer(throughput, fill, window_cost, weight_cost, half, first_batches)
+    answer(throughput, fill, half, first_batches)

@@ -1,10 +1,9 @@
 """LeRobot's dataset and Hugging Face `datasets` in torch's DataLoader; run in the peers' environment."""
 
-import itertools
 import math
 import time
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.loader.job import answer
-from benchmarks.semantics.data import (
-    ACTION,
-    ACTION_OFFSETS,
-    FPS,
-    IMAGE_OFFSETS,
-    SEQUENCE,
-    SIDE,
-    documents,
-    episodes,
-)
+from benchmarks.report import versions_of
+from benchmarks.semantics.data import ACTION, ACTION_OFFSETS, FPS, IMAGE_OFFSETS, SEQUENCE, SIDE, documents, episodes
 
 _REPO = "penstock/episodes"
 _SHARDS, _BUFFER = 8, 1024
@@ -59,7 +50,8 @@ def read_windows(root: str, batch_size: int, workers: int, seconds: float) -> di
     deltas = {name: [offset / FPS for offset in wanted] for name, wanted in offsets.items()}
     dataset = LeRobotDataset(_REPO, root=Path(root), delta_timestamps=deltas)
     loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
-    return {"samples_per_s": _rate(loader, "image", (len(IMAGE_OFFSETS), 3, SIDE, SIDE), seconds, workers)}
+    rate = _rate(loader, "image", (len(IMAGE_OFFSETS), 3, SIDE, SIDE), seconds, workers)
+    return {"samples_per_s": rate, "versions": versions_of("lerobot", "datasets", "torch")}
 
 
 def write_documents(root: str, tokens: int) -> dict[str, Any]:
@@ -85,7 +77,8 @@ def read_packed(root: str, variant: str, batch_size: int, workers: int, seconds:
         stream = stream.map(_group_lists, batched=True)
     stream = stream.shuffle(seed=1, buffer_size=_BUFFER).with_format("torch")
     loader = DataLoader(stream, batch_size, num_workers=workers, persistent_workers=True)
-    return {"samples_per_s": _rate(loader, "tokens", (SEQUENCE,), seconds, workers)}
+    rate = _rate(loader, "tokens", (SEQUENCE,), seconds, workers)
+    return {"samples_per_s": rate, "versions": versions_of("datasets", "torch")}
 
 
 def _group_lists(batch: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +97,7 @@ def _group_arrays(batch: dict[str, Any]) -> dict[str, Any]:
 def _rate(loader: Iterable[Any], column: str, shape: tuple[int, ...], seconds: float, burst: int) -> float:
     """Samples a second for so many seconds after the first batches, one of each worker; pauses between epochs count."""
     began, samples, number = math.inf, 0, 0
-    for batch in chain.from_iterable(itertools.repeat(loader)):
+    for batch in chain.from_iterable(repeat(loader)):
         now, number = time.perf_counter(), number + 1
         if tuple(batch[column].shape[1:]) != shape:
             raise RuntimeError(f"a batch has shape {tuple(batch[column].shape)}")
@@ -122,10 +115,9 @@ def _define_operators() -> None:
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
+        library: Any = torch.library
         for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _define_operators.library = library  # type: ignore[attr-defined]
+            library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 if __name__ == "__main__":
