@@ -24,7 +24,7 @@ _SHARDS, _BUFFER = 8, 1024
 
 def write_episodes(root: str, count: int) -> dict[str, Any]:
     """Write episodes by LeRobot's own writer; it stores the bytes of image files, which are our JPEGs."""
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset  # type: ignore[import-not-found]
 
     features = {
         "image": {"dtype": "image", "shape": (SIDE, SIDE, 3), "names": ["height", "width", "channels"]},
@@ -67,7 +67,7 @@ def write_documents(root: str, tokens: int) -> dict[str, Any]:
 
 def read_packed(root: str, variant: str, batch_size: int, workers: int, seconds: float) -> dict[str, Any]:
     """Sequences a second of `datasets` where a batched map concatenates documents and cuts them, as they are read."""
-    import datasets
+    import datasets  # type: ignore[import-not-found]
 
     files = sorted(map(str, Path(root).glob("*.parquet")))
     stream = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
