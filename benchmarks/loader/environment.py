@@ -1,4 +1,4 @@
-"""The peers' environment: made once, beside this file, from the pinned list in peers.txt."""
+"""The peers' environment: made once, beside this file, from the pinned lists in peers.txt and peers-no-deps.txt."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parent / ".venv"
 REQUIREMENTS = Path(__file__).parent / "peers.txt"
+WITHOUT_DEPENDENCIES = Path(__file__).parent / "peers-no-deps.txt"
 
 
 @cache
@@ -18,10 +19,12 @@ def peers_python() -> str:
         return given
     python = HOME / "bin" / "python"
     installed = HOME / REQUIREMENTS.name
-    if not installed.exists() or installed.read_text() != REQUIREMENTS.read_text():
+    wanted = REQUIREMENTS.read_text() + WITHOUT_DEPENDENCIES.read_text()
+    if not installed.exists() or installed.read_text() != wanted:
         print(f"installing the peers in {HOME}", file=sys.stderr)
         venv.create(HOME, clear=True, with_pip=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        subprocess.run([*pip, "install", "-r", str(REQUIREMENTS)], check=True)
-        installed.write_text(REQUIREMENTS.read_text())
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        subprocess.run([*pip, "-r", str(REQUIREMENTS)], check=True)
+        subprocess.run([*pip, "--no-deps", "-r", str(WITHOUT_DEPENDENCIES)], check=True)
+        installed.write_text(wanted)
     return str(python)

@@ -17,7 +17,7 @@ import simplejpeg
 CLASSES = 100
 QUALITY = 90
 _CHUNK_BYTES = 16 << 20
-_CANVAS = 1024
+CANVAS_SIDE = 1024
 _SLOPE = 1.3  # amplitude falls with frequency about as in photographs: 15 to 30 KB each at this quality
 
 
@@ -97,14 +97,14 @@ def raw(name: str, size_bytes: int) -> Workload:
 
 def _images(rng: np.random.Generator, count: int) -> list[bytes]:
     """Pieces of one large canvas, each with a contrast of its own."""
-    canvas = _canvas()
+    whole = photo_canvas()
     side = Workload("jpeg", 1).shape[0]
-    corners = rng.integers(0, _CANVAS - side, (count, 2))
+    corners = rng.integers(0, CANVAS_SIDE - side, (count, 2))
     contrasts = rng.uniform(0.6, 1.2, count).astype(np.float32)
 
     def encode(row: int) -> bytes:
         y, x = corners[row]
-        piece = canvas[y : y + side, x : x + side] * contrasts[row] + np.float32(128)
+        piece = whole[y : y + side, x : x + side] * contrasts[row] + np.float32(128)
         data: bytes = simplejpeg.encode_jpeg(
             np.clip(piece, 0, 255).astype(np.uint8), quality=QUALITY, colorsubsampling="420"
         )
@@ -115,14 +115,14 @@ def _images(rng: np.random.Generator, count: int) -> list[bytes]:
 
 
 @cache
-def _canvas() -> npt.NDArray[np.float32]:
+def photo_canvas() -> npt.NDArray[np.float32]:
     """Noise whose spectrum falls off as that of photographs does: three related colours around 0."""
     rng = np.random.default_rng(0)
-    frequency = np.hypot(np.fft.fftfreq(_CANVAS)[:, None], np.fft.rfftfreq(_CANVAS)[None])
+    frequency = np.hypot(np.fft.fftfreq(CANVAS_SIDE)[:, None], np.fft.rfftfreq(CANVAS_SIDE)[None])
     frequency[0, 0] = 1
 
     def smooth() -> npt.NDArray[np.float64]:
-        return np.fft.irfft2(np.fft.rfft2(rng.standard_normal((_CANVAS, _CANVAS))) / frequency**_SLOPE)
+        return np.fft.irfft2(np.fft.rfft2(rng.standard_normal((CANVAS_SIDE, CANVAS_SIDE))) / frequency**_SLOPE)
 
     shared = smooth()
     colours = [shared + 0.4 * smooth() for _ in range(3)]
