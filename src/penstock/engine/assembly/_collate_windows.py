@@ -1,6 +1,6 @@
 """Collate windows: columns with a time axis, decoded images that windows share, and frames of videos."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.codecs import decode_video_frames
-from penstock.device import Accelerator
+from penstock.device import Accelerator, BufferPool
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import Allocators, BadRows, Collator, WindowRows, contiguous
 from penstock.engine.assembly._decode import Columns
@@ -18,6 +18,9 @@ from penstock.errors import SampleError
 from penstock.format import Field
 from penstock.format.kinds import Values
 from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
+
+_TOGETHER = 16
+"""Images that are decoded into one buffer, which stays as long as one of them is cached."""
 
 
 class DecodedImages:
@@ -69,6 +72,7 @@ class WindowCollator(Collator):
         self._undecoded = Collator(reader, layout, DecodeOptions(decode=False))
         shared = image_cache_bytes if accelerator is None else 0
         self._decoded = DecodedImages(shared) if shared else None
+        self._buffers = BufferPool(shared // 8)
 
     def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
         samples, located = span.samples, WindowRows.of(span, window)
@@ -129,25 +133,26 @@ class WindowCollator(Collator):
         shape, allocate = self._options.image_shape(field), _flat(empty(field.name), draws)
         if self._decoded is None or shape is None or draws.ndim == 1 or field.nullable:
             return self.variable(field, located.take(draws.reshape(-1)), allocate, bad)
-        positions = self._composition.draw(samples.numbers).positions[draws.reshape(-1)]
-        wanted, first, inverse = np.unique(positions, return_index=True, return_inverse=True)
-        known = self._decoded.get(field.name, wanted.tolist())
-        missing = np.array([position not in known for position in wanted.tolist()], bool)
-        errors: BadRows = {}
-        if missing.any():
-            rows = located.take(draws.reshape(-1)[first[missing]])
-            fresh = self.variable(field, rows, np.empty, errors)[field.name]
-            images = dict(zip(wanted[missing].tolist(), fresh, strict=True))
-            known.update(images)
-            self._decoded.add(
-                field.name, {at: image for n, (at, image) in enumerate(images.items()) if n not in errors}
+        flat = draws.reshape(-1)
+        places: dict[int, list[int]] = {}
+        for index, position in enumerate(self._composition.draw(samples.numbers).positions[flat].tolist()):
+            places.setdefault(position, []).append(index)
+        out = allocate((len(flat), *shape), np.uint8)
+        known = self._decoded.get(field.name, list(places))
+        missing = [position for position in places if position not in known]
+        for start in range(0, len(missing), _TOGETHER):
+            some = missing[start : start + _TOGETHER]
+            rows = located.take(flat[[places[position][0] for position in some]])
+            errors: BadRows = {}
+            images = dict(
+                zip(some, self.variable(field, rows, self._buffers.allocate, errors)[field.name], strict=True)
             )
-        spoiled = {int(np.flatnonzero(missing)[index]): error for index, error in errors.items()}
-        for index in np.flatnonzero(np.isin(inverse, list(spoiled))).tolist():
-            bad[index] = spoiled[int(inverse[index])]
-        out = allocate((len(positions), *shape), np.uint8)
-        for image, position in zip(out, positions.tolist(), strict=True):
-            image[...] = known[position]
+            _copy_images(out, images, places)  # while they are in the processor's cache
+            for index, error in errors.items():
+                bad.update(dict.fromkeys(places[some[index]], error))
+                del images[some[index]]
+            self._decoded.add(field.name, images)
+        _copy_images(out, known, places)
         return {field.name: out}
 
     def _video_frames(
@@ -174,6 +179,13 @@ class WindowCollator(Collator):
             for name in self._layout.padded:
                 columns[f"{name}_pad"] = padding[:, self._composition.columns[name]]
         return columns
+
+
+def _copy_images(out: Any, images: Mapping[int, npt.NDArray[Any]], places: Mapping[int, Sequence[int]]) -> None:
+    """Copy images to all their places."""
+    for position, image in images.items():
+        for place in places[position]:
+            out[place] = image
 
 
 def _flat(empty: Allocator, draws: Int64Array) -> Allocator:

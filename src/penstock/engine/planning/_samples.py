@@ -14,7 +14,7 @@ from penstock.format.kinds import Image
 from penstock.plan import Packing, Windows
 from penstock.table import Int64Array, take_positions
 
-_MIN_RUN, _RUN_REACHES = 8, 4
+_MIN_RUN, _RUN_REACHES = 16, 4
 """Least windows of a run, and its length relative to the rows of a window: few images are in two runs."""
 _MAX_JITTER = 4096
 _CACHE_BYTES, _CACHE_SLACK = 192 << 20, 1.25
