@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -46,8 +47,6 @@ class SampleView(Streaming):
     def __init__(self, reader: Reader, columns: Sequence[str], rows: ComposedRows) -> None:
         self._reader, self._columns, self._rows = reader, tuple(columns), rows
 
-    _rows: ComposedRows
-
     def _pinned(self) -> "SampleView":
         return self
 
@@ -90,7 +89,7 @@ class SampleView(Streaming):
 
     def to_numpy(self) -> dict[str, Values]:
         """All samples as one batch."""
-        return self._rows_reader().read(range(len(self)))
+        return self._samples_at(range(len(self)))
 
     def __repr__(self) -> str:
         return f"SampleView({len(self):,} samples: {', '.join(map(str, self.schema))})"
@@ -105,11 +104,11 @@ class SampleView(Streaming):
                 raise NotFoundError(f"packed sequences have no column {name!r}: they have {', '.join(known)}")
         return names
 
-    def _rows_reader(self) -> RowReader:
-        return RowReader(self._reader, self._columns, self._rows, DecodeOptions(), lease=False)
+    def _samples_at(self, indices: Sequence[int]) -> dict[str, Values]:
+        return RowReader(self._reader, self._columns, self._rows, DecodeOptions(), lease=False).read(indices)
 
     def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return samples_of(self._rows_reader().read(indices), lambda array: array)
+        return samples_of(self._samples_at(indices), lambda array: array)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,7 @@ class WindowOptions:
         if not self.length and not self.offsets and not self.offsets_s:
             raise InvalidInputError("windows() needs length=…, offsets={column: rows} or offsets_s={column: seconds}")
         for name, value in (("length", self.length), ("stride", self.stride)):
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
                 raise InvalidInputError(f"windows({name}=…) is a number of rows of at least 1, not {value!r}")
         if self.ends not in ("drop", "pad"):
             raise InvalidInputError(f'windows(ends=…) is "drop" or "pad", not {self.ends!r}')
@@ -181,7 +180,7 @@ def pack_view(
     reader: Reader, rows: range | Int64Array, column: str, *, length: int, policy: str, eos: int | None
 ) -> SampleView:
     """See `View.pack`."""
-    if not isinstance(length, int) or length < 1:
+    if not isinstance(length, Integral) or isinstance(length, bool) or length < 1:
         raise InvalidInputError(f"pack(length=…) is a number of tokens of at least 1, not {length!r}")
     if policy not in ("concat", "fit"):
         raise InvalidInputError(f'pack(policy=…) is "concat" or "fit", not {policy!r}')
@@ -196,7 +195,7 @@ def pack_view(
     if isinstance(rows, range) and rows.step != 1:
         rows = np.arange(rows.start, rows.stop, rows.step)
     pack = pack_concat if policy == "concat" else pack_fit
-    packing = pack(tokens if eos is None else tokens + 1, length=length)
+    packing = pack(tokens if eos is None else tokens + 1, length=int(length))
     composition = PackedSamples(packing, rows, column, dtype, eos, tokens)
     return SampleView(reader, list(composition.shapes()), ComposedRows(composition, range(len(composition))))
 
