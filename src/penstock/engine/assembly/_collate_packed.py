@@ -1,6 +1,7 @@
 """Collate sequences of packed tokens, with what attention kernels need to keep documents apart."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,10 @@ from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSam
 from penstock.engine.window import Window
 from penstock.format.kinds import Values
 from penstock.table import Int64Array, RandomRowReader, Reader
+from penstock.types import cached_property
+
+_TOGETHER = 8
+"""Sequences whose ids are written together: so few that what is computed for them stays in the processor's cache."""
 
 
 class _Documents(NamedTuple):
@@ -126,17 +131,27 @@ class PackedCollator(Collator):
         numbers = np.arange(len(pieces.numbers)) - pieces.firsts[pieces.sequence]
         out[pieces.sequence, numbers + 1] = pieces.places % self._composition.packing.length + pieces.lengths
 
-    @staticmethod
-    def _write_ids(name: str, out: npt.NDArray[np.int32], pieces: _Pieces) -> None:
+    def _write_ids(self, name: str, out: npt.NDArray[np.int32], pieces: _Pieces) -> None:
         """The segment of each token, counted from 1, or its position in its segment; 0 in free places."""
-        free = out.shape[1] - pieces.used
-        lengths = pieces.lengths.copy()
-        lengths[np.append(pieces.firsts[1:], len(lengths)) - 1] += free
+        length, free = out.shape[1], out.shape[1] - pieces.used
+        counts = pieces.lengths.copy()
+        counts[np.append(pieces.firsts[1:], len(counts)) - 1] += free
         if name == POSITION_IDS:
-            places = np.repeat(pieces.places.astype(np.int32), lengths)
-            np.subtract(np.arange(out.size, dtype=np.int32), places, out=out.reshape(-1))
+            values = (pieces.places % (_TOGETHER * length)).astype(np.int32)
         else:
-            numbers = np.arange(1, len(lengths) + 1) - pieces.firsts[pieces.sequence]
-            out.reshape(-1)[:] = np.repeat(numbers.astype(np.int32), lengths)
+            values = (np.arange(1, len(counts) + 1) - pieces.firsts[pieces.sequence]).astype(np.int32)
+        bounds = np.append(pieces.firsts[::_TOGETHER], len(counts)).tolist()
+        for start, (first, end) in zip(range(0, len(out), _TOGETHER), pairwise(bounds), strict=True):
+            part = out[start : start + _TOGETHER].reshape(-1)
+            repeated = np.repeat(values[first:end], counts[first:end])
+            if name == POSITION_IDS:
+                np.subtract(self._ramp[: len(part)], repeated, out=part)
+            else:
+                part[:] = repeated
         for row in np.flatnonzero(free).tolist():
             out[row, pieces.used[row] :] = 0
+
+    @cached_property
+    def _ramp(self) -> npt.NDArray[np.int32]:
+        """The places of some sequences."""
+        return np.arange(_TOGETHER * self._composition.packing.length, dtype=np.int32)
