@@ -14,7 +14,7 @@ from penstock import Shuffle, Workers
 from penstock.errors import InvalidInputError
 from tests.engine.reading import machines, shuffles
 from tests.engine.test_packed import corpus, pieces_of
-from tests.engine.test_resume import Stage, stages
+from tests.engine.test_resume import Stage, read_epoch, stages
 from tests.engine.test_windows import OFFSETS, check_batch, expected, robots, some
 
 SHUFFLE = Shuffle(block_bytes=40_000, lanes=4, spread=1)
@@ -44,34 +44,22 @@ def test_a_mixture_of_windows_of_filtered_views_reads_each_window_once(
     assert [len(view) for view in views.values()] == list(map(len, windows))
     mixture = penstock.mix(views, weights={"a": 2, "b": 1}, stop="all", per_batch=per_batch)
     seen: list[tuple[int, int]] = []
-    state = None
-    size = run[0].batch_size if run else 16
-    for stage in [*run, Stage(1, size, 10**6, machine)]:
-        states = []
-        batch_size = size if per_batch == "single" else stage.batch_size
-        for rank in range(stage.ranks):
-            with mixture.numpy(
-                batch_size=batch_size, distributed=(rank, stage.ranks), shuffle=shuffle, **stage.machine
-            ) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                for _, batch in zip(range(stage.steps), loader, strict=False):
-                    for source, table in enumerate((plain, mixed)):
-                        mine = np.asarray(batch["_source"]) == source
-                        part = {
-                            name: [value for value, m in zip(values, mine, strict=True) if m]
-                            if isinstance(values, list)
-                            else values[mine]
-                            for name, values in batch.items()
-                        }
-                        if mine.any():
-                            check_batch(part, windows[source], table.step, pad=False)
-                    seen += numbers_of(batch)
-                states.append(loader.state_dict())
-        assert all(found == states[0] for found in states)
-        state = states[0]
-        if state["epoch"]:
-            break
+
+    def take(batch: dict[str, Any]) -> None:
+        for source, table in enumerate((plain, mixed)):
+            mine = np.asarray(batch["_source"]) == source
+            part = {
+                name: [value for value, chosen in zip(values, mine, strict=True) if chosen]
+                if isinstance(values, list)
+                else values[mine]
+                for name, values in batch.items()
+            }
+            if mine.any():
+                check_batch(part, windows[source], table.step, pad=False)
+        seen.extend(numbers_of(batch))
+
+    size = run[0].batch_size if run and per_batch == "single" else None
+    read_epoch(mixture, run, machine, take, shuffle=shuffle, batch_size=size)
     counts = Counter(seen)
     for source, known in enumerate(windows):
         found = {row: count for (number, row), count in counts.items() if number == source}

@@ -14,7 +14,7 @@ import penstock
 from penstock import Column, Dataset, Shuffle, Tensor, Workers
 from penstock.errors import InvalidInputError, NotFoundError
 from tests.engine.reading import few, machines, shuffles
-from tests.engine.test_resume import Stage, stages
+from tests.engine.test_resume import Stage, read_epoch, stages
 from tests.servers import new_location
 
 some = settings(few, max_examples=20)
@@ -80,23 +80,12 @@ def test_every_token_once_through_ranks_and_resumes(
     ds, documents = corpus(kind)
     view = ds.pack("tokens", length=length, policy=policy, eos=eos)
     pieces: list[npt.NDArray[np.uint16]] = []
-    state = None
-    for stage in [*run, Stage(1, 16, 10**6, machine)]:
-        states = []
-        for rank in range(stage.ranks):
-            with view.numpy(
-                batch_size=stage.batch_size, distributed=(rank, stage.ranks), shuffle=shuffle, **stage.machine
-            ) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                for _, batch in zip(range(stage.steps), loader, strict=False):
-                    assert batch["tokens"].shape[1] == length
-                    pieces += pieces_of(batch)
-                states.append(loader.state_dict())
-        assert all(found == states[0] for found in states)
-        state = states[0]
-        if state["epoch"]:
-            break
+
+    def take(batch: dict[str, Any]) -> None:
+        assert batch["tokens"].shape[1] == length
+        pieces.extend(pieces_of(batch))
+
+    read_epoch(view, run, machine, take, shuffle=shuffle)
     check_tokens(pieces, documents, eos)
 
 

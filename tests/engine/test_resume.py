@@ -1,6 +1,7 @@
 """Resume from any position, with other ranks and batch sizes, and never with other rows."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -68,6 +69,37 @@ def read_stage(
     assert all(state == states[0] for state in states)
     assert len(set(ended)) == 1
     return found, states[0], ended[0]
+
+
+def read_epoch(
+    view: Any,
+    run: list[Stage],
+    machine: dict[str, Any],
+    take: Callable[[dict[str, Any]], None],
+    *,
+    shuffle: Shuffle | None,
+    batch_size: int | None = None,
+) -> None:
+    """Read an epoch in stages, and its rest on one rank; `take` gets every batch of every rank."""
+    state = None
+    for stage in [*run, Stage(1, 16, 10**6, machine)]:
+        states = []
+        for rank in range(stage.ranks):
+            with view.numpy(
+                batch_size=batch_size or stage.batch_size,
+                distributed=(rank, stage.ranks),
+                shuffle=shuffle,
+                **stage.machine,
+            ) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for _, batch in zip(range(stage.steps), loader, strict=False):
+                    take(batch)
+                states.append(loader.state_dict())
+        assert all(found == states[0] for found in states)
+        state = states[0]
+        if state["epoch"]:
+            return
 
 
 @given(views(), shuffles, st.lists(stages, min_size=1, max_size=4), columns)

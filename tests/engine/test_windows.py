@@ -20,7 +20,7 @@ from penstock.storage import open_store
 from penstock.testing import CountingStore
 from tests.engine.reading import few, machines, shuffles
 from tests.engine.test_bad_samples import truncated
-from tests.engine.test_resume import Stage, stages
+from tests.engine.test_resume import Stage, read_epoch, stages
 from tests.servers import new_location
 
 SCHEMA = {
@@ -130,22 +130,9 @@ def test_every_window_once_through_ranks_and_resumes(
     )
     assert len(view) == len(windows)
     seen: list[int] = []
-    state = None
-    for stage in [*run, Stage(1, 16, 10**6, machine)]:
-        states = []
-        for rank in range(stage.ranks):
-            with view.numpy(
-                batch_size=stage.batch_size, distributed=(rank, stage.ranks), shuffle=shuffle, **stage.machine
-            ) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                for _, batch in zip(range(stage.steps), loader, strict=False):
-                    seen += check_batch(batch, windows, table.step, pad=pad)
-                states.append(loader.state_dict())
-        assert all(found == states[0] for found in states)
-        state = states[0]
-        if state["epoch"]:
-            break
+    read_epoch(
+        view, run, machine, lambda batch: seen.extend(check_batch(batch, windows, table.step, pad=pad)), shuffle=shuffle
+    )
     assert sorted(seen) == sorted(windows)
 
 
