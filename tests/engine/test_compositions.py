@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -18,6 +18,7 @@ from tests.engine.test_resume import Stage, read_epoch, stages
 from tests.engine.test_windows import OFFSETS, check_batch, expected, robots, some
 
 SHUFFLE = Shuffle(block_bytes=40_000, lanes=4, spread=1)
+fewest = settings(some, max_examples=10)
 
 
 def numbers_of(batch: dict[str, Any]) -> list[tuple[int, int]]:
@@ -32,7 +33,7 @@ def numbers_of(batch: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 @given(shuffles, st.lists(stages, max_size=3), machines, st.sampled_from(["mixed", "single"]))
-@some
+@fewest
 def test_a_mixture_of_windows_of_filtered_views_reads_each_window_once(
     shuffle: Shuffle | None, run: list[Stage], machine: dict[str, Any], per_batch: Any
 ) -> None:
