@@ -88,7 +88,7 @@ def test_draws_in_seconds_are_the_nearest_rows(labels: list[int], seed: int, tic
     options: dict[str, Any] = {"offsets_s": ticks, "times": times[grouped.sequence], "tolerance_s": float(tolerance)}
     padded = windows_of(grouped, [0], 1, pad=True, **options)
     drawn, padding = padded.draw(np.arange(len(padded)))
-    for window, row in enumerate(padded.anchor_rows(np.arange(len(padded))).tolist()):
+    for window, row in enumerate(grouped.sequence[padded.anchors].tolist()):
         inside = [other for other, label in enumerate(labels) if label == labels[row]]
         for tick, found, missed in zip(ticks, drawn[window, 1:].tolist(), padding[window, 1:].tolist(), strict=True):
             nearest = min(abs(times[other] - times[row] - tick) for other in inside)

@@ -188,7 +188,7 @@ class LoaderEngine:
 
         def builders(gather: Gatherer) -> list[BatchBuilder]:
             assemble = BatchAssembler(
-                self._formatter, placement, self._share.replacer, self.collector, row_keys=self._source.row_keys
+                self._formatter, placement, self._share.replacers, self.collector, row_keys=self._source.row_keys
             )
             return [BatchBuilder(gather, assemble, lambda _: buffers.allocate)] * max(1, options.builders)
 

@@ -24,9 +24,9 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._leaves import map_leaves
-from penstock.engine.assembly._mixed import MixedGatherer, MixedMemory, MixedReplacer, join_columns
+from penstock.engine.assembly._mixed import MixedGatherer, MixedMemory, join_columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, Replacer, RowGatherer, RowReplacer
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
 from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
 
 __all__ = [
@@ -50,11 +50,9 @@ __all__ = [
     "MixedColumn",
     "MixedGatherer",
     "MixedMemory",
-    "MixedReplacer",
     "MixedRows",
     "NumpyFormatter",
     "Placement",
-    "Replacer",
     "RowGatherer",
     "RowKeys",
     "RowReplacer",

@@ -11,7 +11,7 @@ from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import Allocators, split
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, Replacer, RowSource
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer, RowSource
 from penstock.engine.planning import MixedSpan, Span
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
@@ -117,13 +117,13 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        replacer: Replacer | None,
+        replacers: Sequence[RowReplacer],
         collector: StatsCollector,
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """A formatter without functions needs no replacer; `row_keys` makes keys of a span's row ids."""
-        self._formatter, self._placement, self._replacer, self._collector = formatter, placement, replacer, collector
+        """One replacer for each table, none without functions; `row_keys` makes keys of a span's row ids."""
+        self._formatter, self._placement, self._replacers, self._collector = formatter, placement, replacers, collector
         self._row_keys = row_keys
         self.needs_keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
 
@@ -165,13 +165,13 @@ class BatchAssembler:
                     finished = self._formatter(gathered.columns, keys if self._formatter.needs_keys else None)
                     return finished if self._placement is None else self._placement.place(finished, keys)
             except BadRowsError as bad:
-                assert self._replacer is not None
                 tries += 1
                 columns = gathered.columns
                 count = len(next(iter(columns.values())))
                 flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
                 for index, error in sorted(bad.failures.items()):
-                    self._replacer.replace(rows, gathered, start + index, error, flags, start=start, first=tries)
+                    replacer = self._replacers[rows.identity(start + index).table]
+                    replacer.replace(rows, gathered, start + index, error, flags, start=start, first=tries)
 
 
 AnySpan = Span | MixedSpan

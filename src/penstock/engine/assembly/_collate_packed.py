@@ -49,6 +49,11 @@ class _Pieces(NamedTuple):
     used: Int64Array
     """Places of each sequence that hold tokens."""
 
+    @property
+    def index_in_sequence(self) -> Int64Array:
+        """The index of each piece among those of its sequence."""
+        return np.arange(len(self.numbers)) - self.firsts[self.sequence]
+
 
 class PackedCollator(Collator):
     """Collates sequences of tokens."""
@@ -128,8 +133,9 @@ class PackedCollator(Collator):
         """The ends of the pieces of each sequence, the last one as often as there is room."""
         out[:] = pieces.used[:, None]
         out[:, 0] = 0
-        numbers = np.arange(len(pieces.numbers)) - pieces.firsts[pieces.sequence]
-        out[pieces.sequence, numbers + 1] = pieces.places % self._composition.packing.length + pieces.lengths
+        out[pieces.sequence, pieces.index_in_sequence + 1] = (
+            pieces.places % self._composition.packing.length + pieces.lengths
+        )
 
     def _write_ids(self, name: str, out: npt.NDArray[np.int32], pieces: _Pieces) -> None:
         """The segment of each token, counted from 1, or its position in its segment; 0 in free places."""
@@ -139,7 +145,7 @@ class PackedCollator(Collator):
         if name == POSITION_IDS:
             values = (pieces.places % (_TOGETHER * length)).astype(np.int32)
         else:
-            values = (np.arange(1, len(counts) + 1) - pieces.firsts[pieces.sequence]).astype(np.int32)
+            values = (pieces.index_in_sequence + 1).astype(np.int32)
         bounds = np.append(pieces.firsts[::_TOGETHER], len(counts)).tolist()
         for start, (first, end) in zip(range(0, len(out), _TOGETHER), pairwise(bounds), strict=True):
             part = out[start : start + _TOGETHER].reshape(-1)

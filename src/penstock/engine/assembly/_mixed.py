@@ -6,40 +6,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._options import BadSamples
 from penstock.engine.assembly._collate import Allocators
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn
-from penstock.engine.assembly._rows import PAD, GatheredRows, RowGatherer, RowReplacer, RowSource
+from penstock.engine.assembly._rows import PAD, GatheredRows, RowGatherer
 from penstock.engine.planning import MixedSpan
 from penstock.engine.window import MixedBatches, RowsAt
 from penstock.table import Allocator, Int64Array
 
 Part = tuple[Int64Array, Columns]
 """The rows of one table: their places, and its columns."""
-
-
-class MixedReplacer:
-    """Replaces bad rows of a mixture, each by one of its own table; see `RowReplacer`."""
-
-    def __init__(self, replacers: Sequence[RowReplacer]) -> None:
-        self._replacers = replacers
-        self.policy: BadSamples = replacers[0].policy
-
-    def replace(
-        self,
-        rows: RowSource,
-        gathered: GatheredRows,
-        index: int,
-        error: Exception,
-        flags: Any,
-        *,
-        start: int = 0,
-        first: int = 0,
-    ) -> None:
-        """See `RowReplacer`."""
-        replacer = self._replacers[rows.identity(index).table]
-        replacer.replace(rows, gathered, index, error, flags, start=start, first=first)
 
 
 class MixedGatherer:

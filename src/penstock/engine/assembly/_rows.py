@@ -60,25 +60,6 @@ class BadRowsError(Exception):
         self.failures = failures
 
 
-class Replacer(Protocol):
-    """Replaces bad rows."""
-
-    policy: BadSamples
-
-    def replace(
-        self,
-        rows: RowSource,
-        gathered: GatheredRows,
-        index: int,
-        error: Exception,
-        flags: Any,
-        *,
-        start: int = 0,
-        first: int = 0,
-    ) -> None:
-        """See `RowReplacer`."""
-
-
 class RowReplacer:
     """Replaces bad rows, each by one that depends only on the row and the epoch."""
 

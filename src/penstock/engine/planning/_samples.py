@@ -13,6 +13,7 @@ from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
 from penstock.plan import Packing, Windows
 from penstock.table import Int64Array, take_positions
+from penstock.types import cached_property
 
 _MIN_RUN, _RUN_REACHES = 16, 4
 """Least windows of a run, and its length relative to the rows of a window: few images are in two runs."""
@@ -172,7 +173,7 @@ class PackedSamples(Composition):
             self.column, self.eos,
         )  # fmt: skip
 
-    @property
+    @cached_property
     def most_segments(self) -> int:
         """The largest number of documents in a sequence."""
         return int(np.diff(self.packing.offsets).max(initial=1))

@@ -105,7 +105,7 @@ class ProcessRun:
     def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
         self._pool, self._formatter, self._placement = pool, formatter, placement
         self._source = pool.source
-        self._assemble = BatchAssembler(formatter, placement, None, pool.collector, row_keys=self._source.row_keys)
+        self._assemble = BatchAssembler(formatter, placement, (), pool.collector, row_keys=self._source.row_keys)
         self._shares = [
             self._source.share(worker, pool.counts.lane_owners) for worker in range(pool.counts.lane_owners)
         ]

@@ -13,9 +13,7 @@ from penstock.engine.assembly import (
     Gatherer,
     MixedColumn,
     MixedGatherer,
-    MixedReplacer,
     MixedRows,
-    Replacer,
     RowGatherer,
     RowKeys,
     RowReplacer,
@@ -221,8 +219,7 @@ class ShareEngine:
                    MixedRows(number, source.tables[number].name, self._mixed_columns), accelerator)
             for number, selection in enumerate(selections)
         ]  # fmt: skip
-        replacers = [table.replacer for table in self._tables]
-        self.replacer: Replacer = replacers[0] if self._mixed_columns is None else MixedReplacer(replacers)
+        self.replacers = [table.replacer for table in self._tables]
 
     @property
     def column_names(self) -> list[str]:

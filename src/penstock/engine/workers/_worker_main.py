@@ -159,7 +159,7 @@ class _Worker:
         selections = [table.selection() for table in source.tables]
         self._engine = ShareEngine(source, self._share, self._collector, selections=selections)
         self._assemble = BatchAssembler(
-            spec.formatter, None, self._engine.replacer, self._collector, row_keys=source.row_keys
+            spec.formatter, None, self._engine.replacers, self._collector, row_keys=source.row_keys
         )
         self._names = self._engine.column_names
         self._slots = MappedSlots(spec.slots)

@@ -86,10 +86,6 @@ class Windows:
         steps = _draw(self, anchors[:, None])[0] - first[:, None]
         return DrawnGroups(self.grouped.sequence[first], bounds[group + 1] - first, steps)
 
-    def anchor_rows(self, windows: Int64Array) -> Int64Array:
-        """The row at the anchor of each window."""
-        return self.grouped.sequence[self.anchors[windows]]
-
 
 def find_windows(
     grouped: GroupedRows,
