@@ -11,6 +11,7 @@ from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
 from penstock.table._parts import RowChunk, append_parts, write_part
+from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._quarantine import (
     quarantine_rows,
     quarantined_rows,
@@ -32,6 +33,7 @@ __all__ = [
     "AllowedLinks",
     "Appendable",
     "BlobReader",
+    "CandidateRows",
     "ColumnValues",
     "Conflict",
     "Diff",
@@ -41,6 +43,7 @@ __all__ = [
     "OnConflict",
     "PageRequest",
     "Pages",
+    "PruneCounts",
     "RandomRowReader",
     "RangeFile",
     "RawColumn",
@@ -55,6 +58,7 @@ __all__ = [
     "append_rows",
     "as_batch",
     "author",
+    "candidate_rows",
     "compact",
     "copy_dense",
     "delete_rows",

@@ -1,0 +1,5 @@
+"""Scores of rows: vector similarity and text relevance, exact or by an index."""
+
+from penstock.query.search._scores import Ranked, Scores
+
+__all__ = ["Ranked", "Scores"]
