@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.dataset._indexes import Indexes
 from penstock.dataset._quarantine import Quarantine
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
@@ -54,7 +55,7 @@ class Summary:
         return escape_controls("\n".join(lines))
 
 
-class Dataset(View, Versions, Quarantine):
+class Dataset(View, Versions, Quarantine, Indexes):
     """A table at one version, with uncommitted changes on top; `commit` publishes them.
 
     As a context manager it commits at the end of the block, and rolls back after an exception. A dataset that is
