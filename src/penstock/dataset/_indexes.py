@@ -1,10 +1,8 @@
 """The search indexes of a dataset: create, extend, list and drop."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
-from penstock.errors import CommitStateUnknownError
 from penstock.query import IndexInfo, create_index, drop_index, list_indexes
 from penstock.table import Session
 
@@ -17,7 +15,7 @@ class Indexes:
 
     _session: Session
 
-    def _writing(self) -> AbstractContextManager[Session]:
+    def _commit_change(self, change: Callable[[Session], object], message: str) -> str:
         raise NotImplementedError
 
     def create_index(
@@ -44,25 +42,12 @@ class Indexes:
         def change(session: Session) -> None:
             create_index(session, column, kind, name, options, progress or (lambda _done, _rows: None))
 
-        return self._commit_indexes(change, message or f"index {column} ({kind})")
+        return self._commit_change(change, message or f"index {column} ({kind})")
 
     def drop_index(self, name: str, *, message: str = "") -> str:
         """Commit a version without an index, and return it. Raises `NotFoundError` if there is none of this name."""
-        return self._commit_indexes(lambda session: drop_index(session, name), message or f"drop index {name}")
+        return self._commit_change(lambda session: drop_index(session, name), message or f"drop index {name}")
 
     def indexes(self) -> list[IndexInfo]:
         """The indexes of this version."""
         return list_indexes(self._session.reader)
-
-    def _commit_indexes(self, change: Callable[[Session], object], message: str) -> str:
-        with self._writing() as session:
-            session.check_no_changes()
-            try:
-                change(session)
-                session.commit(message)
-            except CommitStateUnknownError:
-                raise
-            except BaseException:
-                session.rollback()
-                raise
-            return session.version_name

@@ -1,6 +1,13 @@
 """Search indexes on object storage: sorted Arrow tables in pages, read by ranges."""
 
-from penstock.query.indexes._catalog import IndexInfo, create_index, drop_index, extend_indexes, list_indexes
+from penstock.query.indexes._catalog import (
+    IndexInfo,
+    carry_indexes,
+    create_index,
+    drop_index,
+    extend_indexes,
+    list_indexes,
+)
 from penstock.query.indexes._filters import ScalarAnswer, answer_filter
 from penstock.query.indexes._kind import KEY, IndexKind, Run, TableLayout
 from penstock.query.indexes._open import OpenIndex, Segment, open_index
@@ -18,6 +25,7 @@ __all__ = [
     "Segment",
     "TableLayout",
     "answer_filter",
+    "carry_indexes",
     "create_index",
     "drop_index",
     "extend_indexes",

@@ -1,6 +1,6 @@
 """Create, extend and drop the indexes of a table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +93,18 @@ def create_index(
     return True
 
 
+def carry_indexes(before: Reader, session: Session) -> None:
+    """Stage that indexes cover the files that a compaction wrote as they covered those that it replaced."""
+    for entry in index_entries(before):
+        field = before.snapshot.schema.by_id(entry.field_id)
+        opened = OpenIndex(before, field, contents_of(before, entry))
+        header = contents_of(before, entry).header
+        plan = BuildPlan(session.reader, field, opened.kind, entry.id, np.zeros(0, np.int64))
+        segments = _with_superseded(plan, opened, header.segments)
+        missing = before.row_ids(opened.uncovered)
+        _stage(session, _store_header(plan, entry.name, header.objects, segments, uncovered=missing))
+
+
 def extend_indexes(session: Session, progress: Progress) -> bool:
     """Stage the rows that indexes lack, and merge segments; returns whether anything changes."""
     changed = False
@@ -145,21 +157,35 @@ def _extend(opened: OpenIndex, entry: IndexEntry, progress: Progress) -> IndexEn
     plan = BuildPlan(opened.reader, opened.field, opened.kind, entry.id, missing)
     objects = {name: opened.object(name) for name in header.objects}
     added = build_segment(plan, objects, progress)
-    replaced = []
-    for number, segment in enumerate(header.segments):
-        stale = opened.stale(number)
-        ref = _put(plan, pa.table({"row_id": stale})) if len(stale) else None
-        replaced.append(replace(segment, superseded=ref))
-    found = _store_header(plan, entry.name, header.objects, (*replaced, added))
+    segments = (*_with_superseded(plan, opened, header.segments), added)
+    found = _store_header(plan, entry.name, header.objects, segments)
     clear_staging(plan)
     return found
 
 
+def _with_superseded(
+    plan: BuildPlan, opened: OpenIndex, segments: tuple[IndexSegment, ...]
+) -> tuple[IndexSegment, ...]:
+    """Segments with the ids of the rows whose entries are not valid any more."""
+    found = []
+    for number, segment in enumerate(segments):
+        stale = opened.stale(number)
+        found.append(replace(segment, superseded=_put(plan, pa.table({"row_id": stale})) if len(stale) else None))
+    return tuple(found)
+
+
 def _store_header(
-    plan: BuildPlan, name: str, objects: Mapping[str, IndexObject], segments: tuple[IndexSegment, ...]
+    plan: BuildPlan,
+    name: str,
+    objects: Mapping[str, IndexObject],
+    segments: tuple[IndexSegment, ...],
+    uncovered: Int64Array | None = None,
 ) -> IndexEntry:
+    """Store a header that covers all rows of the version but the `uncovered` row ids."""
     store = plan.reader.store
     nodes, files = covered_rows(plan.reader, plan.field.id)
+    if uncovered is not None and len(uncovered):
+        nodes, files = (), {id: _without_ids(runs, uncovered) for id, runs in files.items()}
     covered, data = encode_covered(files)
     store.put(plan.key_of(covered.id), data)
     rows = sum(run.count for runs in files.values() for run in runs)
@@ -175,8 +201,10 @@ def _put(plan: BuildPlan, table: pa.Table) -> IndexObject:
     return ref
 
 
+def _without_ids(runs: Sequence[RowRange], ids: Int64Array) -> tuple[RowRange, ...]:
+    known = np.concatenate([np.zeros(0, np.int64), *(np.arange(run.start, run.end) for run in runs)])
+    return as_ranges(np.setdiff1d(known, ids, assume_unique=True))
+
+
 def _total_bytes(header: IndexHeader) -> int:
-    tables = [table for segment in header.segments for table in segment.tables.values()]
-    refs: list[IndexObject] = [*header.objects.values(), header.files]
-    refs += [ref for table in tables for ref in (table.directory, *table.objects)]
-    return sum(ref.length for ref in refs)
+    return sum(ref.length for ref in header.all_objects)

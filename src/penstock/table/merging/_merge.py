@@ -53,6 +53,7 @@ def rebase(stage: Stage, base: Reader, staged: Reader, changes: Changes) -> None
     """Stage changes that were made on `base` on top of a newer version; raises `ConflictError`."""
     if changes.compacted:
         _rebase_compaction(stage, changes)
+        merge_indexes(stage, base.snapshot, staged.snapshot)
         return
     for uri, manifests in changes.sources.items():
         if set(stage.snapshot.sources.get(uri, ())) - set(base.snapshot.sources.get(uri, ())) - set(manifests):
