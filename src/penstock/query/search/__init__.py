@@ -1,5 +1,6 @@
 """Scores of rows: vector similarity and text relevance, exact or by an index."""
 
+from penstock.query.search._fuse import RANK_CONSTANT, depth_of, top_combined, top_ranks
 from penstock.query.search._scores import Ranked, Scores
 
-__all__ = ["Ranked", "Scores"]
+__all__ = ["RANK_CONSTANT", "Ranked", "Scores", "depth_of", "top_combined", "top_ranks"]
