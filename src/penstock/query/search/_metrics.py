@@ -2,52 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
 from penstock.format import Field
-from penstock.format.kinds import Tensor
+from penstock.query.indexes import FLOAT32_DTYPES, MAX_SQUARE, MIN_SQUARE, Metric, check_metric, vector_kind
 from penstock.query.search._scores import Float32Array
 from penstock.table import Int64Array
-from penstock.types import SMALL_FLOATS, cached_property
+from penstock.types import cached_property
 
-Metric: TypeAlias = Literal["cosine", "l2", "dot"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
-_FLOAT32_EXACT = ("float32", "float16", "int8", "uint8", "int16", "uint16", *SMALL_FLOATS)
-_FLOAT64_EXACT = ("float64", "int32", "uint32", "int64", "uint64")
-_MIN_SQUARE, _MAX_SQUARE = 1e-30, 1e30
-"""Squared norms outside of these bounds lose digits in float32: such rows are scored again in float64."""
 _CANCELLED = 0.02
 """A squared distance below this part of the squared norms has lost digits: it is computed again from differences."""
 _WIDE_ROWS = 4096
-
-
-def vector_kind(field: Field) -> Tensor:
-    """The kind of a column of vectors; raises `InvalidInputError` for another column."""
-    kind = field.kind
-    if (
-        not isinstance(kind, Tensor)
-        or len(kind.shape) != 1
-        or not kind.shape[0]
-        or kind.dtype not in (*_FLOAT32_EXACT, *_FLOAT64_EXACT)
-    ):
-        raise InvalidInputError(
-            f"column {field.name!r} holds {kind} and not vectors: vector search needs a column of numbers of one fixed "
-            "length, such as Embedding(128)"
-        )
-    return kind
-
-
-def check_metric(metric: str) -> Metric:
-    """The metric of a name; raises `InvalidInputError`."""
-    for known in get_args(Metric):
-        if metric == known:
-            return known  # type: ignore[no-any-return]
-    raise InvalidInputError(f"{metric!r} is not a metric of vectors; choose cosine, l2 or dot")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +43,7 @@ class VectorQuery:
             raise InvalidInputError(
                 f"the query has shape {values.shape}, but column {field.name!r} holds vectors of length {kind.shape[0]}"
             )
-        dtype = np.float64 if kind.dtype in _FLOAT64_EXACT else np.float32
+        dtype = np.float32 if kind.dtype in FLOAT32_DTYPES else np.float64
         with np.errstate(over="ignore"):
             cast: FloatArray = values.astype(dtype)
         if not np.isfinite(cast).all():
@@ -109,13 +80,13 @@ class VectorQuery:
             elif self.metric == "cosine":
                 found = products / (np.sqrt(squares) * np.float32(self.square**0.5))
                 np.clip(found, -1, 1, out=found)
-                doubtful = ~((squares >= _MIN_SQUARE) & (squares <= _MAX_SQUARE))
-                if not _MIN_SQUARE <= self.square <= _MAX_SQUARE:
+                doubtful = ~((squares >= MIN_SQUARE) & (squares <= MAX_SQUARE))
+                if not MIN_SQUARE <= self.square <= MAX_SQUARE:
                     doubtful[:] = True
             else:
                 total = squares + np.float32(self.square)
                 found = total - 2 * products
-                doubtful = ~((found >= _CANCELLED * total) & (total >= _MIN_SQUARE) & (total <= _MAX_SQUARE))
+                doubtful = ~((found >= _CANCELLED * total) & (total >= MIN_SQUARE) & (total <= MAX_SQUARE))
                 np.sqrt(found, out=found)
             scores: Float32Array = found.astype(np.float32, copy=False)
             rows = np.flatnonzero(doubtful)

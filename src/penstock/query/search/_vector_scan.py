@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.format import DataFile, Field, Fragment
-from penstock.query.search._metrics import FloatArray, VectorQuery, best, squared_norms, vector_kind
+from penstock.query.indexes import vector_kind
+from penstock.query.search._metrics import FloatArray, VectorQuery, best, squared_norms
 from penstock.query.search._scores import Float32Array, Ranked
 from penstock.storage import Prefetch, read_ahead
 from penstock.table import FragmentRows, Int64Array, Reader, dense_runs, fetch_pages, gather
@@ -58,6 +59,18 @@ def scan_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int
         scores[done : done + len(part)] = part
         done += len(part)
     return scores
+
+
+def scan_bytes(reader: Reader, field: Field, positions: Int64Array) -> tuple[int, int]:
+    """The number of pages that hold rows at ascending positions, and their bytes."""
+    count = size = 0
+    for fragment, rows, _ in _fragments(reader, positions):
+        for file in fragment.files_of(field.id):
+            low, high = np.searchsorted(rows, (file.row_start, file.row_end)).tolist()
+            pages = np.unique(np.searchsorted(file.page_ends, rows[low:high] - file.row_start, side="right"))
+            count += len(pages)
+            size += int(np.diff(file.page_offsets)[pages].sum())
+    return count, size
 
 
 def merge_ranked(parts: list[Ranked], count: int, *, higher_is_better: bool) -> Ranked:
