@@ -6,10 +6,10 @@ from penstock.table._compact import as_ranges, compact
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
 from penstock.table._encode import from_arrow
-from penstock.table._gather import Allocator, RawColumn, copy_dense, gather, gather_dense, take
+from penstock.table._gather import Allocator, RawColumn, copy_dense, dense_runs, gather, gather_dense, take
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
-from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
+from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, fetch_pages, page_requests, read_pages
 from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._quarantine import (
@@ -63,9 +63,11 @@ __all__ = [
     "compact",
     "copy_dense",
     "delete_rows",
+    "dense_runs",
     "diff",
     "direct_row_range",
     "drop_column",
+    "fetch_pages",
     "find_positions",
     "from_arrow",
     "gather",

@@ -2,5 +2,6 @@
 
 from penstock.query.search._fuse import RANK_CONSTANT, depth_of, top_combined, top_ranks
 from penstock.query.search._scores import Ranked, Scores
+from penstock.query.search._vectors import VectorScores
 
-__all__ = ["RANK_CONSTANT", "Ranked", "Scores", "depth_of", "top_combined", "top_ranks"]
+__all__ = ["RANK_CONSTANT", "Ranked", "Scores", "VectorScores", "depth_of", "top_combined", "top_ranks"]
