@@ -244,6 +244,19 @@ class Fragment:
         before = np.concatenate([[0], ends[:-1]])
         return np.asarray(starts[runs] + rows - before[runs], np.int64) if len(rows) else np.zeros(0, np.int64)
 
+    def rows_of_ids(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Which of some ascending ids its rows have, by index, and those rows; deleted ones count."""
+        runs = sorted(zip(self.row_ids, np.cumsum([0, *(run.count for run in self.row_ids)]).tolist(), strict=False),
+                      key=lambda run: run[0].start)  # fmt: skip
+        starts, ends = (np.array([getattr(run, name) for run, _ in runs], np.int64) for name in ("start", "end"))
+        first, last = np.searchsorted(ids, (starts[0], ends.max())).tolist() if runs else (0, 0)
+        inside = ids[first:last]
+        at = np.searchsorted(starts, inside, side="right") - 1
+        known = inside < ends[at]
+        before = np.array([row for _, row in runs], np.int64)
+        rows = before[at] + inside - starts[at]
+        return np.flatnonzero(known) + first, rows[known]
+
     def files_of(self, field_id: int) -> tuple[DataFile, ...]:
         """The files that hold a field, in row order."""
         return self._by_field.get(field_id, ())

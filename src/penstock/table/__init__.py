@@ -2,7 +2,7 @@
 
 from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
-from penstock.table._compact import compact
+from penstock.table._compact import as_ranges, compact
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
 from penstock.table._encode import from_arrow
@@ -57,6 +57,7 @@ __all__ = [
     "append_parts",
     "append_rows",
     "as_batch",
+    "as_ranges",
     "author",
     "candidate_rows",
     "compact",
