@@ -1,5 +1,6 @@
 """Scores of rows: vector similarity and text relevance, exact or by an index."""
 
 from penstock.query.search._scores import Ranked, Scores
+from penstock.query.search._text import TextScores
 
-__all__ = ["Ranked", "Scores"]
+__all__ = ["Ranked", "Scores", "TextScores"]

@@ -7,7 +7,8 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
-from penstock.query.indexes import Numbers, Postings
+from penstock.errors import CorruptError
+from penstock.query.indexes.text import Numbers, Postings
 from penstock.query.search._scores import Float32Array
 from penstock.table import Int64Array
 
@@ -25,12 +26,21 @@ class Statistics:
     length: int
     """Words of all rows together."""
 
+    @property
+    def mean_length(self) -> float:
+        """Words of a row; raises `CorruptError` if rows with words are said to have none."""
+        if self.rows < 1 or self.length < 1:
+            raise CorruptError("a text index says that its rows have no words; create it again")
+        return self.length / self.rows
+
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(self.rows + other.rows, self.length + other.length)
 
 
 def idf(rows_with: int, rows: int) -> float:
-    """The weight of a word that some of all rows have."""
+    """The weight of a word that some of all rows have; raises `CorruptError` if they are more than all."""
+    if rows_with > rows:
+        raise CorruptError("a text index has more rows with a word than rows; create it again")
     return log(1 + (rows - rows_with + 0.5) / (rows_with + 0.5))
 
 
@@ -39,7 +49,7 @@ def score_rows(parts: Sequence[Postings], weights: Sequence[float], statistics: 
     parts_found = [(part, weight) for part, weight in zip(parts, weights, strict=True) if len(part.rows)]
     if not parts_found:
         return RowScores(0, np.zeros(0, np.float32), None)
-    mean = statistics.length / statistics.rows
+    mean = statistics.mean_length
     low = min(int(part.rows[0]) for part, _ in parts_found)
     span = max(int(part.rows[-1]) for part, _ in parts_found) + 1 - low
     count = sum(len(part.rows) for part, _ in parts_found)

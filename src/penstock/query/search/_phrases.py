@@ -5,7 +5,7 @@ from functools import reduce
 
 import numpy as np
 
-from penstock.query.indexes import NO_POSTINGS, Postings, Query, run_starts
+from penstock.query.indexes.text import NO_POSTINGS, Postings, Query, run_starts
 from penstock.table import Int64Array
 
 
@@ -16,7 +16,7 @@ def query_words(query: Query) -> dict[str, bool]:
 
 
 def match_query(query: Query, postings: Mapping[str, Postings]) -> list[Postings]:
-    """The rows with each word and each phrase of a query, in this order; `postings` has a phrase's words with positions."""
+    """The rows with each word, then with each phrase, of a query; words of phrases come with positions."""
     words = [postings.get(word, NO_POSTINGS)._replace(positions=None) for word in query.words]
     phrases = [match_phrase([postings.get(word, NO_POSTINGS) for word in phrase]) for phrase in query.phrases]
     return words + phrases

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.format import Field
 from penstock.history import Tree
-from penstock.query.indexes import Postings, Query, Tokenizer, Tokens, join_postings
+from penstock.query.indexes.text import Postings, Query, Tokenizer, Tokens, join_postings
 from penstock.query.search._bm25 import Statistics
 from penstock.query.search._phrases import match_query, query_words
 from penstock.storage import Prefetch, read_ahead
@@ -33,6 +33,7 @@ class Matches(NamedTuple):
     statistics: Statistics
     nulls: Int64Array
     """Ascending positions of rows without a value."""
+    segment: None = None
 
 
 _caches: "WeakKeyDictionary[Tree, OrderedDict[bytes, Matches]]" = WeakKeyDictionary()

@@ -81,7 +81,9 @@ class Tokenizer:
         words = np.asarray(found.vocabulary.to_pylist(), object)[found.codes].tolist() if len(found.codes) else []
         split = [tuple(words[start:end]) for start, end in zip(found.offsets, found.offsets[1:], strict=False)]
         phrases = [part for part, inside in zip(split, quoted, strict=True) if inside and len(part) > 1]
-        plain = [word for part, inside in zip(split, quoted, strict=True) if not inside or len(part) < 2 for word in part]
+        plain = [
+            word for part, inside in zip(split, quoted, strict=True) if not inside or len(part) < 2 for word in part
+        ]
         return Query(tuple(dict.fromkeys(plain)), tuple(dict.fromkeys(phrases)))
 
 
@@ -208,7 +210,7 @@ _MAX_STEMS = 1 << 20
 def _stemmer(language: str) -> Callable[[list[str]], list[str]]:
     """Gives the stems of words; stems that were computed before are remembered."""
     try:
-        import snowballstemmer
+        import snowballstemmer  # type: ignore[import-untyped]
     except ImportError as error:
         raise InvalidInputError(
             f"stem={language!r} needs the package snowballstemmer: pip install 'penstock[query]'"

@@ -90,7 +90,7 @@ def ranges(starts: Int64Array, counts: Numbers) -> Int64Array:
 
 
 def pack_numbers(values: Numbers, counts: Int64Array) -> pa.Array:
-    """Consecutive blocks of positive numbers as bytes: 1, 2, 4 or 8 for each number, or none if all of a block are 1."""
+    """Consecutive blocks of positive numbers as bytes: 1, 2, 4 or 8 for each number, none for a block of ones."""
     if not len(counts):
         return pa.array([], pa.binary())
     starts = run_starts(counts)[:-1]
@@ -140,7 +140,7 @@ def _fill_blocks(found: Numbers, packed: pa.Array, counts: Int64Array, widths: I
 
 
 def block_bounds(is_new: npt.NDArray[np.bool_]) -> Int64Array:
-    """The first posting of each block, and the end: a block starts where `is_new`, and has `MAX_BLOCK` postings at most."""
+    """The first index of each block, and the end: a block starts where `is_new`, and has `MAX_BLOCK` values at most."""
     bounds = np.append(np.flatnonzero(is_new), len(is_new))
     sizes = np.diff(bounds)
     if len(sizes) and sizes.max() > MAX_BLOCK:
@@ -212,7 +212,9 @@ def _binary(entries: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def encode_positions(keys: pa.Array, groups: Int64Array, positions: Int64Array, is_first: npt.NDArray[np.bool_]) -> pa.Table:
+def encode_positions(
+    keys: pa.Array, groups: Int64Array, positions: Int64Array, is_first: npt.NDArray[np.bool_]
+) -> pa.Table:
     """Positions of consecutive keys as blocks; `is_first` tells the first occurrence in each row."""
     steps = np.empty(len(positions), np.int64)
     steps[:1] = positions[:1]

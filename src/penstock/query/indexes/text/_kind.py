@@ -12,7 +12,7 @@ from penstock.errors import InvalidInputError
 from penstock.format import Field
 from penstock.format.kinds import Text
 from penstock.query.indexes._kind import Run, TableLayout
-from penstock.query.indexes._postings import (
+from penstock.query.indexes.text._postings import (
     LENGTHS,
     MAX_BLOCK,
     POSITIONS,
@@ -25,7 +25,7 @@ from penstock.query.indexes._postings import (
     pack_positions,
     position_steps,
 )
-from penstock.query.indexes._words import Tokenizer, Tokens
+from penstock.query.indexes.text._words import Tokenizer, Tokens
 from penstock.table import Int64Array, Reader
 
 _TABLES = {
@@ -36,13 +36,25 @@ _TABLES = {
 
 
 @dataclass(frozen=True)
-class TextIndex:
+class TextKind:
     """An index of the words of a text column."""
 
     name: ClassVar[str] = "text"
     run_bytes: ClassVar[int] = 16 << 20
 
     tokenizer: Tokenizer = Tokenizer()  # noqa: RUF009 - it is frozen
+
+    @classmethod
+    def make(cls, field: Field, options: Mapping[str, Any]) -> "TextKind":
+        """Raises `InvalidInputError` for a column that holds no text, and for unknown options."""
+        check_text(field)
+        unknown = options.keys() - {"stem"}
+        if unknown:
+            raise InvalidInputError(f"a text index has no option {min(unknown)!r}; it has: stem")
+        stem = options.get("stem")
+        if not (stem is None or isinstance(stem, str)):
+            raise InvalidInputError(f"stem is the name of a language, such as 'english', not {stem!r}")
+        return cls(Tokenizer(stem))
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -86,18 +98,6 @@ class TextIndex:
             return pack_positions(keys, np.repeat(groups, counts), steps)
         counts, postings = decode_blocks(entries, where)
         return encode_blocks(keys, np.repeat(groups, counts), postings, with_counts=table == "postings")
-
-
-def make_text_index(field: Field, options: Mapping[str, Any]) -> TextIndex:
-    """A text index of a column; raises `InvalidInputError` for a column of another kind and for unknown options."""
-    check_text(field)
-    unknown = options.keys() - {"stem"}
-    if unknown:
-        raise InvalidInputError(f"a text index has no option {min(unknown)!r}; it has: stem")
-    stem = options.get("stem")
-    if not (stem is None or isinstance(stem, str)):
-        raise InvalidInputError(f"stem is the name of a language, such as 'english', not {stem!r}")
-    return TextIndex(Tokenizer(stem))
 
 
 def check_text(field: Field) -> None:
