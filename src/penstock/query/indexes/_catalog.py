@@ -25,7 +25,8 @@ from penstock.query.indexes._coverage import covered_rows
 from penstock.query.indexes._kind import IndexKind
 from penstock.query.indexes._kinds import make_kind
 from penstock.query.indexes._open import OpenIndex, contents_of, index_entries
-from penstock.table import Reader, Session
+from penstock.table import Int64Array, Reader, Session, as_ranges
+from penstock.types import RowRange
 
 _MAX_DELTA_SHARE = 0.5
 """An index whose later segments have more rows than this share of the first is built again."""
