@@ -58,7 +58,7 @@ class TextScores:
         for source in self._sources:
             found += source.scores.at(positions if source.segment is None else row_ids)
         found[np.isin(positions, self._scanned.nulls)] = np.nan
-        if self._index is not None and any(segment.totals["nulls"] for segment in self._index.segments):
+        if self._index is not None and any(segment.totals.get("nulls") for segment in self._index.segments):
             unknown = np.flatnonzero((found == 0) & ~np.isin(positions, self._index.uncovered))
             found[unknown[~has_value(self._index, row_ids[unknown])]] = np.nan
         return found

@@ -143,11 +143,10 @@ def _statistics(
     totals: Mapping[str, int], stale: Int64Array, lengths: Sequence[pa.RecordBatch], where: str
 ) -> Statistics:
     """Those of the rows that a segment answers."""
-    if not {"rows", "nulls", "length"} <= totals.keys():
-        raise CorruptError(f"{where} has no statistics; create it again")
     known = _row_lengths(lengths, where)
     gone = known.kept(np.isin(known.rows, stale))
-    return Statistics(totals["rows"] - len(gone.rows), totals["length"] - int(gone.lengths.sum()) + len(gone.rows))
+    length = int(gone.lengths.sum()) - len(gone.rows)
+    return Statistics(totals.get("rows", 0) - len(gone.rows), totals.get("length", 0) - length)
 
 
 def _row_lengths(batches: Sequence[pa.RecordBatch], where: str) -> Postings:
