@@ -8,6 +8,7 @@ from penstock.format import Field
 from penstock.query.indexes._kind import IndexKind
 from penstock.query.indexes._scalar import ScalarKind
 from penstock.query.indexes._vector import VectorKind
+from penstock.query.indexes.text import TextKind
 
 
 class KindFactory(Protocol):
@@ -16,7 +17,7 @@ class KindFactory(Protocol):
     def __call__(self, field: Field, options: Mapping[str, Any]) -> IndexKind: ...
 
 
-KINDS: dict[str, KindFactory] = {"scalar": ScalarKind.make, "vector": VectorKind.make}
+KINDS: dict[str, KindFactory] = {"scalar": ScalarKind.make, "text": TextKind.make, "vector": VectorKind.make}
 
 
 def make_kind(name: str, field: Field, options: Mapping[str, Any]) -> IndexKind:

@@ -2,6 +2,7 @@
 
 from penstock.query.search._fuse import RANK_CONSTANT, depth_of, top_combined, top_ranks
 from penstock.query.search._scores import Ranked, Scores
+from penstock.query.search._text import TextScores
 from penstock.query.search._vectors import VectorScores
 
-__all__ = ["RANK_CONSTANT", "Ranked", "Scores", "VectorScores", "depth_of", "top_combined", "top_ranks"]
+__all__ = ["RANK_CONSTANT", "Ranked", "Scores", "TextScores", "VectorScores", "depth_of", "top_combined", "top_ranks"]
