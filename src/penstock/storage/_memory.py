@@ -118,6 +118,17 @@ class MemoryStore(Store):
             for key in keys:
                 self._namespace.objects.pop(self._folder + key, None)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an object."""
+        return self._folder + key in self._namespace.objects
+
+    def objects(self) -> dict[str, bytes]:
+        """All objects by key."""
+        with self._namespace.lock:
+            found = list(self._namespace.objects.items())
+        skip = len(self._folder)
+        return {key[skip:]: value.data for key, value in found if key.startswith(self._folder)}
+
     def _find(self, key: str) -> _Object:
         check_key(key)
         found = self._namespace.objects.get(self._folder + key)

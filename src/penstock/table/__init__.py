@@ -3,6 +3,7 @@
 from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
 from penstock.table._compact import compact
+from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
 from penstock.table._encode import from_arrow
@@ -82,9 +83,11 @@ __all__ = [
     "resolve_positions",
     "row_values",
     "split_uri",
+    "storable",
     "take",
     "take_positions",
     "update_rows",
+    "with_computed",
     "without_quarantined",
     "write_part",
 ]
