@@ -30,6 +30,7 @@ from penstock.format._layout import (
     new_int_id,
     row_index_folder,
     row_index_key,
+    view_key,
 )
 from penstock.format._manifest import (
     Manifest,
@@ -41,6 +42,7 @@ from penstock.format._manifest import (
     open_manifest,
 )
 from penstock.format._row_index import decode_row_index, encode_row_index
+from penstock.format._saved_view import SavedRows, decode_saved_view, encode_saved_view
 from penstock.format._schema import (
     MAX_INLINE_BYTES,
     Column,
@@ -95,6 +97,7 @@ __all__ = [
     "Node",
     "PageDecoder",
     "QuarantineRef",
+    "SavedRows",
     "Schema",
     "SchemaLike",
     "Snapshot",
@@ -113,6 +116,7 @@ __all__ = [
     "decode_manifest",
     "decode_quarantine",
     "decode_row_index",
+    "decode_saved_view",
     "decode_sealed",
     "decode_snapshot",
     "decoding",
@@ -121,6 +125,7 @@ __all__ = [
     "encode_manifest",
     "encode_quarantine",
     "encode_row_index",
+    "encode_saved_view",
     "encode_snapshot",
     "from_json",
     "hint_key",
@@ -146,5 +151,6 @@ __all__ = [
     "verify_blob_block",
     "verify_frame",
     "verify_pages",
+    "view_key",
     "with_inferred_shape",
 ]

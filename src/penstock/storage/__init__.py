@@ -2,7 +2,7 @@
 
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
-from penstock.storage._memory import MemoryStore
+from penstock.storage._memory import MemoryStore, PortableStore, open_portable
 from penstock.storage._object import ObjectStore
 from penstock.storage._open import open_store
 from penstock.storage._overlay import OverlayStore
@@ -21,6 +21,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "OverlayStore",
+    "PortableStore",
     "Prefetch",
     "RetryPolicy",
     "SkippedObject",
@@ -30,6 +31,7 @@ __all__ = [
     "get_ranges",
     "list_source",
     "local_path",
+    "open_portable",
     "open_store",
     "probe",
     "read_ahead",

@@ -7,7 +7,7 @@ from itertools import groupby
 from penstock.errors import NotFoundError
 from penstock.storage import _errors
 from penstock.storage._keys import object_uri
-from penstock.storage._memory import MemoryStore, open_memory
+from penstock.storage._memory import PortableStore, open_portable
 from penstock.storage._prefetch import Prefetch
 from penstock.storage._store import Gone, ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
@@ -20,14 +20,15 @@ class OverlayStore(Store):
     pickled overlay carries its objects along, so other processes can open it wherever they can open the other store.
     """
 
+    _base: Store
+    _held: tuple[str, ...]
+
     def __init__(self, base: Store, held: Sequence[str], objects: Mapping[str, bytes] | None = None) -> None:
         if isinstance(base, OverlayStore):  # one level of memory, however often columns are added
             held, objects = (*base._held, *held), {**base._memory.objects(), **(objects or {})}
             base = base._base
         self._base, self._held = base, tuple(dict.fromkeys(held))
-        self._memory: MemoryStore = open_memory("", "")
-        for key, data in (objects or {}).items():
-            self._memory.put(key, data)
+        self._memory: PortableStore = open_portable(base.uri, objects or {})
         self.uri, self.is_local, self.is_process_local = base.uri, base.is_local, base.is_process_local
 
     def __reduce__(self) -> tuple[object, ...]:

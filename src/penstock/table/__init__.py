@@ -10,6 +10,7 @@ from penstock.table._encode import from_arrow
 from penstock.table._gather import Allocator, RawColumn, copy_dense, gather, gather_dense, take
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
+from penstock.table._memory_table import is_memory_table, memory_table
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
 from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
@@ -70,7 +71,9 @@ __all__ = [
     "from_arrow",
     "gather",
     "gather_dense",
+    "is_memory_table",
     "is_position",
+    "memory_table",
     "merge",
     "page_requests",
     "quarantine_rows",

@@ -8,7 +8,7 @@ read; their places are filled with zeros, which compress to nothing, so memory g
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -58,19 +58,21 @@ def with_computed(
     """
     renamed = {new: old for new, old in (renamed or {}).items() if new != old}
     schema = _renamed_schema(reader.snapshot.schema, renamed, columns.column_names)
+    stored = reader.stored or reader.snapshot
     if not columns.num_columns:
-        return replace(reader, snapshot=replace(reader.snapshot, schema=schema))
+        return replace(reader, snapshot=replace(reader.snapshot, schema=schema), stored=stored)
     order = np.argsort(positions, kind="stable")
     ascending = np.asarray(positions, np.int64)[order]
     plain = storable(columns)
     found = {name: _encode(name, plain.column(name), order) for name in plain.column_names}
     seed = _digest(reader, renamed, ascending, found)
-    fields = {name: replace(field, id=_field_id(seed, name)) for name, (field, _) in found.items()}
+    fields = {name: replace(field, id=derived_int_id(seed, "field", name)) for name, (field, _) in found.items()}
     values = {fields[name].id: array for name, (_, array) in found.items()}
     fields = {name: _with_fill(field, values[field.id]) for name, field in fields.items()}
     held = [row_index_folder(field.id, lengths=lengths) for field in fields.values() for lengths in (False, True)]
     store = OverlayStore(reader.store, ["manifests/", "data/", *held])
-    tree = reader.tree.derived(store, _ids(seed, "manifest"))
+    numbers = count()
+    tree = reader.tree.derived(store, lambda: derived_id(seed, "manifest", next(numbers)))
     changed, start = {}, 0
     writer = _Writer(store, list(fields.values()), values, seed)
     with reader.missing_as_corrupt():
@@ -79,8 +81,8 @@ def with_computed(
             start += len(selected.rows)
         nodes = tree.save(tree.replace(reader.snapshot.nodes, changed))
     tree.clear_unsaved()
-    schema = Schema((*schema.fields, *fields.values()))
-    return replace(reader, store=store, tree=tree, snapshot=replace(reader.snapshot, nodes=nodes, schema=schema))
+    snapshot = replace(reader.snapshot, nodes=nodes, schema=Schema((*schema.fields, *fields.values())))
+    return replace(reader, store=store, tree=tree, snapshot=snapshot, stored=stored)
 
 
 def storable(table: pa.Table) -> pa.Table:
@@ -124,11 +126,14 @@ def _encode(name: str, column: pa.ChunkedArray, order: Int64Array) -> tuple[Fiel
         raise InvalidInputError(f"column {name!r}, row {bad.index}: {bad.reason}") from None
     if len(array) and (size := int(row_sizes(array).max())) > MAX_INLINE_BYTES:
         raise InvalidInputError(f"column {name!r}: a computed value of {size} bytes is too large; the limit is 16 MiB")
-    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
-    ordered = storage.take(pa.array(order))
+    return field, copied(array, order)
+
+
+def copied(array: pa.Array, indices: Int64Array) -> pa.Array:
+    """Values by index, never a view: then equal values have equal bytes, also where they are null."""
     if isinstance(array, pa.ExtensionArray):
-        ordered = pa.ExtensionArray.from_storage(array.type, ordered)
-    return field, ordered
+        return pa.ExtensionArray.from_storage(array.type, copied(array.storage, indices))
+    return array.take(pa.array(indices))
 
 
 def _digest(
@@ -139,33 +144,24 @@ def _digest(
     seen.update(positions.tobytes())
     for name, (field, array) in found.items():
         seen.update(f"{name!r}: {field.kind} {field.nullable}".encode())
-        seen.update(np.packbits(np.asarray(array.is_valid())).tobytes())
-        seen.update(pa.RecordBatch.from_arrays([array], ["values"]).serialize())
+        update_digest(seen, array)
     return seen.digest()
 
 
-def _derived_id(seed: bytes, *what: object) -> str:
+def update_digest(seen: "hashlib.blake2b", array: pa.Array) -> None:
+    """Add values to a digest; `copied` ones, whose bytes depend on nothing else."""
+    seen.update(np.packbits(np.asarray(array.is_valid())).tobytes())
+    seen.update(pa.RecordBatch.from_arrays([array], ["values"]).serialize())
+
+
+def derived_id(seed: bytes, *what: object) -> str:
+    """A 128-bit id that follows from a seed, for files and manifests."""
     return hashlib.blake2b(seed + repr(what).encode(), digest_size=16).hexdigest()
 
 
-def _field_id(seed: bytes, name: str) -> int:
-    return int(_derived_id(seed, "field", name), 16) % _MAX_INT64 + 1
-
-
-def _ids(seed: bytes, what: str) -> "_Ids":
-    return _Ids(seed, what, count())
-
-
-@dataclass(frozen=True)
-class _Ids:
-    """A sequence of ids that follows from a seed."""
-
-    seed: bytes
-    what: str
-    numbers: "count[int]"
-
-    def __call__(self) -> str:
-        return _derived_id(self.seed, self.what, next(self.numbers))
+def derived_int_id(seed: bytes, *what: object) -> int:
+    """A positive 63-bit id that follows from a seed, for fields and fragments."""
+    return int(derived_id(seed, *what), 16) % _MAX_INT64 + 1
 
 
 def _empty_value(field: Field) -> pa.Array:
@@ -215,7 +211,7 @@ class _Writer:
                 file, data = self._empty_file(field, size)
             else:
                 file, data = _encode_part(field, values.slice(first, end - first), rows[first:end] - row_start, size)
-            file = replace(file, id=_derived_id(self._seed, field.id, fragment.id, row_start), row_start=row_start)
+            file = replace(file, id=derived_id(self._seed, field.id, fragment.id, row_start), row_start=row_start)
             self._store.put(file.key, data)
             yield file
 
