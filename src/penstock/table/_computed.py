@@ -171,6 +171,8 @@ def _empty_value(field: Field) -> pa.Array:
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(8))])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.array([""], pa.string()).cast(kind)
+    if pa.types.is_list(kind):
+        return pa.array([[]], kind)
     return pa.nulls(1, kind)
 
 
