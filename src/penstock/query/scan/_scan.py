@@ -1,0 +1,136 @@
+"""The rows of a relation as DuckDB, Polars and DataFusion see them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pds
+
+from penstock.query.scan._arrow import column_type
+from penstock.query.scan._read import ScanRun
+from penstock.query.scan._relation import ROW, Derived, Relation
+from penstock.query.scan._trace import ScanTrace
+from penstock.table import ROW_ID
+
+DEFAULT_BUDGET_BYTES = 256 << 20
+_MAX_FRAGMENTS = 16
+
+
+def handle_column(name: str) -> str:
+    """The name of the column that holds handles of a column's values."""
+    return f"~{name}"
+
+
+class TableScan(pds.Dataset):  # type: ignore[misc]
+    """A dataset whose rows are read from a table on demand, page by page.
+
+    Projections and filters that an engine pushes down are applied exactly: pages without a match are not read, and
+    other columns are read for matching rows only. The columns are those of the relation, then those `derived`, and
+    with `handles` the hidden ones: `_row_id`, `~row` (the index of the row in the relation), and for each of `handles`
+    a struct with that index as its one member, named after the relation and the column.
+    """
+
+    def __init__(
+        self,
+        relation: Relation,
+        *,
+        name: str = "",
+        derived: Mapping[str, Derived] | None = None,
+        handles: Sequence[str] | None = None,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        trace: ScanTrace | None = None,
+    ) -> None:
+        self._relation, self._name, self._derived = relation, name, dict(derived or {})
+        self._handles = {handle_column(column): column for column in handles or ()}
+        self._budget_bytes, self._trace = budget_bytes, trace or ScanTrace()
+        self._hidden = handles is not None
+        self._schema = self._make_schema()
+
+    def _make_schema(self) -> pa.Schema:
+        relation = self._relation
+        types = {name: pa.int64() if name == ROW_ID else column_type(relation.field(name)) for name in relation.columns}
+        types.update({name: column.type for name, column in self._derived.items()})
+        if self._hidden:
+            types |= {ROW_ID: pa.int64(), ROW: pa.int64()}
+        for handle, column in self._handles.items():
+            types[handle] = pa.struct([(f"~{self._name}.{column}", pa.int64())])
+        return pa.schema(list(types.items()))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, the virtual ones included."""
+        return self._schema
+
+    @property
+    def partition_expression(self) -> pc.Expression:
+        """True: every row may be here."""
+        return pc.scalar(True)
+
+    def scanner(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
+    ) -> pds.Scanner:
+        """A scanner of some columns of the rows that match; it reads when it is consumed."""
+        names = self._schema.names if columns is None else list(columns)
+        run = self._run(names, filter)
+        schema = pa.schema([self._schema.field(name) for name in names])
+        return pds.Scanner.from_batches(pa.RecordBatchReader.from_batches(schema, self._batches(run)))
+
+    def _run(self, names: Sequence[str], filter: pc.Expression | None) -> ScanRun:
+        trace = self._trace.of(self._name)
+        return ScanRun(
+            self._relation, self._schema, self._derived, self._handles, names, filter, self._budget_bytes, trace
+        )
+
+    def _batches(self, run: ScanRun) -> Iterator[pa.RecordBatch]:
+        run.trace.scans += 1
+        run.trace.add_columns([name for name in run.columns if name in self._relation.reader.snapshot.schema])
+        if self._trace.dry:
+            run.plan()
+            return
+        yield from run.batches()
+
+    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator["TableScan"]:  # noqa: ARG002
+        """Datasets of consecutive rows, which together have all rows."""
+        rows = self._relation.rows
+        step = max(1, -(-len(rows) // _MAX_FRAGMENTS))
+        for start in range(0, max(1, len(rows)), step):
+            yield self.over(Relation(self._relation.reader, self._relation.columns, rows[start : start + step]))
+
+    def over(self, relation: Relation) -> "TableScan":
+        """The same scan of other rows."""
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._relation = relation
+        return part
+
+    def to_table(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> pa.Table:
+        """The rows that match, in memory."""
+        names = self._schema.names if columns is None else list(columns)
+        schema = pa.schema([self._schema.field(name) for name in names])
+        return pa.Table.from_batches(self._batches(self._run(names, filter)), schema)
+
+    def to_batches(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows that match, in batches."""
+        return self._batches(self._run(self._schema.names if columns is None else list(columns), filter))
+
+    def head(
+        self, num_rows: int, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
+    ) -> pa.Table:
+        """The first rows that match."""
+        names = self._schema.names if columns is None else list(columns)
+        found, count = [], 0
+        for batch in self.to_batches(names, filter):
+            found.append(batch.slice(0, num_rows - count))
+            count += len(found[-1])
+            if count >= num_rows:
+                break
+        return pa.Table.from_batches(found, pa.schema([self._schema.field(name) for name in names]))
+
+    def count_rows(self, filter: pc.Expression | None = None, **_: Any) -> int:
+        """The number of rows that match."""
+        if filter is None:
+            return len(self._relation.rows)
+        return sum(len(batch) for batch in self.to_batches([], filter))
