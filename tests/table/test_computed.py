@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Column, Image, Tensor, Text, Workers
+from penstock import Image, Tensor, Text, Workers
 from penstock.dataset import View
 from penstock.errors import InvalidInputError
 from penstock.storage import open_store
@@ -145,7 +145,8 @@ def test_another_process_has_the_same_digest_and_resumes(uri: Path) -> None:
     code = (
         "import json, sys, numpy as np, penstock\n"
         "from tests.table.test_computed import computed_view\n"
-        "view = computed_view(penstock.load(sys.argv[1])._reader, np.arange(100, 20, -1)).select(['n', 'score', 'pair'])\n"
+        "view = computed_view(penstock.load(sys.argv[1])._reader, np.arange(100, 20, -1))\n"
+        "view = view.select(['n', 'score', 'pair'])\n"
         "loader = view.numpy(batch_size=8, shuffle=True)\n"
         "loader.load_state_dict(json.load(sys.stdin))\n"
         "print(json.dumps([int(n) for batch in loader for n in batch['n']]))\n"
@@ -292,7 +293,7 @@ def test_a_table_in_memory_has_the_kinds_that_are_given() -> None:
     images = penstock.create(open_store("memory://"), {"image": Image("png")})
     images.append({"image": [np.full((4, 4, 3), n, np.uint8) for n in range(3)]})
     encoded = images.to_arrow()
-    view = View(memory_table(encoded, "result", kinds={"image": Column(Image("png"))}), ["image"], range(3))
+    view = View(memory_table(encoded, "result", kinds={"image": Image("png")}), ["image"], range(3))
     assert [image[0, 0, 0] for image in view.to_numpy()["image"]] == [0, 1, 2]
     assert len(View(memory_table(pa.table({"x": pa.array([], pa.int64())}), "result"), ["x"], range(0))) == 0
     with pytest.raises(InvalidInputError, match="select _row_id instead"):

@@ -95,7 +95,7 @@ def load(
     if view is not None:
         if (version, tag, branch, as_of) != (None, None, None, None):
             raise InvalidInputError(f"the view {view!r} has a version of its own; pass no other one")
-        return View(*open_view(store, view, links))
+        return View._of(open_view(store, view, links))
     info = open_table(store)
     home = Refs(store, info).branch(branch) if branch is not None else info.main
     number = version if isinstance(version, int) and tag is None and as_of is None else None

@@ -1,9 +1,8 @@
 """Saved views: views that are kept with their table under a name, bound to its version."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +28,9 @@ from penstock.history import (
     read_commit,
     read_snapshot,
 )
+from penstock.query import Relation
 from penstock.storage import Store
-from penstock.table import ROW_ID, AllowedLinks, Int64Array, Reader, Session, is_memory_table, with_computed
+from penstock.table import ROW_ID, AllowedLinks, Reader, Session, is_memory_table, with_computed
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,7 @@ class SavedViews(Mapping[str, SavedView]):
         )
 
 
-class ViewParts(NamedTuple):
-    """What a view consists of."""
-
-    reader: Reader
-    columns: Sequence[str]
-    rows: range | Int64Array
-
-
-def save_view(view: ViewParts, name: str, description: str) -> None:
+def save_view(view: Relation, name: str, description: str) -> None:
     """Store a view with its table; see `View.save_view`."""
     reader = view.reader
     if is_memory_table(reader):
@@ -112,9 +104,9 @@ def save_view(view: ViewParts, name: str, description: str) -> None:
         refs.create_view(name, target)
 
 
-def _saved_rows(view: ViewParts, stored: Schema) -> SavedRows:
+def _saved_rows(view: Relation, stored: Schema) -> SavedRows:
     reader, schema = view.reader, view.reader.snapshot.schema
-    positions = np.asarray(view.rows, np.int64)
+    positions = view.positions
     names = [name for name in view.columns if name != ROW_ID]
     computed = [name for name in names if not stored.has_id(schema[name].id)]
     renamed = {
@@ -128,8 +120,8 @@ def _saved_rows(view: ViewParts, stored: Schema) -> SavedRows:
     return SavedRows(ids, values, tuple(view.columns), renamed)
 
 
-def open_view(store: Store, name: str, links: AllowedLinks) -> ViewParts:
-    """The parts of a saved view.
+def open_view(store: Store, name: str, links: AllowedLinks) -> Relation:
+    """The rows and columns of a saved view.
 
     Raises `NotFoundError` if there is none of this name, and `CorruptError` if its object does not fit its version.
     """
@@ -151,7 +143,7 @@ def open_view(store: Store, name: str, links: AllowedLinks) -> ViewParts:
     return _restored(reader, saved, where)
 
 
-def _restored(reader: Reader, saved: SavedRows, where: str) -> ViewParts:
+def _restored(reader: Reader, saved: SavedRows, where: str) -> Relation:
     schema = reader.snapshot.schema
     positions = reader.positions_of(saved.row_ids)
     if (positions < 0).any():
@@ -166,4 +158,4 @@ def _restored(reader: Reader, saved: SavedRows, where: str) -> ViewParts:
                 reader.snapshot.schema[name]
     except (InvalidInputError, NotFoundError, pa.ArrowException) as error:
         raise corrupt_error(where, f"its columns do not fit its version: {error}") from error
-    return ViewParts(reader, saved.columns, positions)
+    return Relation(reader, saved.columns, positions)

@@ -33,7 +33,7 @@ from penstock.format import (
     row_sizes,
     split_rows,
 )
-from penstock.format.kinds import BadValueError
+from penstock.format.kinds import BadValueError, Kind
 from penstock.storage import OverlayStore
 from penstock.table._encode import from_arrow
 from penstock.table._gather import concat, take
@@ -48,13 +48,19 @@ _MAX_INT64 = (1 << 63) - 1
 
 
 def with_computed(
-    reader: Reader, positions: Int64Array, columns: pa.Table, *, renamed: Mapping[str, str] | None = None
+    reader: Reader,
+    positions: Int64Array,
+    columns: pa.Table,
+    *,
+    renamed: Mapping[str, str] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Reader:
     """The same version with further columns, whose values at the distinct `positions` are given in that order.
 
     `renamed` gives stored columns further names: new names to names of columns. A stored column whose name a new one
-    takes is hidden. Only rows at `positions` may be read from the new columns. Raises `InvalidInputError` for a name
-    that no column can have, a type that cannot be stored, and a value of more than 16 MiB.
+    takes is hidden. `kinds` has the kinds that do not follow from an Arrow type, such as images. Only rows at
+    `positions` may be read from the new columns. Raises `InvalidInputError` for a name that no column can have, a type
+    that cannot be stored, and a value of more than 16 MiB.
     """
     renamed = {new: old for new, old in (renamed or {}).items() if new != old}
     schema = _renamed_schema(reader.snapshot.schema, renamed, columns.column_names)
@@ -64,7 +70,7 @@ def with_computed(
     order = np.argsort(positions, kind="stable")
     ascending = np.asarray(positions, np.int64)[order]
     plain = storable(columns)
-    found = {name: _encode(name, plain.column(name), order) for name in plain.column_names}
+    found = {name: _encode(name, (kinds or {}).get(name), plain.column(name), order) for name in plain.column_names}
     seed = _digest(reader, renamed, ascending, found)
     fields = {name: replace(field, id=derived_int_id(seed, "field", name)) for name, (field, _) in found.items()}
     values = {fields[name].id: array for name, (_, array) in found.items()}
@@ -117,9 +123,10 @@ def _renamed_schema(schema: Schema, renamed: Mapping[str, str], computed: Sequen
     return Schema((*fields, *(replace(schema[old], name=new) for new, old in renamed.items())))
 
 
-def _encode(name: str, column: pa.ChunkedArray, order: Int64Array) -> tuple[Field, pa.Array]:
+def _encode(name: str, kind: Kind | None, column: pa.ChunkedArray, order: Int64Array) -> tuple[Field, pa.Array]:
     """A field without an id, and its values in the order of rows; a copy, so that equal values have equal bytes."""
-    field = make_field(name, Column(column.type, nullable=column.null_count > 0, codec="zstd"))
+    declared = Column(column.type if kind is None else kind, nullable=column.null_count > 0)
+    field = replace(make_field(name, declared), codec="zstd")
     try:
         array = from_arrow(field.kind, column)
     except BadValueError as bad:

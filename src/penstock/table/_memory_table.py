@@ -23,7 +23,7 @@ from penstock.format import (
     make_field,
     row_sizes,
 )
-from penstock.format.kinds import BadValueError
+from penstock.format.kinds import BadValueError, Kind
 from penstock.history import Tree
 from penstock.storage import PortableStore, open_portable
 from penstock.table._append import FileWriter, FragmentWriter
@@ -37,10 +37,10 @@ _BATCH_ROWS = 1 << 16
 _OPERATION = "query"
 
 
-def memory_table(columns: pa.Table, uri: str, *, kinds: Mapping[str, Column] | None = None) -> Reader:
+def memory_table(columns: pa.Table, uri: str, *, kinds: Mapping[str, Kind] | None = None) -> Reader:
     """A table with these rows and the row ids 0, 1, 2, …; `uri` is its name in messages.
 
-    `kinds` declares columns whose kind does not follow from their Arrow type, such as images. All ids derive from a
+    `kinds` has the kinds that do not follow from an Arrow type, such as images. All ids derive from a
     digest of the content. Raises `InvalidInputError` for a name that no column can have, a type that cannot be stored,
     and a value of more than 16 MiB.
     """
@@ -49,8 +49,8 @@ def memory_table(columns: pa.Table, uri: str, *, kinds: Mapping[str, Column] | N
     plain = storable(columns)
     declared = kinds or {}
     fields = [
-        make_field(name, declared.get(name) or Column(plain.column(name).type, plain.column(name).null_count > 0))
-        for name in plain.column_names
+        make_field(name, Column(declared.get(name) or column.type, column.null_count > 0))
+        for name, column in zip(plain.column_names, plain.columns, strict=True)
     ]
     seed = _digest(fields, plain)
     fields = [replace(field, id=derived_int_id(seed, "field", field.name)) for field in fields]
