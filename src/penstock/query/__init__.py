@@ -1,8 +1,16 @@
 """Questions about a table: SQL, vector similarity and text ranking, answered as a selection of rows."""
 
-from penstock.query.indexes import IndexInfo, carry_indexes, create_index, drop_index, extend_indexes, list_indexes
+from penstock.query.indexes import (
+    IndexInfo,
+    carry_indexes,
+    create_index,
+    drop_index,
+    extend_indexes,
+    list_indexes,
+    open_index,
+)
 from penstock.query.scan import Derived, Relation, ScanTrace, TableScan
-from penstock.query.search import Ranked, Scores, TextScores
+from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
     HandleColumn,
@@ -20,6 +28,7 @@ from penstock.query.sql import (
 __all__ = [
     "ComputedColumn",
     "Derived",
+    "Fuse",
     "HandleColumn",
     "IndexInfo",
     "MakeScores",
@@ -35,11 +44,14 @@ __all__ = [
     "TableScan",
     "TextScores",
     "Udf",
+    "VectorScores",
     "carry_indexes",
     "create_index",
     "drop_index",
     "extend_indexes",
     "list_indexes",
+    "open_index",
     "run_sql",
+    "search_top",
     "udf",
 ]
