@@ -32,6 +32,7 @@ from penstock.format._layout import (
     row_index_folder,
     row_index_key,
     search_index_key,
+    view_key,
 )
 from penstock.format._manifest import (
     Manifest,
@@ -43,6 +44,7 @@ from penstock.format._manifest import (
     open_manifest,
 )
 from penstock.format._row_index import decode_row_index, encode_row_index
+from penstock.format._saved_view import SavedRows, decode_saved_view, encode_saved_view
 from penstock.format._schema import (
     MAX_INLINE_BYTES,
     Column,
@@ -119,6 +121,7 @@ __all__ = [
     "PageDecoder",
     "PagedTableRef",
     "QuarantineRef",
+    "SavedRows",
     "Schema",
     "SchemaLike",
     "Snapshot",
@@ -143,6 +146,7 @@ __all__ = [
     "decode_manifest",
     "decode_quarantine",
     "decode_row_index",
+    "decode_saved_view",
     "decode_sealed",
     "decode_snapshot",
     "decoding",
@@ -156,6 +160,7 @@ __all__ = [
     "encode_page_file",
     "encode_quarantine",
     "encode_row_index",
+    "encode_saved_view",
     "encode_snapshot",
     "from_json",
     "hint_key",
@@ -182,5 +187,6 @@ __all__ = [
     "verify_blob_block",
     "verify_frame",
     "verify_pages",
+    "view_key",
     "with_inferred_shape",
 ]

@@ -74,6 +74,10 @@ def quarantine_key(id: str) -> str:
     return f"quarantine/{_safe(id)}.arrow"
 
 
+def view_key(id: str) -> str:
+    return f"views/{_safe(id)}.arrow"
+
+
 def corrupt_error(where: str, what: str) -> CorruptError:
     """The error for an object that fails verification."""
     return CorruptError(f"{where} is damaged: {what}. Restore it from a copy of the table")

@@ -11,6 +11,7 @@ _KEY = re.compile(
     rf"log/{_ID}/(?:{_NUMBER}\.json|HINT)"
     rf"|ids/{_NUMBER}"
     rf"|refs/(?:branches|tags)/[^/]+/{_NUMBER}\.json"
+    rf"|views/(?:[^/]+/{_NUMBER}\.json|{_ID}\.arrow)"
     rf"|(?:leases|intents|vacuums)/{_ID}\.json"
     rf"|(?:snapshots|blobs)/{_ID}"
     rf"|(?:manifests|data|ingest|quarantine)/{_ID}\.arrow"

@@ -3,7 +3,7 @@
 The contract; if the code disagrees with this list, the code is wrong:
 
 - Retained are: the newest version of every branch; every version that was the newest less than `older_than` ago; every
-  version with a tag or a lease. Commits themselves are always retained.
+  version with a tag, a saved view or a lease. Commits themselves are always retained.
 - Objects that some commit refers to, but no retained version, are deleted. Objects that no commit refers to may belong
   to an active writer; they are deleted when they are older than `ORPHAN_AGE_S` and older than every write intent.
 - Two phases. First the versions to delete are marked as expired in the store; then leases, refs and the log are read
@@ -57,6 +57,7 @@ _PREFIXES = (
     "quarantine/",
     "index/building/",
     "index/search/",
+    "views/",
 )
 _MARKS_PREFIX = "vacuums/"
 
@@ -87,6 +88,8 @@ class Vacuum:
     older_than_s: float
     progress: Callable[[str], None] = field(default=lambda _: None)
     _commit_cache: dict[tuple[str, int], Commit] = field(default_factory=dict)
+    _views: set[str] = field(default_factory=set)
+    """Keys of the objects of saved views."""
 
     def run(self, *, dry_run: bool) -> VacuumResult:
         """Find unneeded objects and, unless `dry_run`, delete them."""
@@ -104,7 +107,7 @@ class Vacuum:
             self._mark_expired(key, expired)
         self.progress("finding the objects in use")
         live = [commit for commit in commits.values() if commit.snapshot.id in retained]
-        reachable = self._reachable(live)
+        reachable = self._reachable(live) | self._views
         garbage = self._garbage(reachable, self._reachable(expired) - reachable, now_s) + self._stale_indexes(live)
         if not dry_run:
             self.progress(f"deleting {len(garbage)} objects")
@@ -123,14 +126,17 @@ class Vacuum:
         cutoff_s = now_s - self.older_than_s
         retained = {held.snapshot for held in live_leases(self.store, now_s=now_s)}
         refs = Refs(self.store, self.info)
-        live, tags, deleted = set(refs.branches().values()), refs.tags(), refs.deleted_branches()
+        live, deleted = set(refs.branches().values()), refs.deleted_branches()
+        views = refs.views().values()
+        self._views = {view.key for view in views}
+        named = [*refs.tags().values(), *(view.commit for view in views if view.commit is not None)]
         written: dict[str, dict[int, float]] = {}
         for item in list_objects(self.store, LOG_PREFIX):
             _, branch, name = item.key.split("/")
             if name != "HINT":
                 written.setdefault(branch, {})[int(name.removesuffix(".json"))] = item.modified_s
         commits = self._commits(written)
-        for at in tags.values():
+        for at in named:
             tagged = commits.get((at.branch, at.version)) or read_commit(self.store, at.branch, at.version)
             retained.add(tagged.snapshot.id)
         for branch, times in written.items():
@@ -199,7 +205,9 @@ class Vacuum:
             (item.key, item.size)
             for prefix in _PREFIXES
             for item in list_objects(self.store, prefix)
-            if item.key not in reachable and (item.key in expired or item.modified_s < orphaned_before_s)
+            if item.key not in reachable
+            and not item.key.endswith(".json")  # names of views are never deleted
+            and (item.key in expired or item.modified_s < orphaned_before_s)
         ]
 
     def _stale_indexes(self, live: Sequence[Commit]) -> list[tuple[str, int]]:

@@ -49,6 +49,8 @@ class Reader:
     """The commit that the snapshot is, or is based on."""
     name: str = ""
     """The name of that version: `main@7`."""
+    stored: Snapshot | None = None
+    """The snapshot without computed columns; None if there are none."""
 
     def raw_columns(
         self,

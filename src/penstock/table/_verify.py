@@ -37,6 +37,7 @@ from penstock.format import (
     decode_index_header,
     decode_manifest,
     decode_quarantine,
+    decode_saved_view,
     decode_sealed,
     decode_snapshot,
     decoding,
@@ -46,7 +47,7 @@ from penstock.format import (
     verify_pages,
 )
 from penstock.format.kinds import Linked
-from penstock.history import Intent, Lease, Ref, Refs, Tree, VacuumRecord, list_objects, read_snapshot
+from penstock.history import Intent, Lease, Ref, Refs, Tree, VacuumRecord, ViewRef, list_objects, read_snapshot
 from penstock.storage import Store, thread_map
 from penstock.table._blobs import decode_reference
 from penstock.table._gather import dense_kind
@@ -93,6 +94,7 @@ class Verifier:
         commits = self._check_all(keys, _decode_commit)
         self._check_no_gaps(info, keys)
         self._check_refs(info, set(keys))
+        self._check_views(info, set(keys))
         for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
             self._check_all(self._keys(prefix), partial(decode_sealed, cls), may_be_gone=True)
         vacuums = self._check_all(self._keys("vacuums/"), partial(decode_sealed, VacuumRecord))
@@ -116,6 +118,18 @@ class Verifier:
                     key = commit_key(ref.branch, ref.version or 0)
                     if info is not None and key not in keys:
                         raise CorruptError(f"{self._store.uri}/{key} is missing, and {prefix[:-1]} refer to it")
+
+    def _check_views(self, info: TableInfo | None, keys: set[str]) -> None:
+        """Check that saved views refer to versions that exist, and the objects of those that are not deleted."""
+        self._check_all([key for key in self._keys("views/") if key.endswith(".json")], ViewRef.decode)
+        with self._reporting():
+            for name, view in Refs(self._store, info).views().items() if info is not None else ():
+                at = view.commit
+                if at is not None and commit_key(at.branch, at.version) not in keys:
+                    self._report_damage(f"{self._store.uri}: the version of the saved view {name!r} is missing")
+                decode = partial(decode_saved_view, length=view.length, crc=view.crc, rows=view.rows)
+                with self._reporting():  # also of an id that is no name of an object
+                    self._check(view.key, decode)
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
         """Check snapshots; returns a schema of all their fields, and their top nodes."""

@@ -7,6 +7,8 @@ from penstock.errors import InvalidInputError, UnsupportedFormatError
 from penstock.format import Field
 from penstock.query.indexes._kind import IndexKind
 from penstock.query.indexes._scalar import ScalarKind
+from penstock.query.indexes._vector import VectorKind
+from penstock.query.indexes.text import TextKind
 
 
 class KindFactory(Protocol):
@@ -15,7 +17,7 @@ class KindFactory(Protocol):
     def __call__(self, field: Field, options: Mapping[str, Any]) -> IndexKind: ...
 
 
-KINDS: dict[str, KindFactory] = {"scalar": ScalarKind.make}
+KINDS: dict[str, KindFactory] = {"scalar": ScalarKind.make, "text": TextKind.make, "vector": VectorKind.make}
 
 
 def make_kind(name: str, field: Field, options: Mapping[str, Any]) -> IndexKind:

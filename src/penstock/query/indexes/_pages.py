@@ -20,6 +20,7 @@ from penstock.format import (
 )
 from penstock.query.indexes._kind import KEY, TableLayout
 from penstock.storage import Store, coalesce, thread_map
+from penstock.table import Int64Array
 from penstock.types import ByteRange, cached_property
 
 KeyOf = Callable[[str], str]
@@ -86,12 +87,24 @@ class PageWriter:
 def _page_bounds(batch: pa.RecordBatch, layout: TableLayout) -> list[int]:
     """The first entry of each page, and the end of the last."""
     count = len(batch)
-    rows = max(1, layout.page_bytes * count // max(1, batch.nbytes))
     if not layout.split_at_keys:
-        return [*range(0, count, rows), count]
+        ends = np.cumsum(_entry_bytes(batch))
+        return [*np.flatnonzero(np.diff((ends - 1) // layout.page_bytes, prepend=-1)).tolist(), count]
+    rows = max(1, layout.page_bytes * count // max(1, batch.nbytes))
     keys = batch.column(KEY)
     starts = [0, *(np.flatnonzero(np.asarray(pc.not_equal(keys[1:], keys[:-1]))) + 1).tolist(), count]
     return [start for first, end in pairwise(starts) for start in range(first, end, rows)] + [count]
+
+
+def _entry_bytes(batch: pa.RecordBatch) -> Int64Array:
+    """Bytes of each entry; sizes of text and bytes may differ widely."""
+    sizes = np.ones(len(batch), np.int64)
+    for column in batch.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            sizes += np.asarray(pc.fill_null(pc.binary_length(column), 0))
+        else:
+            sizes += max(1, column.nbytes // len(batch))
+    return sizes
 
 
 class PageRead(NamedTuple):

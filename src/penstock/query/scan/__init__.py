@@ -1,0 +1,19 @@
+"""Tables as query engines read them: projections and filters pushed down to pages."""
+
+from penstock.query.scan._arrow import column_array, column_type
+from penstock.query.scan._relation import ROW, Derived, Relation, is_heavy
+from penstock.query.scan._scan import TableScan, handle_column
+from penstock.query.scan._trace import RelationTrace, ScanTrace
+
+__all__ = [
+    "ROW",
+    "Derived",
+    "Relation",
+    "RelationTrace",
+    "ScanTrace",
+    "TableScan",
+    "column_array",
+    "column_type",
+    "handle_column",
+    "is_heavy",
+]

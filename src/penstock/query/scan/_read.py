@@ -1,0 +1,292 @@
+"""Read the rows of a scan: the filter's columns first, the others of matching rows only, ahead of the consumer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.format import Field, Fragment
+from penstock.query.scan._arrow import column_array, is_stored_type
+from penstock.query.scan._filter import matching_rows, referenced_columns
+from penstock.query.scan._relation import ROW, Derived, Relation
+from penstock.query.scan._trace import RelationTrace
+from penstock.storage import Prefetch, read_ahead, thread_map
+from penstock.table import (
+    ROW_ID,
+    FragmentRows,
+    Int64Array,
+    PageRequest,
+    Pages,
+    candidate_rows,
+    gather,
+    page_requests,
+    read_pages,
+)
+from penstock.types import cached_property
+
+_BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 8 << 20
+_TASKS = 4
+_REQUESTS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows of a scan that are read together."""
+
+    selection: tuple[FragmentRows, ...]
+    positions: Int64Array
+    """Ascending, one for each row of the selection."""
+    indices: Int64Array
+    """Indices into the relation's rows."""
+    order: Int64Array | None = None
+    """The row of the selection that each index is; None if they are the same."""
+    known: Mapping[str, pa.Array] = field(default_factory=dict)
+    """Columns that were read already."""
+
+    def take(self, rows: Int64Array | slice) -> "Part":
+        """Some rows, ascending, of a part of one fragment."""
+        [selected] = self.selection
+        return Part(
+            (FragmentRows(selected.fragment, selected.rows[rows]),),
+            self.positions[rows],
+            self.indices[rows],
+            known={name: _take(array, rows) for name, array in self.known.items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ScanRun:
+    """One scan of a relation: some columns of the rows that match a filter."""
+
+    relation: Relation
+    schema: pa.Schema
+    """All columns of the relation, the virtual ones included."""
+    derived: Mapping[str, Derived]
+    handles: Mapping[str, str]
+    """Columns of handles, and the columns they refer to."""
+    columns: Sequence[str]
+    filter: pc.Expression | None
+    budget_bytes: int
+    trace: RelationTrace
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches, in the order of the relation's rows."""
+        for part in self._projected(self._matching()):
+            yield from self._batch(part)
+
+    def plan(self) -> None:
+        """Add to the trace what `batches` would read at most, without reading it."""
+        needed = list(dict.fromkeys([*self._filter_columns, *self.columns]))
+        for part in self._candidates(self.relation, needed):
+            requests = page_requests(part.selection, [found.id for found in self._fields(needed)])
+            self.trace.add_bytes(sum(request.bytes for request in requests))
+
+    @cached_property
+    def _filter_columns(self) -> list[str]:
+        return [] if self.filter is None else referenced_columns(self.schema, self.filter)
+
+    def _matching(self) -> Iterator[Part]:
+        """Rows that match, with the filter's columns that are wanted; in the order of the relation."""
+        names = self._filter_columns
+        if self.relation.ascending:
+            yield from self._filtered(self.relation, names)
+            return
+        rows = self.relation.positions
+        if self.filter is not None:
+            distinct = replace(self.relation, rows=self.relation.distinct)
+            found = [part.positions for part in self._filtered(distinct, names)]
+            matching = np.concatenate(found) if found else np.zeros(0, np.int64)
+            at = np.searchsorted(matching, rows)
+            hit = at < len(matching)
+            hit[hit] = matching[at[hit]] == rows[hit]
+            indices = np.flatnonzero(hit)
+        else:
+            indices = np.arange(len(rows))
+        count = self._rows_per_batch([name for name in self.columns])
+        for start in range(0, len(indices), count):
+            chosen = indices[start : start + count]
+            positions, order = np.unique(rows[chosen], return_inverse=True)
+            yield Part(tuple(self.relation.reader.locate(positions)), positions, chosen, order)
+
+    def _filtered(self, relation: Relation, names: Sequence[str]) -> Iterator[Part]:
+        candidates = self._candidates(relation, names or self.columns)
+        if self.filter is None:
+            yield from candidates
+            return
+        fields = self._fields(names)
+        wanted = [name for name in names if name in self.columns]
+
+        def read(part: Part) -> Part | None:
+            table = pa.table(self._read(part, names, fields))
+            rows = matching_rows(table, self.filter)
+            if not len(rows):
+                return None
+            known = {name: table[name].combine_chunks() for name in wanted}
+            return replace(part, known=known) if len(rows) == table.num_rows else replace(part, known=known).take(rows)
+
+        for part in self._ahead(read, candidates, fields):
+            if part is not None:
+                yield part
+
+    def _candidates(self, relation: Relation, names: Sequence[str]) -> Iterator[Part]:
+        """The rows that may match, cut at the pages of the columns that are read first."""
+        fields, reader = self._fields(names), relation.reader
+        limit = self._rows_per_batch(names)
+        for candidate in candidate_rows(reader, self._prunable(), relation.rows, self.trace.counts):
+            rows, positions = candidate.selected.rows, candidate.positions
+            indices = relation.indices_of(positions)
+            fragment = candidate.selected.fragment
+            for part in _cut(fragment, fields, rows, limit):
+                yield Part((FragmentRows(fragment, rows[part]),), positions[part], indices[part])
+
+    def _prunable(self) -> pc.Expression | None:
+        """The filter, if all its columns are stored as they are compared."""
+        if self.filter is None:
+            return None
+        schema = self.relation.reader.snapshot.schema
+        names = self._filter_columns
+        return self.filter if all(name in schema and is_stored_type(schema[name]) for name in names) else None
+
+    def _projected(self, parts: Iterator[Part]) -> Iterator[Part]:
+        """Parts with all columns, in pieces that fit into memory."""
+        known = set(self._filter_columns) if self.relation.ascending else set()
+        names = [name for name in self.columns if name not in known]
+        fields = self._fields(names)
+        if not fields and not any(name in self.derived for name in names):
+            for part in parts:
+                yield replace(part, known=self._read(part, names, fields))
+            return
+
+        def read(part: Part) -> Part:
+            return replace(part, known=self._read(part, names, fields))
+
+        yield from self._ahead(read, self._pieces(parts, names), fields)
+
+    def _pieces(self, parts: Iterator[Part], names: Sequence[str]) -> Iterator[Part]:
+        count = self._rows_per_batch(names)
+        for part in parts:
+            if part.order is not None or len(part.indices) <= count:
+                yield part
+                continue
+            for start in range(0, len(part.indices), count):
+                yield part.take(slice(start, start + count))
+
+    def _ahead(self, read, parts, fields):  # type: ignore[no-untyped-def]
+        row_bytes = sum(map(_row_bytes_of(self.relation), fields))
+        prefetch = Prefetch(_TASKS, max(1, self.budget_bytes // 2))
+        return read_ahead(read, parts, prefetch=prefetch, size=lambda part: int(len(part.indices) * row_bytes))
+
+    def _read(self, part: Part, names: Sequence[str], fields: Sequence[Field]) -> dict[str, pa.Array]:
+        """Columns of a part, those known included, in the order of its selection."""
+        reader = self.relation.reader
+        pages = self._fetch(part, fields)
+        found = dict(part.known)
+        for name in names:
+            if name in found:
+                continue
+            if name == ROW:
+                found[name] = pa.array(part.indices)
+            elif name in self.handles:
+                found[name] = pa.StructArray.from_arrays(
+                    [pa.array(part.indices)], fields=list(self.schema.field(name).type)
+                )
+            elif name == ROW_ID:
+                ids = [selected.fragment.row_ids_at(selected.rows) for selected in part.selection]
+                found[name] = pa.array(np.concatenate(ids))
+            elif name in self.derived:
+                found[name] = self.derived[name].compute(part.positions)
+            else:
+                column = reader.snapshot.schema[name]
+                raw = gather(reader.snapshot.schema, column, part.selection, pages)
+                found[name] = column_array(reader, column, raw)
+        return found
+
+    def _fetch(self, part: Part, fields: Sequence[Field]) -> Pages:
+        reader, pages = self.relation.reader, Pages()
+        requests = page_requests(part.selection, [found.id for found in fields])
+        self.trace.add_bytes(sum(request.bytes for request in requests))
+
+        def read(request: PageRequest) -> list[tuple[int, memoryview]]:
+            return read_pages(reader.store, request)
+
+        with reader.missing_as_corrupt():
+            fetched = thread_map(read, requests, max_workers=1 if reader.store.is_local else _REQUESTS)
+        for request, runs in zip(requests, fetched, strict=True):
+            pages.add_all(request.file, runs)
+        return pages
+
+    def _batch(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """The columns of a part as batches of bounded length."""
+        rows = len(part.indices)
+        if not self.columns:
+            count = pa.RecordBatch.from_arrays([pa.array(part.indices)], [ROW]).select([])
+            yield count
+            return
+        virtual = (ROW, *self.handles)  # by index already, and so in order
+        columns = [
+            part.known[name] if part.order is None or name in virtual else _take(part.known[name], part.order)
+            for name in self.columns
+        ]
+        batch = pa.RecordBatch.from_arrays(
+            columns, schema=pa.schema([self.schema.field(name) for name in self.columns])
+        )
+        for start in range(0, rows, _BATCH_ROWS):
+            yield batch.slice(start, _BATCH_ROWS)
+
+    def _fields(self, names: Sequence[str]) -> list[Field]:
+        schema = self.relation.reader.snapshot.schema
+        return [
+            schema[name] for name in names if name in schema and name not in self.derived and name not in self.handles
+        ]
+
+    def _rows_per_batch(self, names: Sequence[str]) -> int:
+        row_bytes = sum(map(_row_bytes_of(self.relation), self._fields(names)))
+        return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES // max(row_bytes, 1))))
+
+
+def _row_bytes_of(relation: Relation):  # type: ignore[no-untyped-def]
+    """Approximate bytes of a row of a column, estimated from the first fragment."""
+    reader = relation.reader
+    first = next(iter(reader.tree.fragments(reader.snapshot.nodes)), None)
+
+    def estimate(column: Field) -> float:
+        if column.fixed_row_bytes is not None:
+            return column.fixed_row_bytes
+        if first is None:
+            return 1.0
+        files = first.files_of(column.id)
+        stored = sum(file.length / max(1, len(file.fields)) + sum(blob.length for blob in file.blobs) for file in files)
+        return stored / max(1, first.rows)
+
+    return estimate
+
+
+def _cut(fragment: Fragment, fields: Sequence[Field], rows: Int64Array, limit: int) -> Iterator[slice]:
+    """Parts of some rows with about `limit` rows each, cut at pages so that none is read twice; at least a page each."""
+    files = max((fragment.files_of(column.id) for column in fields), key=_stored_bytes, default=())
+    ends = [file.row_start + file.page_ends for file in files]
+    if not ends:
+        yield from (slice(start, start + limit) for start in range(0, len(rows), limit))
+        return
+    cuts = np.unique(np.searchsorted(rows, np.concatenate(ends)))
+    cuts = cuts[cuts > 0]
+    start = 0
+    while start < len(rows):
+        fitting = int(np.searchsorted(cuts, start + limit, side="right"))
+        following = int(np.searchsorted(cuts, start, side="right"))
+        end = int(cuts[max(fitting - 1, following)]) if following < len(cuts) else len(rows)
+        yield slice(start, end)
+        start = end
+
+
+def _stored_bytes(files: Sequence) -> int:  # type: ignore[type-arg]
+    return sum(file.length for file in files)
+
+
+def _take(array: pa.Array, rows: Int64Array | slice) -> pa.Array:
+    if isinstance(rows, slice):
+        return array[rows]
+    return array.take(pa.array(rows))

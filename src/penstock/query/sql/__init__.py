@@ -1,0 +1,22 @@
+"""SQL over tables: one SELECT, checked, rewritten, and run by DuckDB in a sandbox."""
+
+from penstock.query.sql._connection import QueryLimits
+from penstock.query.sql._params import Params
+from penstock.query.sql._result import ComputedColumn, HandleColumn, QueryResult, ResultColumn, TableColumn
+from penstock.query.sql._run import run_sql
+from penstock.query.sql._udf import Udf, udf
+from penstock.query.sql.rewrite import MakeScores
+
+__all__ = [
+    "ComputedColumn",
+    "HandleColumn",
+    "MakeScores",
+    "Params",
+    "QueryLimits",
+    "QueryResult",
+    "ResultColumn",
+    "TableColumn",
+    "Udf",
+    "run_sql",
+    "udf",
+]

@@ -1,0 +1,176 @@
+"""Sandboxed connections to DuckDB, and the limits of a question."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MAX_DATABASES = 4
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class QueryLimits:
+    """What one question may use."""
+
+    time_s: float | None = 600.0
+    """Seconds until a question is ended; None for no limit."""
+    memory_bytes: int = 4 << 30
+    """Memory of the engine, and of the result."""
+    read_ahead_bytes: int = 256 << 20
+    """Bytes of pages that are read ahead or in use, for each relation."""
+    threads: int | None = None
+    """Threads of the engine; None for one per processor."""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 1 << 24 or self.read_ahead_bytes < 1 << 16:
+            raise InvalidInputError("a question needs 16 MiB of memory and 64 KiB of read-ahead at least")
+        if (self.time_s is not None and self.time_s <= 0) or (self.threads is not None and self.threads < 1):
+            raise InvalidInputError("time_s and threads must be positive")
+
+
+def import_duckdb() -> ModuleType:
+    """The module `duckdb`; raises `InvalidInputError` if it is not installed."""
+    try:
+        import duckdb
+    except ImportError:
+        raise InvalidInputError("SQL needs DuckDB: pip install 'penstock[query]'") from None
+    return duckdb
+
+
+class _Databases:
+    """Empty databases, one for each setting: to open one takes tens of milliseconds, a connection to it none.
+
+    No statement can change a database: only one SELECT is run on a connection, relations are registered with the
+    connection, and the configuration is locked.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def connect(self, limits: QueryLimits) -> "DuckDBPyConnection":
+        """A new connection."""
+        key = limits.memory_bytes, limits.threads
+        with self._lock:
+            if key not in self._open:
+                self._open[key] = _open_database(limits)
+                if len(self._open) > _MAX_DATABASES:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(key)
+            return self._open[key].cursor()  # type: ignore[no-any-return]
+
+    def discard(self, limits: QueryLimits) -> None:
+        """Forget a database, after an error that may have damaged it."""
+        with self._lock:
+            self._open.pop((limits.memory_bytes, limits.threads), None)
+
+    def forget(self) -> None:
+        """In a forked child: the threads of the databases do not exist there."""
+        self._lock, self._open = threading.Lock(), OrderedDict()
+
+
+_databases = _Databases()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_databases.forget)
+
+
+def _open_database(limits: QueryLimits) -> "DuckDBPyConnection":
+    config: dict[str, Any] = {
+        "memory_limit": f"{limits.memory_bytes // 1024}KiB",
+        "enable_external_access": False,
+        "python_enable_replacements": False,
+        "autoload_known_extensions": False,
+        "autoinstall_known_extensions": False,
+        "allow_community_extensions": False,
+        "temp_directory": "",
+        "max_temp_directory_size": "0B",
+    }
+    if limits.threads is not None:
+        config["threads"] = limits.threads
+    connection = import_duckdb().connect(config=config)
+    connection.execute("SET lock_configuration=true")
+    return connection  # type: ignore[no-any-return]
+
+
+@contextmanager
+def connected(limits: QueryLimits) -> Iterator["DuckDBPyConnection"]:
+    """A fresh connection, closed at the end."""
+    duckdb = import_duckdb()
+    connection = _databases.connect(limits)
+    try:
+        yield connection
+    except (duckdb.InternalException, duckdb.FatalException):
+        _databases.discard(limits)
+        raise
+    finally:
+        connection.close()
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The question was ended by its time limit or by its caller."""
+
+
+def run_interruptibly(
+    connection: "DuckDBPyConnection | None", work: Callable[[], _T], limits: QueryLimits, cancel: threading.Event | None
+) -> _T:
+    """Return `work()`, which runs in another thread, and perhaps runs statements of a connection.
+
+    Ctrl-C, `cancel` and the time limit interrupt the connection and end the wait at once.
+    """
+    done = threading.Event()
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="penstock-query", daemon=True)
+    thread.start()
+    try:
+        _wait(done, limits, cancel)
+    except BaseException:
+        if connection is not None:
+            connection.interrupt()
+        done.wait(_GRACE_S)
+        raise
+    result, error = outcome[0]
+    if error is not None:
+        try:
+            raise error
+        finally:
+            outcome.clear()
+    return result  # type: ignore[no-any-return]
+
+
+_GRACE_S = 0.5
+"""How long an interrupted statement is waited for; a batch in flight ends by itself."""
+_POLL_S = 0.05
+
+
+def _wait(done: threading.Event, limits: QueryLimits, cancel: threading.Event | None) -> None:
+    import time
+
+    end = None if limits.time_s is None else time.monotonic() + limits.time_s
+    while True:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            raise Interrupted(f"the question took longer than its limit of {limits.time_s:g} s")
+        step = _POLL_S if cancel is not None else left
+        if done.wait(step if left is None or step is None else min(step, left)):
+            return
+        if cancel is not None and cancel.is_set():
+            raise Interrupted("the question was cancelled")

@@ -1,0 +1,91 @@
+"""Errors that point at a place in the SQL text, and the one gate through which DuckDB's errors pass."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from penstock.errors import InvalidInputError, NotFoundError, PenstockError
+
+_Error = TypeVar("_Error", bound=PenstockError)
+_MAX_LINE = 100
+_DUCKDB_POSITION = re.compile(r"\n+LINE \d+:.*", re.DOTALL)
+_PREFIX = re.compile(r"^[A-Z][A-Za-z ]* Error: ?")
+
+
+class SqlErrors:
+    """Makes errors about one SQL text."""
+
+    def __init__(self, sql: str) -> None:
+        self._bytes = sql.encode()
+
+    def invalid(self, what: str, at: Any = None) -> InvalidInputError:
+        """An error about a node of the syntax tree, or about the whole text."""
+        return InvalidInputError(what + self._place(at))
+
+    def unknown(self, what: str, name: str, known: Iterable[str], at: Any = None) -> NotFoundError:
+        """An error about a name that does not exist, with those that are like it."""
+        return NotFoundError(f"there is no {what} {name!r}{near_matches(name, known)}{self._place(at)}")
+
+    def _place(self, at: Any) -> str:
+        start = at.get("query_location") if isinstance(at, dict) else at
+        if not isinstance(start, int) or not 0 <= start <= len(self._bytes):
+            return ""
+        length = at.get("query_location_length", 1) if isinstance(at, dict) else 1
+        before, rest = self._bytes[:start].decode(errors="replace"), self._bytes[start:].decode(errors="replace")
+        marked = self._bytes[start : start + length].decode(errors="replace").split("\n")[0]
+        head = before.rpartition("\n")[2]
+        line, column = head + rest.partition("\n")[0], len(head)
+        shift = max(0, column - _MAX_LINE // 2)
+        caret = " " * (column - shift) + "^" * max(1, min(len(marked), _MAX_LINE - (column - shift)))
+        return f" (at character {len(before) + 1})\n  {line[shift : shift + _MAX_LINE]}\n  {caret}"
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """The known names that are like a wrong one, as the end of a sentence."""
+    names = sorted(set(known))
+    lower = {each.lower(): each for each in names}
+    found = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
+    if found:
+        return f"; did you mean {' or '.join(map(repr, found))}?"
+    if 0 < len(names) <= 20:
+        return f"; there are {', '.join(names)}"
+    return ""
+
+
+@contextmanager
+def translated(errors: SqlErrors, failures: list[BaseException]) -> Iterator[None]:
+    """Raise an error of a scan or a function as itself, and an error of DuckDB as one of Penstock."""
+    import duckdb
+
+    try:
+        yield
+    except PenstockError:
+        raise
+    except duckdb.Error as error:
+        if failures:
+            raise failures[0] from None
+        raise translate(errors, error) from None
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        if failures:
+            raise failures[0] from None
+        raise errors.invalid(f"the question cannot be answered: {_first_line(error)}") from None
+    except RecursionError:
+        raise errors.invalid("the SQL is nested too deeply") from None
+
+
+def translate(errors: SqlErrors, error: Exception) -> PenstockError:
+    """An error of DuckDB in our words."""
+    import duckdb
+
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return errors.invalid(
+            "the question needs more memory than its limit; select fewer columns or rows, or raise the limit"
+        )
+    return errors.invalid(f"the SQL is not valid here: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    text = _PREFIX.sub("", _DUCKDB_POSITION.sub("", str(error))).strip()
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())[:500] or type(error).__name__

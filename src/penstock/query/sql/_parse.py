@@ -1,0 +1,144 @@
+"""Parse SQL to a syntax tree and back; exactly one SELECT is accepted."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from penstock.query.sql._ast import Node
+from penstock.query.sql._connection import QueryLimits, connected
+from penstock.query.sql._errors import SqlErrors
+
+_MAX_SQL_BYTES = 1 << 20
+_PARSER = QueryLimits(memory_bytes=1 << 30, threads=1)
+
+DENIED_FUNCTIONS = frozenset(
+    [
+        "current_catalog",
+        "current_connection_id",
+        "current_database",
+        "current_query",
+        "current_query_id",
+        "current_role",
+        "current_schema",
+        "current_schemas",
+        "current_setting",
+        "current_transaction_id",
+        "current_user",
+        "currval",
+        "getenv",
+        "getvariable",
+        "in_search_path",
+        "is_histogram_other_bin",
+        "json_deserialize_sql",
+        "json_serialize_plan",
+        "json_serialize_sql",
+        "nextval",
+        "parse_duckdb_log_message",
+        "session_user",
+        "set_config",
+        "setseed",
+        "sleep",
+        "sleep_ms",
+        "txid_current",
+        "user",
+        "version",
+        "which_secret",
+        "write_log",
+    ]
+)
+"""Functions that tell about the process, or change it, instead of computing a value."""
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Names of the functions that SQL may call."""
+
+    known: frozenset[str]
+    aggregates: frozenset[str]
+
+
+@cache
+def engine_functions() -> Functions:
+    """The functions of the engine, without those that look at files, settings or the catalog."""
+    with connected(_PARSER) as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT function_name, function_type FROM duckdb_functions() "
+            "WHERE function_type IN ('scalar', 'aggregate', 'macro') AND schema_name = 'main'"
+        ).fetchall()
+    usable = [(name, kind) for name, kind in rows if not _is_denied(name)]
+    window = "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value fill"
+    special = "coalesce struct_pack row list_value array_value unnest grouping grouping_id if ifnull nullif try"
+    return Functions(
+        frozenset([*(name for name, _ in usable), *window.split(), *special.split()]),
+        frozenset(name for name, kind in usable if kind == "aggregate"),
+    )
+
+
+def _is_denied(name: str) -> bool:
+    return name in DENIED_FUNCTIONS or name.startswith(
+        ("pg_", "duckdb_", "read_", "has_", "icu_", "add_parquet", "query")
+    )
+
+
+def parse(sql: str, errors: SqlErrors) -> Node:
+    """The syntax tree of one SELECT; raises `InvalidInputError` for anything else."""
+    if not isinstance(sql, str) or len(sql.encode()) > _MAX_SQL_BYTES:
+        raise errors.invalid("SQL is a text of 1 MiB at most")
+    with connected(_PARSER) as connection:
+        [[text]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    document = json.loads(text)
+    if document["error"]:
+        raise _parse_error(document, errors)
+    statements = document["statements"]
+    if len(statements) != 1:
+        raise errors.invalid(f"one SELECT statement is needed, and there are {len(statements)} statements")
+    node: Node = statements[0]["node"]
+    return node
+
+
+def unparse(node: Node) -> str:
+    """The SQL of a syntax tree."""
+    document = json.dumps({"error": False, "statements": [{"node": node}]})
+    with connected(_PARSER) as connection:
+        [[text]] = connection.execute("SELECT json_deserialize_sql(?::JSON)", [document]).fetchall()
+    return str(text)
+
+
+def unparse_names(expressions: list[Node]) -> list[str]:
+    """The names that the engine gives to expressions without an alias: their text."""
+    if not expressions:
+        return []
+    documents = [[json.dumps({"error": False, "statements": [{"node": _select(each)}]})] for each in expressions]
+    found = []
+    with connected(_PARSER) as connection:
+        for document in documents:
+            [[text]] = connection.execute("SELECT json_deserialize_sql(?::JSON)", document).fetchall()
+            found.append(str(text).removeprefix("SELECT ").rstrip())
+    return found
+
+
+def _select(expression: Node) -> Node:
+    return {
+        "type": "SELECT_NODE",
+        "modifiers": [],
+        "cte_map": {"map": []},
+        "select_list": [{**expression, "alias": ""}],
+        "from_table": {"type": "EMPTY", "alias": "", "sample": None, "query_location": 0, "query_location_length": 0},
+        "where_clause": None,
+        "group_expressions": [],
+        "group_sets": [],
+        "aggregate_handling": "STANDARD_HANDLING",
+        "having": None,
+        "sample": None,
+        "qualify": None,
+    }
+
+
+def _parse_error(document: dict[str, Any], errors: SqlErrors) -> Exception:
+    message = str(document.get("error_message", ""))
+    if document.get("error_type") == "not implemented" and "Only SELECT" in message:
+        return errors.invalid("only a SELECT statement can be run: nothing else reads, writes or changes a table here")
+    position = document.get("position")
+    at = int(position) if position is not None and str(position).isdigit() else None
+    return errors.invalid(f"the SQL cannot be parsed: {message.splitlines()[0] if message else 'syntax error'}", at)

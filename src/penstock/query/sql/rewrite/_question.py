@@ -1,0 +1,74 @@
+"""One question while it is rewritten: its relations, parameters and functions, and what its scans must offer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from penstock.query.scan import Derived, Relation
+from penstock.query.search import Scores
+from penstock.query.sql._ast import Node
+from penstock.query.sql._errors import SqlErrors
+from penstock.query.sql._params import engine_value
+from penstock.query.sql._udf import Udf
+
+MakeScores: TypeAlias = Callable[[Relation, str, str, Any], Scores]
+"""Scores of a relation's rows: (relation, function, column, argument)."""
+
+
+@dataclass(eq=False)
+class Question:
+    """The context of a rewrite, and its results beside the new syntax tree."""
+
+    sql: str
+    relations: Mapping[str, Relation]
+    params: Mapping[str, Any]
+    functions: Mapping[str, Udf]
+    """Functions of the user, by lower-case name."""
+    make_scores: MakeScores | None
+    errors: SqlErrors
+    derived: dict[str, dict[str, Derived]] = field(default_factory=dict)
+    """By the name of a relation: columns that its scan computes."""
+    scores: dict[tuple[str, str], Scores] = field(default_factory=dict)
+    """By the names of a relation and of a derived column."""
+    handles: dict[str, set[str]] = field(default_factory=dict)
+    """By the name of a relation: columns whose handles are used."""
+    loaded: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Functions that load values by handle: relation and column."""
+    called: set[str] = field(default_factory=set)
+    """Lower-case names of the user's functions that are called."""
+    used: dict[str, str] = field(default_factory=dict)
+    """Names of parameters in the new SQL to their names in the old one."""
+
+    def relation(self, name: str) -> tuple[str, Relation] | None:
+        """A relation by its name in any case."""
+        for known, relation in self.relations.items():
+            if known.lower() == name.lower():
+                return known, relation
+        return None
+
+    def param(self, node: Node) -> Any:
+        """The value of a parameter; raises `InvalidInputError` if it was not given."""
+        name = node["identifier"]
+        if name not in self.params:
+            what = f"parameter {name}" if name.isdigit() else f"parameter ${name}"
+            raise self.errors.invalid(f"there is no value for {what}; {len(self.params)} are given", node)
+        return self.params[name]
+
+    def engine_params(self) -> dict[str, Any]:
+        """The parameters of the new SQL."""
+        return {new: engine_value(old, self.params[old]) for new, old in self.used.items()}
+
+    def check_params(self, named: Sequence[str]) -> None:
+        """Raise `InvalidInputError` for a parameter that the SQL does not name."""
+        for name in self.params:
+            if name not in named:
+                raise self.errors.invalid(
+                    f"{len(self.params)} parameters are given, and the SQL has {len(named)}"
+                    if name.isdigit()
+                    else f"the SQL has no parameter ${name}"
+                )
+
+
+def loader_name(relation: str, column: str) -> str:
+    """The function that loads values by handle."""
+    return f"~load.{relation}.{column}"
