@@ -26,11 +26,11 @@ from penstock.query.indexes._vector import (
 __all__ = [
     "FAR_LIST",
     "FLOAT32_DTYPES",
-    "IndexInfo",
-    "IndexKind",
     "KEY",
     "MAX_SQUARE",
     "MIN_SQUARE",
+    "IndexInfo",
+    "IndexKind",
     "Metric",
     "OpenIndex",
     "PageRead",
