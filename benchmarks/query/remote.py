@@ -42,6 +42,6 @@ def remote(bench: Bench, version: str) -> Iterator[Remote]:
         nginx.serve(bench.tables.folder, log=True) as server,
         proxy(server.port, Delays(bench.delay_ms)) as endpoint,
     ):
-        store = RecordingStore(open_store(uri, nginx.options(endpoint)))
+        store = RecordingStore(open_store(uri, options=nginx.options(endpoint)))
         wanted = bench.tables.open(version).version
         yield Remote(penstock.load(store, version=wanted), store, server)
