@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import penstock
 from benchmarks.query import ours
 from benchmarks.query.bench import LANCE, OURS, Bench, Line, Part, compared, counted
 from benchmarks.query.data import LABELS
@@ -65,7 +64,7 @@ def _in_turns(bench: Bench, kind: str, where: str, indexed: bool) -> dict[str, l
 def _bytes(bench: Bench) -> list[Line]:
     """What the sorted filter reads of the column, counted at the store."""
     store = RecordingStore(open_store(bench.tables.ours))
-    ds = penstock.load(store, version=bench.tables.open(PLAIN).version)
+    ds = bench.tables.open(PLAIN, store)
     store.reset()
     ours.count(ds, f"id < {bench.rows // 100}")
     read = store.bytes_of("data/")

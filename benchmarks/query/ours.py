@@ -43,7 +43,9 @@ def rows(ds: penstock.Dataset, where: str) -> tuple[str, float]:
 
 
 def search(ds: penstock.Dataset, k: int, **asked: Any) -> tuple[Found, float]:
-    """The best rows by `Dataset.search`."""
+    """The best rows by `Dataset.search`; vectors are compared by cosine."""
+    if "vector" in asked:
+        asked["metric"] = "cosine"
 
     def find() -> Any:
         return ds.search(k=k, **asked).select(["_row_id", "score"]).to_arrow()

@@ -43,5 +43,4 @@ def remote(bench: Bench, version: str) -> Iterator[Remote]:
         proxy(server.port, Delays(bench.delay_ms)) as endpoint,
     ):
         store = RecordingStore(open_store(uri, options=nginx.options(endpoint)))
-        wanted = bench.tables.open(version).version
-        yield Remote(penstock.load(store, version=wanted), store, server)
+        yield Remote(bench.tables.open(version, store), store, server)

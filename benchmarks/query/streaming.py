@@ -98,7 +98,7 @@ def _rates(view: Any, rows: int) -> dict[str, float]:
 def _bytes(bench: Bench, where: str) -> int:
     """Bytes of data files that one epoch reads; no other epoch is read ahead, so that all bytes belong to it."""
     store = RecordingStore(open_store(bench.tables.ours))
-    view = penstock.load(store, version=bench.tables.open(PLAIN).version).where(where)
+    view = bench.tables.open(PLAIN, store).where(where)
     store.reset()
     with patch.object(_pipeline.Pipeline, "_can_plan", _can_plan_this_epoch), _loader(view) as loader:
         for _ in loader:

@@ -16,6 +16,7 @@ import penstock
 from benchmarks.loader.tables import BUCKET
 from benchmarks.query.data import DIMENSIONS, SCHEMA, batches
 from benchmarks.query.process import Peer
+from penstock.storage import Store
 
 PLAIN = "plain"
 """The version without an index."""
@@ -82,7 +83,7 @@ class Tables:
             ours = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu}
             partitions = max(4, round(_LANCE_PARTITIONS * self.rows / 1e6))
             lance = self.peer.ask("build", folder=self.lance, kind=name, partitions=partitions)
-            record["versions"][name] = {"ours": ds.version, "lance": lance.pop("version")}
+            record["versions"][name] = {"ours": _number(ds.version), "lance": lance.pop("version")}
             date = datetime.now(UTC).isoformat(timespec="seconds")
             record["built"][name] = {"ours": ours, "lance": lance, "date": date}
             self._keep(record)
@@ -92,9 +93,9 @@ class Tables:
         found: dict[str, Any] = self._read()["built"][name]
         return found
 
-    def open(self, name: str = PLAIN) -> penstock.Dataset:
-        """Our table as it was when an index had been built; all that were built before are in it too."""
-        return penstock.load(self.ours, version=self._read()["versions"][name]["ours"])
+    def open(self, name: str = PLAIN, store: Store | None = None) -> penstock.Dataset:
+        """Our table, with an index and all that were built before it; by way of another store, if one is given."""
+        return penstock.load(store or self.ours, version=self._read()["versions"][name]["ours"])
 
     def lance_version(self, name: str = PLAIN) -> int:
         found: int = self._read()["versions"][name]["lance"]
@@ -122,8 +123,8 @@ class Tables:
         self._record.write_text(json.dumps(record, indent=1))
 
 
-def write_table(uri: Path, rows: int, ids: Any = None) -> str:
-    """A table of all rows, or of those with some ids; returns its version."""
+def write_table(uri: Path, rows: int, ids: Any = None) -> int:
+    """A table of all rows, or of those with some ids; returns the number of its version."""
 
     def chosen() -> Any:
         for batch in batches(rows):
@@ -132,7 +133,7 @@ def write_table(uri: Path, rows: int, ids: Any = None) -> str:
 
     ds = penstock.create(uri, _TABLE_SCHEMA)
     ds.append(chosen())
-    return ds.commit()
+    return _number(ds.commit())
 
 
 def value_bytes(rows: int, ids: Any) -> int:
@@ -149,3 +150,8 @@ def value_bytes(rows: int, ids: Any) -> int:
 def _between(ids: Any, start: int, end: int) -> Any:
     low, high = np.searchsorted(ids, (start, end))
     return ids[low:high]
+
+
+def _number(version: str) -> int:
+    """Of `main@7`."""
+    return int(version.rpartition("@")[2])
