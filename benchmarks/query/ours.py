@@ -46,6 +46,8 @@ def search(ds: penstock.Dataset, k: int, **asked: Any) -> tuple[Found, float]:
     """The best rows by `Dataset.search`; vectors are compared by cosine."""
     if "vector" in asked:
         asked["metric"] = "cosine"
+    if "text" in asked:
+        asked["text_column"] = "caption"
 
     def find() -> Any:
         return ds.search(k=k, **asked).select(["_row_id", "score"]).to_arrow()
