@@ -17,6 +17,7 @@ from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Base, Cte, Output, Query, Scope
 from penstock.query.sql.rewrite._star import expand_stars
 
+
 _NONE: tuple[str, ...] = ()
 _COLUMNS = ("COLUMN_REF",)
 _ALL = ("COLUMN_REF", "FUNCTION", "WINDOW")
