@@ -4,14 +4,17 @@ from penstock.query.scan import Derived, Relation, ScanTrace, TableScan
 from penstock.query.search import Ranked, Scores
 from penstock.query.sql import (
     ComputedColumn,
+    Explanation,
     HandleColumn,
     MakeScores,
     Params,
     QueryLimits,
     QueryResult,
+    RelationPlan,
     ResultColumn,
     TableColumn,
     Udf,
+    explain_sql,
     run_sql,
     udf,
 )
@@ -19,6 +22,7 @@ from penstock.query.sql import (
 __all__ = [
     "ComputedColumn",
     "Derived",
+    "Explanation",
     "HandleColumn",
     "MakeScores",
     "Params",
@@ -26,12 +30,14 @@ __all__ = [
     "QueryResult",
     "Ranked",
     "Relation",
+    "RelationPlan",
     "ResultColumn",
     "ScanTrace",
     "Scores",
     "TableColumn",
     "TableScan",
     "Udf",
+    "explain_sql",
     "run_sql",
     "udf",
 ]
