@@ -29,11 +29,15 @@ _SAMPLE = 0x73616D706C65
 class Questions:
     """What can be asked of a view; each answer is a view again."""
 
-    def _relation(self) -> Relation:
-        """The rows and columns of this moment."""
+    _question: str
+
+    def _pinned(self) -> "View":
         raise NotImplementedError
 
-    _question: str
+    def _relation(self) -> Relation:
+        """The rows and columns of this moment."""
+        view = self._pinned()
+        return Relation(view._reader, view._columns, view._rows)
 
     @staticmethod
     def _of(relation: Relation, question: str = "") -> "View":
