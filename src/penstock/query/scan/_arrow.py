@@ -27,7 +27,9 @@ def column_type(field: Field) -> pa.DataType:
 def is_stored_type(field: Field) -> bool:
     """Whether a filter compares the same values here and in `Reader.arrow`."""
     kind = field.kind
-    return not isinstance(kind, Tensor) or (kind.shape == () and not _is_small_float(kind) and "complex" not in kind.dtype)
+    return not isinstance(kind, Tensor) or (
+        kind.shape == () and not _is_small_float(kind) and "complex" not in kind.dtype
+    )
 
 
 def column_array(reader: Reader, field: Field, raw: RawColumn) -> pa.Array:

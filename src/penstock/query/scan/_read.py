@@ -190,7 +190,9 @@ class ScanRun:
             if name == ROW:
                 found[name] = pa.array(part.indices)
             elif name in self.handles:
-                found[name] = pa.StructArray.from_arrays([pa.array(part.indices)], fields=list(self.schema.field(name).type))
+                found[name] = pa.StructArray.from_arrays(
+                    [pa.array(part.indices)], fields=list(self.schema.field(name).type)
+                )
             elif name == ROW_ID:
                 ids = [selected.fragment.row_ids_at(selected.rows) for selected in part.selection]
                 found[name] = pa.array(np.concatenate(ids))
@@ -228,13 +230,17 @@ class ScanRun:
             part.known[name] if part.order is None or name in virtual else _take(part.known[name], part.order)
             for name in self.columns
         ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in self.columns]))
+        batch = pa.RecordBatch.from_arrays(
+            columns, schema=pa.schema([self.schema.field(name) for name in self.columns])
+        )
         for start in range(0, rows, _BATCH_ROWS):
             yield batch.slice(start, _BATCH_ROWS)
 
     def _fields(self, names: Sequence[str]) -> list[Field]:
         schema = self.relation.reader.snapshot.schema
-        return [schema[name] for name in names if name in schema and name not in self.derived and name not in self.handles]
+        return [
+            schema[name] for name in names if name in schema and name not in self.derived and name not in self.handles
+        ]
 
     def _rows_per_batch(self, names: Sequence[str]) -> int:
         row_bytes = sum(map(_row_bytes_of(self.relation), self._fields(names)))

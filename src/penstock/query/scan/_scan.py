@@ -1,6 +1,7 @@
 """The rows of a relation as DuckDB, Polars and DataFusion see them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,56 @@ _MAX_FRAGMENTS = 16
 def handle_column(name: str) -> str:
     """The name of the column that holds handles of a column's values."""
     return f"~{name}"
+
+
+@dataclass(frozen=True, eq=False)
+class RowScanner:
+    """What engines use of a `pyarrow.dataset.Scanner`; Arrow's own would read ahead in threads that outlive it."""
+
+    dataset: "TableScan"
+    columns: Sequence[str]
+    filter: pc.Expression | None
+
+    @property
+    def dataset_schema(self) -> pa.Schema:
+        """All columns of the dataset."""
+        return self.dataset.schema
+
+    @property
+    def projected_schema(self) -> pa.Schema:
+        """The columns of the batches."""
+        return pa.schema([self.dataset.schema.field(name) for name in self.columns])
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows that match, in batches."""
+        return self.dataset.to_batches(self.columns, self.filter)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows that match, as a stream."""
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        """The rows that match, in memory."""
+        return pa.Table.from_batches(self.to_batches(), self.projected_schema)
+
+    def head(self, num_rows: int) -> pa.Table:
+        """The first rows that match."""
+        return self.dataset.head(num_rows, self.columns, self.filter)
+
+    def count_rows(self) -> int:
+        """The number of rows that match."""
+        return self.dataset.count_rows(self.filter)
+
+
+@dataclass(frozen=True, eq=False)
+class ScanFragment:
+    """Some rows of a dataset, with what engines use of a `pyarrow.dataset.Fragment`."""
+
+    dataset: "TableScan"
+
+    def scanner(self, schema: pa.Schema | None = None, **options: Any) -> RowScanner:  # noqa: ARG002
+        """A scanner of these rows."""
+        return self.dataset.scanner(**options)
 
 
 class TableScan(pds.Dataset):  # type: ignore[misc]
@@ -69,12 +120,9 @@ class TableScan(pds.Dataset):  # type: ignore[misc]
 
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
-    ) -> pds.Scanner:
+    ) -> "RowScanner":
         """A scanner of some columns of the rows that match; it reads when it is consumed."""
-        names = self._schema.names if columns is None else list(columns)
-        run = self._run(names, filter)
-        schema = pa.schema([self._schema.field(name) for name in names])
-        return pds.Scanner.from_batches(pa.RecordBatchReader.from_batches(schema, self._batches(run)))
+        return RowScanner(self, self._schema.names if columns is None else list(columns), filter)
 
     def _run(self, names: Sequence[str], filter: pc.Expression | None) -> ScanRun:
         trace = self._trace.of(self._name)
@@ -90,23 +138,22 @@ class TableScan(pds.Dataset):  # type: ignore[misc]
             return
         yield from run.batches()
 
-    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator["TableScan"]:  # noqa: ARG002
-        """Datasets of consecutive rows, which together have all rows."""
+    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator["ScanFragment"]:  # noqa: ARG002
+        """Consecutive rows, which together are all rows; engines scan them in parallel."""
         rows = self._relation.rows
         step = max(1, -(-len(rows) // _MAX_FRAGMENTS))
         for start in range(0, max(1, len(rows)), step):
-            yield self.over(Relation(self._relation.reader, self._relation.columns, rows[start : start + step]))
+            part = Relation(self._relation.reader, self._relation.columns, rows[start : start + step])
+            yield ScanFragment(self.over(part))
 
     def over(self, relation: Relation) -> "TableScan":
         """The same scan of other rows."""
-        part = object.__new__(type(self))
+        part = type(self).__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._relation = relation
         return part
 
-    def to_table(
-        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
-    ) -> pa.Table:
+    def to_table(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> pa.Table:
         """The rows that match, in memory."""
         names = self._schema.names if columns is None else list(columns)
         schema = pa.schema([self._schema.field(name) for name in names])

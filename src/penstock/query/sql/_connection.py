@@ -121,9 +121,9 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def run_interruptibly(
-    connection: "DuckDBPyConnection", work: Callable[[], _T], limits: QueryLimits, cancel: threading.Event | None
+    connection: "DuckDBPyConnection | None", work: Callable[[], _T], limits: QueryLimits, cancel: threading.Event | None
 ) -> _T:
-    """Return `work()`, which runs statements of a connection in another thread.
+    """Return `work()`, which runs in another thread, and perhaps runs statements of a connection.
 
     Ctrl-C, `cancel` and the time limit interrupt the connection and end the wait at once.
     """
@@ -143,7 +143,8 @@ def run_interruptibly(
     try:
         _wait(done, limits, cancel)
     except BaseException:
-        connection.interrupt()
+        if connection is not None:
+            connection.interrupt()
         done.wait(_GRACE_S)
         raise
     result, error = outcome[0]

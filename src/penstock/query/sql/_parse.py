@@ -49,7 +49,9 @@ def engine_functions() -> Functions:
 
 
 def _is_denied(name: str) -> bool:
-    return name in DENIED_FUNCTIONS or name.startswith(("pg_", "duckdb_", "read_", "has_", "icu_", "add_parquet", "query"))
+    return name in DENIED_FUNCTIONS or name.startswith(
+        ("pg_", "duckdb_", "read_", "has_", "icu_", "add_parquet", "query")
+    )
 
 
 def parse(sql: str, errors: SqlErrors) -> Node:

@@ -81,7 +81,19 @@ def _column(name: str, values: pa.ChunkedArray, handles: dict[str, tuple[str, st
         member = kind.field(0).name
         indices = [chunk.flatten()[0] for chunk in values.chunks]
         return HandleColumn(name, *handles[member], pa.chunked_array(indices, pa.int64()))
-    return ComputedColumn(name, values)
+    return ComputedColumn(name, _as_numbers(values))
+
+
+def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decimals, such as the sum of integers, as integers or floats, which a column can store."""
+    if not pa.types.is_decimal(values.type):
+        return values
+    if values.type.scale == 0:
+        try:
+            return values.cast(pa.int64())
+        except pa.ArrowInvalid:  # larger than 64 bits
+            return values.cast(pa.float64())
+    return values.cast(pa.float64())
 
 
 def _distinct(names: list[str]) -> list[str]:

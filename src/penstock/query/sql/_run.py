@@ -2,20 +2,21 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InvalidInputError, PenstockError
+from penstock.errors import InvalidInputError
 from penstock.query.scan import Relation, ScanTrace, TableScan, column_type
-from penstock.query.sql._ast import Node, expressions
+from penstock.query.sql._ast import Node
 from penstock.query.sql._connection import Interrupted, QueryLimits, connected, run_interruptibly
 from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import parse, unparse
-from penstock.query.sql._result import QueryResult, make_result
+from penstock.query.sql._result import HandleColumn, QueryResult, make_result
+from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, scan_name
 from penstock.table import Int64Array
@@ -79,7 +80,46 @@ def answer(question: Question, node: Node, options: RunOptions, *, exact: bool) 
     """Run a prepared question."""
     with translated(question.errors, []):
         rewritten = Queries(question).outermost(node)
-    return execute(question, rewritten, options)
+        search = top_k(question, rewritten)
+    return (
+        execute(question, rewritten, options)
+        if search is None
+        else _search(question, rewritten, search, options, exact)
+    )
+
+
+def _search(question: Question, rewritten: Rewritten, search: TopK, options: RunOptions, exact: bool) -> QueryResult:
+    """Answer by looking at candidates only: first WHERE, then the scores, then the question."""
+    relation = question.relations[search.relation]
+    allowed: Int64Array | None = None
+    if search.where is not None:
+        kept = execute(question, Rewritten(search.where, search.relation, []), options)
+        allowed = np.unique(relation.positions[kept.rows])
+    elif len(relation.rows) != relation.reader.snapshot.live or not relation.ascending:
+        allowed = relation.distinct
+    if options.trace.dry:
+        return execute(question, rewritten, options)
+    found = run_interruptibly(
+        None, lambda: candidates(search, relation, allowed, exact=exact), options.limits, options.cancel
+    )
+    if found is None:
+        return execute(question, rewritten, options)
+    part, indices = restricted(relation, found)
+    result = execute(
+        question, Rewritten(search.rest, search.relation, rewritten.outputs), options, {search.relation: part}
+    )
+    columns = [
+        replace(each, indices=_taken(indices, each.indices))
+        if isinstance(each, HandleColumn) and each.relation == search.relation
+        else each
+        for each in result.columns
+    ]
+    assert result.rows is not None
+    return replace(result, rows=indices[result.rows], columns=tuple(columns))
+
+
+def _taken(indices: Int64Array, chosen: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(indices).take(chosen.combine_chunks())])
 
 
 def execute(
@@ -166,7 +206,7 @@ class _Run:
         return column_type(self.question.relations[relation].field(column))
 
     def _loader(self, relation: str, column: str) -> Callable[[Sequence[pa.Array]], pa.Array]:
-        source = self.question.relations[relation]
+        source = self.relations[relation]
         scan = TableScan(source, name=relation, trace=self.options.trace)
 
         def load(arguments: Sequence[pa.Array]) -> pa.Array:

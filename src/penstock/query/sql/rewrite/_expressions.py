@@ -38,7 +38,7 @@ class Expressions:
             query = self._rewrite_query(node["subquery"]["node"], Scope(parent=scope))
             found = {**node, "subquery": {**node["subquery"], "node": query.node}}
             return found | ({"child": self.rewrite(child, scope)} if child else {})
-        if kind == "LAMBDA":
+        if kind == "LAMBDA" and node["syntax_type"] != "SINGLE_ARROW":  # the arrow is the operator of JSON
             inner = Scope(parent=scope, parameters=_parameter_names(node["lhs"]))
             return {**node, "expr": self.rewrite(node["expr"], inner)}
         if kind == "STAR":
@@ -122,9 +122,7 @@ class Expressions:
             return
         if name in DENIED_FUNCTIONS:
             raise self._question.errors.invalid(f"the function {name} is not allowed in a question", node)
-        raise self._question.errors.unknown(
-            "function", name, [*known, *OWN_FUNCTIONS, *self._question.functions], node
-        )
+        raise self._question.errors.unknown("function", name, [*known, *OWN_FUNCTIONS, *self._question.functions], node)
 
     def _children(self, node: Any, scope: Scope) -> Any:
         """A node with its inner expressions rewritten."""

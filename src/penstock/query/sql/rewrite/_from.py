@@ -45,7 +45,9 @@ class From:
             outputs = renamed([Output(name) for name in names], node.get("expected_names") or [])
             scope.sources.append(Source(node["alias"] or "valueslist", outputs))
             return {**node, "values": values}
-        raise self._question.errors.invalid("this cannot stand in FROM; select from the relations of the question", node)
+        raise self._question.errors.invalid(
+            "this cannot stand in FROM; select from the relations of the question", node
+        )
 
     def _table(self, node: Node, scope: Scope) -> Node:
         name, path = node["table_name"], node.get("qualified_name", {}).get("path", [])

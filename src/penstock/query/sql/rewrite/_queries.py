@@ -76,7 +76,11 @@ class Queries:
                 query = self.rewrite(inner, Scope(parent=scope))
             outputs = renamed(query.outputs, value.get("aliases", []))
             scope.queries[name.lower()] = Cte(outputs, query.complete, query)
-            new = {"query_node": query.node} if "query_node" in value else {"query": {**value["query"], "node": query.node}}
+            new = (
+                {"query_node": query.node}
+                if "query_node" in value
+                else {"query": {**value["query"], "node": query.node}}
+            )
             found.append({"key": name, "value": {**value, **new}})
         return found
 
@@ -118,7 +122,9 @@ class Queries:
         return {**order, "expression": self._expressions.rewrite(expression, scope)}
 
     def _limit(self, modifier: Node, scope: Scope) -> Node:
-        inner = {key: self._expressions.rewrite(modifier[key], scope) for key in ("limit", "offset") if modifier.get(key)}
+        inner = {
+            key: self._expressions.rewrite(modifier[key], scope) for key in ("limit", "offset") if modifier.get(key)
+        }
         return {**modifier, **inner}
 
     def _select(self, given: Node, outer: Scope, *, outermost: bool) -> Query:
@@ -140,7 +146,15 @@ class Queries:
         node["group_expressions"] = [self._group(each, scope, selected) for each in node["group_expressions"]]
         node["select_list"] = selected
         row = scope.sources[0].expose(rows_of, ROW) if rows_of is not None and outermost else None
-        query = Query(node, outputs, complete, rows_of, scope.sources, can_expose=not grouped and not merged)
+        query = Query(
+            node,
+            outputs,
+            complete,
+            rows_of,
+            scope.sources,
+            ordered=_is_ordered(node, scope),
+            can_expose=not grouped and not merged,
+        )
         if row is None or not complete or rows_of is None:
             node["modifiers"] = [self._modifier(each, scope, query) for each in node["modifiers"]]
             return query
@@ -222,13 +236,14 @@ class Queries:
             items.append((output, name))
             by_alias.setdefault(output.name.lower(), column(name))
         ordinals = [column(name) if name else item for (_, name), item in zip(items, node["select_list"], strict=True)]
-        node["modifiers"] = [self._outer_modifier(each, scope, by_alias, ordinals) for each in node["modifiers"]]
+        modifiers = [self._outer_modifier(each, scope, by_alias, ordinals) for each in node["modifiers"]]
+        if not _is_scan(node, scope) and not query.ordered:
+            modifiers.insert(0, _order_modifier(column(ROW)))
+        node["modifiers"] = modifiers
         node["select_list"] = [named(column(scope.sources[0].alias, row), ROW), *kept]
         node["~items"] = items
 
-    def _outer_modifier(
-        self, modifier: Node, scope: Scope, by_alias: dict[str, Node], ordinals: list[Node]
-    ) -> Node:
+    def _outer_modifier(self, modifier: Node, scope: Scope, by_alias: dict[str, Node], ordinals: list[Node]) -> Node:
         if modifier["type"] != "ORDER_MODIFIER":
             return self._limit(modifier, scope)
         orders = []
@@ -261,3 +276,22 @@ class Queries:
 def _joins(node: Node) -> bool:
     """Whether an item of FROM joins rows; a semi join only leaves some out."""
     return node["type"] == "JOIN" and node["join_type"] not in ("SEMI", "ANTI")
+
+
+def _is_scan(node: Node, scope: Scope) -> bool:
+    """Whether the engine keeps the order of the rows: joins and windows do not."""
+    parts = [node["select_list"], node["where_clause"], node["qualify"]]
+    kinds = {each["class"] for each in expressions(parts)}
+    plain = node["from_table"]["type"] == "BASE_TABLE" and scope.sources[0].base is not None
+    return plain and not kinds & {"WINDOW", "SUBQUERY"}
+
+
+def _is_ordered(node: Node, scope: Scope) -> bool:
+    if any(each["type"] == "ORDER_MODIFIER" for each in node["modifiers"]):
+        return True
+    return len(scope.sources) == 1 and scope.sources[0].query is not None and scope.sources[0].query.ordered
+
+
+def _order_modifier(expression: Node) -> Node:
+    order = {"type": "ORDER_DEFAULT", "null_order": "ORDER_DEFAULT", "expression": expression}
+    return {"type": "ORDER_MODIFIER", "orders": [order]}

@@ -59,6 +59,8 @@ class Query:
     rows_of: Base | None = None
     """Each row of the query is a row of this."""
     sources: list["Source"] = field(default_factory=list)
+    ordered: bool = False
+    """Whether it, or the query that it selects from, has an order."""
     can_expose: bool = False
     """Whether a column can be added: not to a query that groups or merges rows."""
     _exposed: dict[tuple[Base, str], str] = field(default_factory=dict)
