@@ -1,12 +1,14 @@
 """k-means by Lloyd's algorithm in float32, with bounded memory; the same input and seed give the same centroids."""
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
-_ITERATIONS = 10
+_ITERATIONS = 8
 _SETTLED = 0.005
 """Part of the points that may still change their cluster at the end."""
 _CHUNK_BYTES = 16 << 20
@@ -70,12 +72,12 @@ def _lloyd(points: Float32Array, centroids: Float32Array, *, spherical: bool) ->
 
 def _sums(points: Float32Array, clusters: Int32Array, count: int) -> tuple[Float32Array, npt.NDArray[np.int64]]:
     """The sum and the number of the points of each cluster."""
-    order = np.argsort(clusters, kind="stable")
+    grouped = points[np.argsort(clusters, kind="stable")]
     counts = np.bincount(clusters, minlength=count)
-    filled = np.flatnonzero(counts)
-    starts = (np.cumsum(counts) - counts)[filled]
     sums = np.zeros((count, points.shape[1]), np.float32)
-    sums[filled] = np.add.reduceat(points[order], starts, axis=0)
+    ones = np.ones(counts.max(), np.float32)
+    for cluster, (start, end) in enumerate(pairwise([0, *np.cumsum(counts).tolist()])):
+        np.matmul(ones[: end - start], grouped[start:end], out=sums[cluster])  # many times faster than `reduceat`
     return sums, counts
 
 

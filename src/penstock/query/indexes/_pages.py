@@ -206,7 +206,7 @@ def read_pages_of(reads: Sequence[PageRead]) -> list[list[pa.RecordBatch]]:
         return [[] for _ in reads]
     store = reads[0].table._store
     fetched = thread_map(
-        lambda request: store.get(request[1], byte_range=request[2]),
+        lambda request: next(iter(store.get_parts(request[1], [request[2]]))),
         requests,
         max_workers=1 if store.is_local else _MAX_REQUESTS,
     )

@@ -19,6 +19,8 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 _CANCELLED = 0.02
 """A squared distance below this part of the squared norms has lost digits: it is computed again from differences."""
 _WIDE_ROWS = 4096
+_SINGLE_THREADED = 8192
+"""Elements of a matrix that OpenBLAS multiplies with a vector in the calling thread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class VectorQuery:
     def scores(self, values: FloatArray, squares: npt.NDArray[np.float32] | None) -> Float32Array:
         """Scores of rows: an array of shape [..., length], and their `squared_norms` if the metric needs them."""
         with np.errstate(all="ignore"):
-            products = (values @ self.vector).reshape(-1)
+            products = inner_products(values, self.vector)
             if squares is None:
                 found, doubtful = products, ~np.isfinite(products)
             elif self.metric == "cosine":
@@ -110,6 +112,25 @@ class VectorQuery:
             found = np.clip(scaled @ unit / (_norms(scaled) * _norms(unit[None])), -1, 1)
         found[~np.isfinite(values).all(axis=1)] = np.nan
         return found
+
+
+def inner_products(values: FloatArray, vector: FloatArray) -> FloatArray:
+    """The inner product of each row of an array of shape [..., rows, length] with a vector.
+
+    In products too small for BLAS to start threads: the callers are threads themselves, and waiting for others that
+    are not scheduled costs more than the product.
+    """
+    *outer, rows, length = values.shape
+    step = max(1, _SINGLE_THREADED // length)
+    whole = rows - rows % step
+    if whole == 0:
+        return np.asarray(values @ vector).reshape(-1)
+    found = np.empty((*outer, rows), values.dtype)
+    blocks = values[..., :whole, :].reshape(*outer, whole // step, step, length)
+    found[..., :whole] = (blocks @ vector).reshape(*outer, whole)
+    if whole < rows:
+        found[..., whole:] = values[..., whole:, :] @ vector
+    return found.reshape(-1)
 
 
 def squared_norms(values: FloatArray) -> npt.NDArray[np.float32]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import CorruptError
 from penstock.query.indexes import FAR_LIST, OpenIndex, PagedTable, PageRead, VectorKind, read_pages_of
-from penstock.query.search._metrics import VectorQuery, best
+from penstock.query.search._metrics import VectorQuery, best, inner_products
 from penstock.query.search._scores import Float32Array
 from penstock.table import Int64Array
 from penstock.types import cached_property
@@ -151,27 +151,31 @@ class VectorSearch:
                 ids.append(row_ids)
                 scores.append(self._score(number, page))
         positions = self._is_allowed(np.concatenate(far))
-        return _Entries(*map(np.concatenate, (segments, ids, scores))), positions[positions >= 0]
+        entries = _Entries(*map(np.concatenate, (segments, ids, scores)))
+        if not np.isfinite(entries.scores).all():
+            raise self._corrupt("a scale or norm that is no number")
+        return entries, positions[positions >= 0]
 
     def _list_of(self, page: pa.RecordBatch) -> int:
         """The list of a page; raises `CorruptError` for a page that cannot be scored."""
-        keys, scales = np.asarray(page.column("key")), np.asarray(page.column("scale"))
-        nulls = sum(column.null_count for column in page.columns) + page.column("code").values.null_count
+        keys, code = np.asarray(page.column("key")), page.column("code")
         number = int(keys[0]) if len(keys) else FAR_LIST
+        nulls = any(column.null_count for column in page.columns) or code.values.null_count
         if nulls or (keys != number).any() or not FAR_LIST <= number < len(self._centroids):
-            raise CorruptError(f"a page of index {self.index.name!r} has nulls or no list; drop it and create it again")
-        if not (np.isfinite(scales).all() and (scales >= 0).all()):
-            raise CorruptError(f"a page of index {self.index.name!r} has a bad scale; drop it and create it again")
+            raise self._corrupt("no list, or nulls")
         return number
+
+    def _corrupt(self, what: str) -> CorruptError:
+        return CorruptError(f"a page of index {self.index.name!r} has {what}; drop the index and create it again")
 
     def _score(self, number: int, page: pa.RecordBatch) -> Float32Array:
         codes = np.asarray(page.column("code").flatten()).reshape(len(page), -1).astype(np.float32)
         scales = np.asarray(page.column("scale"))
         if self.query.metric != "l2":
-            found: Float32Array = (codes @ self._vector) * scales + self._products[number]
+            found: Float32Array = inner_products(codes, self._vector) * scales + self._products[number]
             return found
         away = self._vector - self._centroids[number]
-        squares = away @ away - 2 * scales * (codes @ away) + np.asarray(page.column("norm"))
+        squares = away @ away - 2 * scales * inner_products(codes, away) + np.asarray(page.column("norm"))
         return np.sqrt(np.maximum(squares, 0)).astype(np.float32, copy=False)
 
     def _rank(self, entries: _Entries, count: int) -> tuple[Int64Array, Float32Array, int]:

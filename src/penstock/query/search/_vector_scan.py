@@ -18,7 +18,8 @@ from penstock.table import FragmentRows, Int64Array, Reader, dense_runs, fetch_p
 
 T = TypeVar("T")
 
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 16 << 20
+_FEW_ROWS = 128
 _LOCAL_PREFETCH = Prefetch(2, 64 << 20)
 _REMOTE_PREFETCH = Prefetch(16, 64 << 20)
 _CACHED_NORM_BYTES = 64 << 20
@@ -52,12 +53,24 @@ def scan_top(reader: Reader, field: Field, query: VectorQuery, count: int, allow
 
 def scan_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int64Array) -> Float32Array:
     """The exact scores of rows at ascending positions."""
+    if len(positions) <= _FEW_ROWS:
+        return _few_scores(reader, field, query, positions)
     scores, done = np.empty(len(positions), np.float32), 0
     for part in _read_ahead(
         reader, lambda block: _score(reader, field, query, block), blocks(reader, field, positions)
     ):
         scores[done : done + len(part)] = part
         done += len(part)
+    return scores
+
+
+def _few_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int64Array) -> Float32Array:
+    """`scan_scores` without threads that read ahead."""
+    raw = reader.raw_columns([field], [positions])[0][field.name]
+    values = query.as_floats(vector_kind(field).view(raw.array) if raw.dense is None else raw.dense)
+    scores = query.scores(values, squared_norms(values) if query.needs_norms else None)
+    if raw.array is not None and raw.array.null_count:
+        scores[~np.asarray(raw.array.is_valid())] = np.nan
     return scores
 
 

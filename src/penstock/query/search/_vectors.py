@@ -16,6 +16,10 @@ from penstock.table import Int64Array, Reader
 
 _REQUEST_BYTES = 128 << 10
 """A request to a remote store costs as much as reading so many bytes."""
+_LOCAL_WEIGHT = 3
+"""To read and score a byte of an index costs as much as so many bytes of the table, if they are local."""
+_EXTRA = 16
+"""Rows that are scored again beside twice those wanted."""
 
 
 class VectorScores:
@@ -58,7 +62,9 @@ class VectorScores:
         if len(allowed) * (self._field.fixed_row_bytes or 0) > cost:
             return False
         pages, size = scan_bytes(self._reader, self._field, allowed)
-        return size + (0 if self._reader.store.is_local else pages * _REQUEST_BYTES) <= cost
+        if self._reader.store.is_local:
+            return size <= _LOCAL_WEIGHT * cost
+        return size + pages * _REQUEST_BYTES <= cost
 
     def _search(self, search: VectorSearch, count: int) -> Ranked:
         found = search.top(count)
@@ -79,7 +85,6 @@ class VectorScores:
         return Ranked(positions[chosen], scores[chosen])
 
 
-_EXTRA = 16
 _NOTHING = Ranked(np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
