@@ -13,14 +13,17 @@ from penstock.query.scan import Derived, Relation, ScanTrace, TableScan
 from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
+    Explanation,
     HandleColumn,
     MakeScores,
     Params,
     QueryLimits,
     QueryResult,
+    RelationPlan,
     ResultColumn,
     TableColumn,
     Udf,
+    explain_sql,
     run_sql,
     udf,
 )
@@ -28,6 +31,7 @@ from penstock.query.sql import (
 __all__ = [
     "ComputedColumn",
     "Derived",
+    "Explanation",
     "Fuse",
     "HandleColumn",
     "IndexInfo",
@@ -37,6 +41,7 @@ __all__ = [
     "QueryResult",
     "Ranked",
     "Relation",
+    "RelationPlan",
     "ResultColumn",
     "ScanTrace",
     "Scores",
@@ -48,6 +53,7 @@ __all__ = [
     "carry_indexes",
     "create_index",
     "drop_index",
+    "explain_sql",
     "extend_indexes",
     "list_indexes",
     "open_index",

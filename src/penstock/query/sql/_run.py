@@ -19,6 +19,7 @@ from penstock.query.sql._result import HandleColumn, QueryResult, make_result
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, scan_name
+from penstock.table import Int64Array
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -158,7 +159,7 @@ class _Run:
     def fetch(self, connection: "DuckDBPyConnection", text: str) -> pa.Table:
         """The result in memory; raises `InvalidInputError` if it is larger than the limit."""
         for name, relation in self.relations.items():
-            connection.register(scan_name(name), self._scan(name, relation))
+            connection.register(scan_name(name), self._scan(name, relation).as_dataset())
         self._register_functions(connection)
         params = self.question.engine_params()
         found = connection.sql(text, params=params) if params else connection.sql(text)
@@ -184,7 +185,7 @@ class _Run:
     def _register_functions(self, connection: "DuckDBPyConnection") -> None:
         for name in self.question.called:
             udf = self.question.functions[name]
-            self._register(connection, f"~udf.{name}", udf.apply, udf.returns)
+            self._register(connection, self.question.function_name(name), udf.apply, udf.returns)
         for name, (relation, column) in self.question.loaded.items():
             self._register(connection, name, self._loader(relation, column), self._loaded_type(relation, column))
 
@@ -199,7 +200,7 @@ class _Run:
                 raise
 
         kind = connection.from_arrow(pa.schema([("x", returns)]).empty_table()).types[0]
-        connection.create_function(name, call, None, kind, type="arrow", null_handling="special")  # type: ignore[arg-type]
+        connection.create_function(name, call, None, kind, type=_ARROW, null_handling=_SPECIAL)
 
     def _loaded_type(self, relation: str, column: str) -> pa.DataType:
         return column_type(self.question.relations[relation].field(column))
@@ -223,7 +224,7 @@ class _Run:
 
     def close(self, connection: "DuckDBPyConnection") -> None:
         """Remove the functions: they belong to the database."""
-        for name in (*(f"~udf.{name}" for name in self.question.called), *self.question.loaded):
+        for name in (*map(self.question.function_name, self.question.called), *self.question.loaded):
             try:
                 connection.remove_function(name)
             except Exception:
@@ -231,6 +232,8 @@ class _Run:
 
 
 _RESULT_ROWS = 1 << 16
+_ARROW: Any = "arrow"
+_SPECIAL: Any = "special"
 
 
 class _GuardedScan(TableScan):
