@@ -9,6 +9,8 @@ from penstock.dataset._open import create, delete, exists, load, resolve_uri, ve
 from penstock.dataset._preview import BlobPreview, preview_rows
 from penstock.dataset._refs import Branches, RefMapping, Tags
 from penstock.dataset._samples import SampleView
+from penstock.dataset._saved_views import SavedView, SavedViews
+from penstock.dataset._sql import sql
 from penstock.dataset._view import ColumnView, View
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "Mixture",
     "RefMapping",
     "SampleView",
+    "SavedView",
+    "SavedViews",
     "SourceLocation",
     "Summary",
     "TableDiff",
@@ -35,6 +39,7 @@ __all__ = [
     "open_source",
     "preview_rows",
     "resolve_uri",
+    "sql",
     "sync",
     "vacuum",
     "verify",

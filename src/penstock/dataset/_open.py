@@ -5,11 +5,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from typing import overload
 
 from penstock.catalog import Catalog, TableAddress, is_table_address
 from penstock.dataset._dataset import Dataset
+from penstock.dataset._saved_views import open_view
 from penstock.dataset._versions import find
-from penstock.errors import AlreadyExistsError, NotFoundError, PenstockWarning
+from penstock.dataset._view import View
+from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockWarning
 from penstock.format import LOG_PREFIX, TABLE_KEY, Schema, SchemaLike, Snapshot, make_schema, new_id
 from penstock.history import MAIN, CommitInfo, Refs, create_table, open_table, open_version
 from penstock.storage import Store, open_store, probe
@@ -54,6 +57,7 @@ def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> 
     return Dataset(Session(store, info, version, branch=MAIN, links=links))
 
 
+@overload
 def load(
     uri: UriLike,
     *,
@@ -61,16 +65,37 @@ def load(
     tag: str | None = None,
     branch: str | None = None,
     as_of: datetime | str | None = None,
+    view: None = None,
     storage_options: Mapping[str, str] | None = None,
     links: AllowedLinks = False,
-) -> Dataset:
+) -> Dataset: ...
+@overload
+def load(
+    uri: UriLike, *, view: str, storage_options: Mapping[str, str] | None = None, links: AllowedLinks = False
+) -> View: ...
+def load(
+    uri: UriLike,
+    *,
+    version: int | str | None = None,
+    tag: str | None = None,
+    branch: str | None = None,
+    as_of: datetime | str | None = None,
+    view: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    links: AllowedLinks = False,
+) -> Dataset | View:
     """Open a table at the newest version of the branch main, or at another version.
 
     `version` is a number, `branch@number`, a tag or a branch; `as_of` is a time, for the version that was newest then.
-    A branch is writable; a version, a tag or a time is read-only. Raises `NotFoundError` if there is no such table or
-    version, and `StorageError` if the store does not answer.
+    A branch is writable; a version, a tag or a time is read-only. `view` is the name of a saved view, which has a
+    version of its own: the same rows in the same order, wherever it is opened. Raises `NotFoundError` if there is no
+    such table, version or view, and `StorageError` if the store does not answer.
     """
     store = open_location(uri, storage_options)
+    if view is not None:
+        if (version, tag, branch, as_of) != (None, None, None, None):
+            raise InvalidInputError(f"the view {view!r} has a version of its own; pass no other one")
+        return View._of(open_view(store, view, links))
     info = open_table(store)
     home = Refs(store, info).branch(branch) if branch is not None else info.main
     number = version if isinstance(version, int) and tag is None and as_of is None else None

@@ -8,6 +8,7 @@ from typing import Self
 
 from penstock.dataset._diff import TableDiff
 from penstock.dataset._refs import Branches, Tags
+from penstock.dataset._saved_views import SavedViews
 from penstock.errors import CommitStateUnknownError, ConflictError, InvalidInputError, PenstockWarning
 from penstock.format import Commit
 from penstock.history import (
@@ -70,6 +71,10 @@ class Versions:
     def tags(self) -> Tags:
         """Names of the tags and their versions; also creates, renames and deletes tags."""
         return Tags(self._session.store, self._session.refs, self._create_tag)
+
+    def views(self) -> SavedViews:
+        """Names of the saved views, with version, rows and description; also renames and deletes them."""
+        return SavedViews(self._session.store, self._session.refs)
 
     def _create_branch(self, name: str, at: int | str | None) -> Self:
         session = self._session

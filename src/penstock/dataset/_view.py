@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.dataset._follow import follow_branch
+from penstock.dataset._questions import Questions
 from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
+from penstock.dataset._search import Search
 from penstock.dataset._splits import split_rows
 from penstock.dataset._streaming import Streaming, selected_columns
 from penstock.dataset._weights import UNWEIGHTED, Weights
@@ -17,6 +19,7 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.format.kinds import Values
 from penstock.plan import Splits
+from penstock.query import Relation
 from penstock.table import (
     ROW_ID,
     Int64Array,
@@ -32,13 +35,26 @@ from penstock.table import (
 _ARROW_ROWS = 1 << 14
 
 
-class View(Streaming):
+class View(Streaming, Questions, Search):
     """Some rows and columns of a table at one version; reading fetches only those."""
 
     _rows: range | Int64Array
+    _question = ""
+    """The question that this view answers, if there is one."""
 
     def __init__(self, reader: Reader, columns: Sequence[str], rows: Int64Array | range) -> None:
         self._reader, self._columns, self._rows = reader, tuple(columns), rows
+
+    @staticmethod
+    def _of(relation: Relation, question: str = "") -> "View":
+        """A view of some rows and columns, which answers a question."""
+        view = View(relation.reader, relation.columns, relation.rows)
+        view._question = question
+        return view
+
+    def _relation(self) -> Relation:
+        view = self._pinned()
+        return Relation(view._reader, view._columns, view._rows)
 
     def _pinned(self) -> "View":
         """This view, which no other thread can change between two steps of a read."""

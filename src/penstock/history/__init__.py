@@ -15,7 +15,7 @@ from penstock.history._log import (
     was_published,
 )
 from penstock.history._lookup import find_commit_at, find_version, merge_bases
-from penstock.history._refs import MAIN, Ref, Refs, RefType
+from penstock.history._refs import MAIN, Ref, Refs, RefType, ViewRef
 from penstock.history._table import (
     CommitInfo,
     Version,
@@ -48,6 +48,7 @@ __all__ = [
     "VacuumRecord",
     "VacuumResult",
     "Version",
+    "ViewRef",
     "WriteIntent",
     "branch_name",
     "check_not_expired",

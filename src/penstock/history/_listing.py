@@ -11,10 +11,13 @@ _KEY = re.compile(
     rf"log/{_ID}/(?:{_NUMBER}\.json|HINT)"
     rf"|ids/{_NUMBER}"
     rf"|refs/(?:branches|tags)/[^/]+/{_NUMBER}\.json"
+    rf"|views/(?:[^/]+/{_NUMBER}\.json|{_ID}\.arrow)"
     rf"|(?:leases|intents|vacuums)/{_ID}\.json"
     rf"|(?:snapshots|blobs)/{_ID}"
     rf"|(?:manifests|data|ingest|quarantine)/{_ID}\.arrow"
     r"|ingest/waiting/.+"
+    r"|index/building/.+"
+    rf"|index/search/{_ID}/{_ID}\.(?:arrow|json)"
     rf"|index/rows/[0-9a-f]{{16}}-(?:values|lengths)/{_ID}\.arrow"
 )
 

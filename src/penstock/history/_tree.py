@@ -38,8 +38,8 @@ class Tree:
     Thread-safe for reads.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, new_id: Callable[[], str] = new_id) -> None:
+        self._store, self._new_id = store, new_id
         # By node and not by its id: what a parent says about a manifest was checked for that parent only.
         self._cache: OrderedDict[Node, tuple[Manifest, int]] = OrderedDict()
         self._cache_bytes = 0
@@ -53,6 +53,18 @@ class Tree:
         if self._unsaved:
             raise InvalidInputError("another process cannot see uncommitted changes; commit them first")
         return Tree, (self._store,)
+
+    def derived(self, store: Store, new_id: Callable[[], str]) -> "Tree":
+        """A tree with the manifests of this one, unsaved ones included, on a store that has the saved ones too.
+
+        Its new manifests get their ids from `new_id`.
+        """
+        tree = Tree(store, new_id)
+        with self._lock:
+            tree._cache, tree._cache_bytes = self._cache.copy(), self._cache_bytes
+            tree._leaf_cache = self._leaf_cache.copy()
+            tree._unsaved, tree._saved = dict(self._unsaved), dict(self._saved)
+        return tree
 
     def load(self, node: Node) -> Manifest:
         """The manifest of a node; raises `NotFoundError` for changes that were rolled back."""
@@ -85,7 +97,7 @@ class Tree:
 
     def add(self, manifest: Manifest) -> Node:
         """Add a new manifest without storing it."""
-        id = new_id()
+        id = self._new_id()
         self._unsaved[id] = manifest
         return node_for(id, manifest)
 

@@ -3,7 +3,7 @@
 The contract; if the code disagrees with this list, the code is wrong:
 
 - Retained are: the newest version of every branch; every version that was the newest less than `older_than` ago; every
-  version with a tag or a lease. Commits themselves are always retained.
+  version with a tag, a saved view or a lease. Commits themselves are always retained.
 - Objects that some commit refers to, but no retained version, are deleted. Objects that no commit refers to may belong
   to an active writer; they are deleted when they are older than `ORPHAN_AGE_S` and older than every write intent.
 - Two phases. First the versions to delete are marked as expired in the store; then leases, refs and the log are read
@@ -26,16 +26,19 @@ from penstock.format import (
     LOG_PREFIX,
     Commit,
     CommitRef,
+    IndexEntry,
     Manifest,
     Node,
     Snapshot,
     SnapshotRef,
     TableInfo,
     blob_key,
+    decode_index_header,
     decode_sealed,
     decode_snapshot,
     new_id,
     seal,
+    search_index_key,
 )
 from penstock.history._leases import ORPHAN_AGE_S, HeldLease, live_leases, oldest_intent_s, store_time
 from penstock.history._listing import list_objects
@@ -45,7 +48,17 @@ from penstock.history._tree import Tree
 from penstock.storage import Store, thread_map
 
 _READERS = 16
-_PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/", "quarantine/")
+_PREFIXES = (
+    "snapshots/",
+    "manifests/",
+    "data/",
+    "blobs/",
+    "ingest/",
+    "quarantine/",
+    "index/building/",
+    "index/search/",
+    "views/",
+)
 _MARKS_PREFIX = "vacuums/"
 
 
@@ -75,6 +88,8 @@ class Vacuum:
     older_than_s: float
     progress: Callable[[str], None] = field(default=lambda _: None)
     _commit_cache: dict[tuple[str, int], Commit] = field(default_factory=dict)
+    _views: set[str] = field(default_factory=set)
+    """Keys of the objects of saved views."""
 
     def run(self, *, dry_run: bool) -> VacuumResult:
         """Find unneeded objects and, unless `dry_run`, delete them."""
@@ -92,7 +107,7 @@ class Vacuum:
             self._mark_expired(key, expired)
         self.progress("finding the objects in use")
         live = [commit for commit in commits.values() if commit.snapshot.id in retained]
-        reachable = self._reachable(live)
+        reachable = self._reachable(live) | self._views
         garbage = self._garbage(reachable, self._reachable(expired) - reachable, now_s) + self._stale_indexes(live)
         if not dry_run:
             self.progress(f"deleting {len(garbage)} objects")
@@ -111,14 +126,17 @@ class Vacuum:
         cutoff_s = now_s - self.older_than_s
         retained = {held.snapshot for held in live_leases(self.store, now_s=now_s)}
         refs = Refs(self.store, self.info)
-        live, tags, deleted = set(refs.branches().values()), refs.tags(), refs.deleted_branches()
+        live, deleted = set(refs.branches().values()), refs.deleted_branches()
+        views = refs.views().values()
+        self._views = {view.key for view in views}
+        named = [*refs.tags().values(), *(view.commit for view in views if view.commit is not None)]
         written: dict[str, dict[int, float]] = {}
         for item in list_objects(self.store, LOG_PREFIX):
             _, branch, name = item.key.split("/")
             if name != "HINT":
                 written.setdefault(branch, {})[int(name.removesuffix(".json"))] = item.modified_s
         commits = self._commits(written)
-        for at in tags.values():
+        for at in named:
             tagged = commits.get((at.branch, at.version)) or read_commit(self.store, at.branch, at.version)
             retained.add(tagged.snapshot.id)
         for branch, times in written.items():
@@ -145,6 +163,9 @@ class Vacuum:
         existing = self._snapshots(refs)
         keys.update(one.key for snapshot in existing for manifests in snapshot.sources.values() for one in manifests)
         keys.update(snapshot.quarantine.key for snapshot in existing if snapshot.quarantine is not None)
+        indexes = {entry.key: entry for one in existing for entry in IndexEntry.of_snapshot(one.indexes)}
+        for found in thread_map(self._index_keys, list(indexes.values()), max_workers=_READERS):
+            keys.update(found)
         nodes = {node.id: node for snapshot in existing for node in snapshot.nodes}
         while nodes:
             below = {}
@@ -159,6 +180,13 @@ class Vacuum:
             keys.update(node.key for node in nodes.values())
             nodes = {id: node for id, node in below.items() if node.key not in keys}
         return keys
+
+    def _index_keys(self, entry: IndexEntry) -> list[str]:
+        """Keys of the objects of a search index, as far as its header still exists."""
+        with suppress(NotFoundError):
+            header = decode_index_header(entry, self.store.get(entry.key), f"{self.store.uri}/{entry.key}")
+            return [entry.key, *(search_index_key(entry.id, ref.id, "arrow") for ref in header.all_objects)]
+        return []
 
     def _snapshots(self, refs: Iterable[SnapshotRef]) -> list[Snapshot]:
         """The snapshots that still exist."""
@@ -177,13 +205,15 @@ class Vacuum:
             (item.key, item.size)
             for prefix in _PREFIXES
             for item in list_objects(self.store, prefix)
-            if item.key not in reachable and (item.key in expired or item.modified_s < orphaned_before_s)
+            if item.key not in reachable
+            and not item.key.endswith(".json")  # names of views are never deleted
+            and (item.key in expired or item.modified_s < orphaned_before_s)
         ]
 
     def _stale_indexes(self, live: Sequence[Commit]) -> list[tuple[str, int]]:
         """Keys and sizes of the row indexes to delete."""
         refs = {commit.snapshot.id: commit.snapshot for commit in live}
-        items = sorted(list_objects(self.store, "index/"), key=lambda item: item.modified_s)
+        items = sorted(list_objects(self.store, "index/rows/"), key=lambda item: item.modified_s)
         stale = {item.key: item.size for item in items if _index_names(item.key)[1] not in refs}
         newest = {item.key.rpartition("/")[0]: item.key for item in items}
         if serving := stale.keys() & newest.values():

@@ -2,9 +2,10 @@
 
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
-from penstock.storage._memory import MemoryStore
+from penstock.storage._memory import MemoryStore, PortableStore, open_portable
 from penstock.storage._object import ObjectStore
 from penstock.storage._open import open_store
+from penstock.storage._overlay import OverlayStore
 from penstock.storage._prefetch import Prefetch, read_ahead
 from penstock.storage._probe import Capabilities, probe
 from penstock.storage._ranges import coalesce, get_ranges
@@ -19,6 +20,8 @@ __all__ = [
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
+    "OverlayStore",
+    "PortableStore",
     "Prefetch",
     "RetryPolicy",
     "SkippedObject",
@@ -28,6 +31,7 @@ __all__ = [
     "get_ranges",
     "list_source",
     "local_path",
+    "open_portable",
     "open_store",
     "probe",
     "read_ahead",

@@ -4,7 +4,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -53,6 +53,14 @@ def _reopen(uri: str, prefix: str, token: str) -> "MemoryStore":
             f"{uri} exists only in the process that created it; share a folder or a bucket between processes"
         )
     return MemoryStore(uri, prefix, namespace)
+
+
+def open_portable(uri: str, objects: Mapping[str, bytes]) -> "PortableStore":
+    """Open a memory store with these objects, which a pickled copy carries along."""
+    store = PortableStore(uri, "", _Namespace())
+    for key, data in objects.items():
+        store.put(key, data)
+    return store
 
 
 class MemoryStore(Store):
@@ -118,6 +126,17 @@ class MemoryStore(Store):
             for key in keys:
                 self._namespace.objects.pop(self._folder + key, None)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an object."""
+        return self._folder + key in self._namespace.objects
+
+    def objects(self) -> dict[str, bytes]:
+        """All objects by key."""
+        with self._namespace.lock:
+            found = list(self._namespace.objects.items())
+        skip = len(self._folder)
+        return {key[skip:]: value.data for key, value in found if key.startswith(self._folder)}
+
     def _find(self, key: str) -> _Object:
         check_key(key)
         found = self._namespace.objects.get(self._folder + key)
@@ -127,6 +146,15 @@ class MemoryStore(Store):
 
     def _new(self, data: Buffer) -> _Object:
         return _Object(bytes(data), f'"{next(self._namespace.etags)}"', time.time())
+
+
+class PortableStore(MemoryStore):
+    """Objects in memory that travel with the store: each process has a copy, and sees its own writes only."""
+
+    is_process_local = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open_portable, (self.uri, self.objects())
 
 
 def _info(key: str, value: _Object) -> ObjectInfo:

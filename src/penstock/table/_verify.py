@@ -19,6 +19,9 @@ from penstock.format import (
     Claim,
     Commit,
     DataFile,
+    IndexEntry,
+    IndexHeader,
+    IndexObject,
     IngestManifest,
     Manifest,
     Node,
@@ -31,16 +34,20 @@ from penstock.format import (
     commit_key,
     corrupt_error,
     decode_hint,
+    decode_index_header,
     decode_manifest,
     decode_quarantine,
+    decode_saved_view,
     decode_sealed,
     decode_snapshot,
+    decoding,
+    search_index_key,
     verify_blob_block,
     verify_frame,
     verify_pages,
 )
 from penstock.format.kinds import Linked
-from penstock.history import Intent, Lease, Ref, Refs, Tree, VacuumRecord, list_objects, read_snapshot
+from penstock.history import Intent, Lease, Ref, Refs, Tree, VacuumRecord, ViewRef, list_objects, read_snapshot
 from penstock.storage import Store, thread_map
 from penstock.table._blobs import decode_reference
 from penstock.table._gather import dense_kind
@@ -87,6 +94,7 @@ class Verifier:
         commits = self._check_all(keys, _decode_commit)
         self._check_no_gaps(info, keys)
         self._check_refs(info, set(keys))
+        self._check_views(info, set(keys))
         for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
             self._check_all(self._keys(prefix), partial(decode_sealed, cls), may_be_gone=True)
         vacuums = self._check_all(self._keys("vacuums/"), partial(decode_sealed, VacuumRecord))
@@ -111,9 +119,21 @@ class Verifier:
                     if info is not None and key not in keys:
                         raise CorruptError(f"{self._store.uri}/{key} is missing, and {prefix[:-1]} refer to it")
 
+    def _check_views(self, info: TableInfo | None, keys: set[str]) -> None:
+        """Check that saved views refer to versions that exist, and the objects of those that are not deleted."""
+        self._check_all([key for key in self._keys("views/") if key.endswith(".json")], ViewRef.decode)
+        with self._reporting():
+            for name, view in Refs(self._store, info).views().items() if info is not None else ():
+                at = view.commit
+                if at is not None and commit_key(at.branch, at.version) not in keys:
+                    self._report_damage(f"{self._store.uri}: the version of the saved view {name!r} is missing")
+                decode = partial(decode_saved_view, length=view.length, crc=view.crc, rows=view.rows)
+                with self._reporting():  # also of an id that is no name of an object
+                    self._check(view.key, decode)
+
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
         """Check snapshots; returns a schema of all their fields, and their top nodes."""
-        fields, nodes = {}, {}
+        fields, nodes, indexes = {}, {}, {}
         lists: set[IngestManifest | QuarantineRef] = set()
         for snapshot in thread_map(self._check_snapshot, list(dict.fromkeys(refs)), max_workers=_WORKERS):
             if snapshot is not None:
@@ -121,15 +141,27 @@ class Verifier:
                 nodes.update(dict.fromkeys(snapshot.nodes))
                 lists.update(one for manifests in snapshot.sources.values() for one in manifests)
                 lists.update(() if snapshot.quarantine is None else (snapshot.quarantine,))
+                with self._reporting(), decoding(f"{self._store.uri}: the list of indexes of a snapshot"):
+                    indexes.update({entry.key: entry for entry in IndexEntry.of_snapshot(snapshot.indexes)})
                 if self._links is not None:
                     self._links.declared.update(snapshot.containers)
         thread_map(self._check_list, list(lists), max_workers=_WORKERS)
+        checked: dict[str, IndexObject] = {}
+        for entry in indexes.values():
+            if (header := self._check_index(entry)) is not None:
+                checked |= {search_index_key(entry.id, ref.id, "arrow"): ref for ref in header.all_objects}
+        thread_map(lambda one: self._check(one[0], one[1].verify), list(checked.items()), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), list(nodes)
 
     def _check_list(self, listed: IngestManifest | QuarantineRef) -> None:
         with self._reporting():  # also of an id that is no name of an object
             decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
             self._check(listed.key, decode)
+
+    def _check_index(self, entry: IndexEntry) -> IndexHeader | None:
+        with self._reporting():
+            return self._check(entry.key, partial(decode_index_header, entry))
+        return None
 
     def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
         with self._reporting():

@@ -1,0 +1,156 @@
+"""From the result of a question to the rows and columns of a view."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InvalidInputError
+from penstock.format import value_kind
+from penstock.format.kinds import Kind
+from penstock.query import ComputedColumn, HandleColumn, QueryResult, Relation, TableColumn
+from penstock.table import ROW_ID, Int64Array, Reader, memory_table, take_positions, with_computed
+
+_READ_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The result of a question, and what it was about."""
+
+    result: QueryResult
+    relations: Mapping[str, Relation]
+    memory_bytes: int
+    """The most that values may take that are read to make rows of their own."""
+
+    def relation(self) -> Relation:
+        """The rows and columns of the answer.
+
+        Rows of one relation, each at most once, are rows of its table, with computed columns; their other values stay
+        where they are. Any other result becomes a table in memory, with all values of its columns.
+        """
+        source = self._row_source()
+        return self._as_table() if source is None else self._as_rows(*source)
+
+    def _row_source(self) -> tuple[Relation, Int64Array] | None:
+        """The relation whose rows the result has, and their positions; None if it has rows of its own."""
+        result = self.result
+        handles = [column for column in result.columns if isinstance(column, HandleColumn)]
+        name, indices = result.relation, result.rows
+        if name is None and handles:
+            name, indices = handles[0].relation, _indices(handles[0])
+        if name is None or indices is None:
+            return None
+        source = self.relations[name]
+        positions = take_positions(source.rows, indices)
+        only_stored = all(self._stored(column, name, indices) is not None for column in result.columns)
+        if result.relation is None and not any(self._stored(column, name, indices) for column in handles):
+            return None
+        if not only_stored and len(np.unique(positions)) < len(positions):
+            return None
+        return source, positions
+
+    def _stored(self, column: object, relation: str, indices: Int64Array) -> str | None:
+        """The column of the relation that a result's column is, row by row; None if it is another one."""
+        if isinstance(column, TableColumn):
+            is_renamed_id = column.column == ROW_ID and column.name != ROW_ID
+            return None if is_renamed_id else column.column
+        if isinstance(column, HandleColumn) and column.relation == relation:
+            found = _indices(column)
+            return column.column if found is not None and np.array_equal(found, indices) else None
+        return None
+
+    def _as_rows(self, source: Relation, positions: Int64Array) -> Relation:
+        result = self.result
+        name = next(known for known, relation in self.relations.items() if relation is source)
+        indices = result.rows
+        if indices is None:
+            indices = next(found for column in result.columns if (found := _handle_indices(column)) is not None)
+        renamed, computed, kinds = {}, {}, {}
+        for column in result.columns:
+            stored = self._stored(column, name, indices)
+            if stored is None:
+                computed[column.name], kind = self._values(column, source, positions)
+                kinds.update({column.name: kind} if kind is not None else {})
+            elif stored != column.name:
+                renamed[column.name] = stored
+        reader = source.reader
+        if renamed or computed:
+            reader = with_computed(reader, positions, pa.table(computed), renamed=renamed, kinds=kinds)
+        return Relation(reader, tuple(column.name for column in result.columns), positions)
+
+    def _as_table(self) -> Relation:
+        values, kinds = {}, {}
+        for column in self.result.columns:
+            values[column.name], kind = self._values(column, None, None)
+            kinds.update({column.name: kind} if kind is not None else {})
+        uris = ", ".join(dict.fromkeys(relation.reader.store.uri for relation in self.relations.values()))
+        reader = memory_table(pa.table(values), f"query of {uris}" if uris else "query", kinds=kinds)
+        return Relation(reader, tuple(values), range(len(self.result)))
+
+    def _values(
+        self, column: object, source: Relation | None, positions: Int64Array | None
+    ) -> tuple[pa.ChunkedArray, Kind | None]:
+        """The values of a column, and their kind if it does not follow from their type."""
+        if isinstance(column, ComputedColumn):
+            return column.values, None
+        if isinstance(column, HandleColumn):
+            relation = self.relations[column.relation]
+            kind = value_kind(relation.field(column.column).kind)
+            return self._load(relation, column), kind
+        assert isinstance(column, TableColumn)
+        if source is None or positions is None:  # rows of one relation, but some of them more than once
+            assert self.result.relation is not None
+            assert self.result.rows is not None
+            source = self.relations[self.result.relation]
+            positions = take_positions(source.rows, self.result.rows)
+        if column.column == ROW_ID:
+            return _read_row_ids(source.reader, positions), None
+        handle = HandleColumn(
+            column.name, self.result.relation or "", column.column, pa.chunked_array([self.result.rows])
+        )
+        return self._load(source, handle), value_kind(source.field(column.column).kind)
+
+    def _load(self, relation: Relation, column: HandleColumn) -> pa.ChunkedArray:
+        """The values of a handle column, null where there is no handle."""
+        parts, size = [], 0
+        for part in self._read(relation, column):
+            size += part.nbytes
+            if size > self.memory_bytes:
+                raise InvalidInputError(
+                    f"the values of column {column.name!r} in the {len(self.result):,} rows of this result exceed the"
+                    f" memory limit of {self.memory_bytes:,} bytes, and they are copied because the rows are not rows"
+                    " of one table, each at most once; select _row_id instead of the column, ask for fewer rows, or raise"
+                    " memory_limit"
+                )
+            parts.append(part)
+        kind = relation.reader.arrow([column.column], np.zeros(0, np.int64))[column.column].type
+        return pa.chunked_array(parts, kind)
+
+    def _read(self, relation: Relation, column: HandleColumn) -> Iterator[pa.Array]:
+        for start in range(0, len(column.indices), _READ_ROWS):
+            part = column.indices.slice(start, _READ_ROWS)
+            present = np.asarray(part.drop_null(), np.int64)
+            values = relation.reader.arrow([column.column], take_positions(relation.rows, present))[column.column]
+            valid = np.asarray(part.is_valid())
+            at = pa.array(np.cumsum(valid) - 1, mask=~valid)
+            found = values.combine_chunks()
+            if isinstance(found, pa.ExtensionArray):
+                yield pa.ExtensionArray.from_storage(found.type, found.storage.take(at))
+            else:
+                yield found.take(at)
+
+
+def _indices(column: HandleColumn) -> Int64Array | None:
+    """The indices of a handle column; None if one is missing."""
+    return None if column.indices.null_count else np.asarray(column.indices, np.int64)
+
+
+def _handle_indices(column: object) -> Int64Array | None:
+    return _indices(column) if isinstance(column, HandleColumn) else None
+
+
+def _read_row_ids(reader: Reader, positions: Int64Array) -> pa.ChunkedArray:
+    unique, inverse = np.unique(positions, return_inverse=True)
+    return pa.chunked_array([reader.row_ids(unique)[inverse]])
