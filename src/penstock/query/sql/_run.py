@@ -19,6 +19,7 @@ from penstock.query.sql._result import HandleColumn, QueryResult, make_result
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, scan_name
+from penstock.table import Int64Array
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
