@@ -196,7 +196,8 @@ def test_a_forked_child_can_ask(source: Any) -> None:
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("SELECT rewrd FROM ds", r"'rewrd'; did you mean 'reward'\? \(at character 8\)\n  SELECT rewrd FROM ds\n         \^{5}$"),
+        ("SELECT rewrd FROM ds", r"no column 'rewrd'; did you mean 'reward'\? \(at character 8\)\n"),
+        ("SELECT rewrd FROM ds", r"\n  SELECT rewrd FROM ds\n         \^{5}$"),
         ("SELECT\n  rewrd FROM ds", r"\(at character 10\)\n    rewrd FROM ds\n    \^{5}$"),
         ("SELECT d.rewrd FROM ds d", "no column in d: 'rewrd'; did you mean 'reward'"),
         ("SELECT 'é', rewrd FROM ds", r"\(at character 13\)\n  SELECT 'é', rewrd FROM ds\n              \^{5}$"),
