@@ -16,6 +16,7 @@ from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import parse, unparse
 from penstock.query.sql._result import HandleColumn, QueryResult, make_result
+from penstock.query.sql._scores import make_scores
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, scan_name
@@ -41,7 +42,7 @@ def run_sql(
     *,
     limits: QueryLimits | None = None,
     functions: Iterable[Udf] = (),
-    scores: MakeScores | None = None,
+    scores: MakeScores = make_scores,
     exact: bool = False,
     cancel: threading.Event | None = None,
 ) -> QueryResult:
@@ -62,7 +63,7 @@ def run_sql(
 
 
 def prepare(
-    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores | None
+    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores
 ) -> tuple[Question, Node]:
     """A question and its syntax tree."""
     errors = SqlErrors(sql if isinstance(sql, str) else "")
