@@ -12,7 +12,7 @@ from penstock.dataset._options import as_bytes
 from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
 from penstock.plan import derive_key, random_u64
-from penstock.query import Params, QueryLimits, Relation, TableScan, Udf, run_sql
+from penstock.query import Explanation, Params, QueryLimits, Relation, TableScan, Udf, explain_sql, run_sql
 from penstock.table import take_positions
 
 if TYPE_CHECKING:
@@ -72,6 +72,15 @@ class Questions:
         relations = {"ds": self._relation()}
         result = run_sql(sql, relations, params, limits=limits, functions=functions, exact=exact)
         return self._of(Answer(result, relations, limits.memory_bytes).relation(), sql)
+
+    def explain(
+        self, sql: str, params: Params = None, *, functions: Iterable[Udf] = (), analyze: bool = False
+    ) -> Explanation:
+        """What `query` would read: fragments and pages that statistics leave, indexes, bytes; `print` shows it.
+
+        With `analyze`, the question is answered, and the bytes are those that were read. Raises as `query` does.
+        """
+        return explain_sql(sql, {"ds": self._relation()}, params, functions=functions, analyze=analyze)
 
     def where(self, condition: str, params: Params = None) -> "View":
         """A view of the rows that meet a condition in SQL, such as `"label = 'grasp' AND meta.camera = 'left'"`.

@@ -11,7 +11,7 @@ from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import RunOptions, answer, prepare
-from penstock.query.sql._scores import make_scores
+from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question
