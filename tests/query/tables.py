@@ -1,6 +1,7 @@
 """A table with a history, the same rows in memory, and results as Arrow tables."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 import penstock
 from penstock.format import Column
 from penstock.format.kinds import Bytes, Json, Label, List, Struct, Tensor, Text
-from penstock.query import ComputedColumn, QueryResult, Relation, TableColumn
+from penstock.query import ComputedColumn, QueryResult, Relation, TableColumn, TableScan
 from penstock.table import Int64Array, Reader
 
 CLASSES = ("grasp", "push", "pull", "lift")
@@ -68,10 +69,9 @@ def relation(ds: penstock.Dataset, positions: "range | Int64Array | None" = None
     return Relation(reader, tuple(reader.snapshot.schema.names), range(live) if positions is None else positions)
 
 
+@cache
 def in_memory(given: Relation) -> pa.Table:
     """The rows of a relation, with plain types."""
-    from penstock.query import TableScan
-
     positions = given.positions
     columns = {}
     table = given.reader.arrow(list(given.columns), positions)

@@ -35,7 +35,8 @@ class MemoryScores:
 
 class Factory:
     def __init__(self, ds: Any) -> None:
-        self.ds, self.made = ds, {}
+        self.ds = ds
+        self.made: dict[str, MemoryScores] = {}
 
     def __call__(self, given: Relation, function: str, column: str, argument: Any) -> MemoryScores:
         if function == "bm25":
@@ -68,7 +69,7 @@ ORDERS = [
 ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.sampled_from(ORDERS),
     where=st.sampled_from(

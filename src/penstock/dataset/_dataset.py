@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.dataset._indexes import Indexes
 from penstock.dataset._quarantine import Quarantine
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
-from penstock.errors import PenstockError, PenstockWarning, escape_controls
+from penstock.errors import CommitStateUnknownError, PenstockError, PenstockWarning, escape_controls
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
 from penstock.history import Changes
@@ -54,7 +55,7 @@ class Summary:
         return escape_controls("\n".join(lines))
 
 
-class Dataset(View, Versions, Quarantine):
+class Dataset(View, Versions, Quarantine, Indexes):
     """A table at one version, with uncommitted changes on top; `commit` publishes them.
 
     As a context manager it commits at the end of the block, and rolls back after an exception. A dataset that is
@@ -88,6 +89,20 @@ class Dataset(View, Versions, Quarantine):
             self._session.check_writable()
             with self._session.reader.missing_as_expired():
                 yield self._session
+
+    def _commit_change(self, change: Callable[[Session], object], message: str) -> str:
+        """Commit one change on its own, and return the version; raises `InvalidInputError` if others are staged."""
+        with self._writing() as session:
+            session.check_no_changes()
+            try:
+                change(session)
+                session.commit(message)
+            except CommitStateUnknownError:
+                raise
+            except BaseException:
+                session.rollback()
+                raise
+            return session.version_name
 
     def _pinned(self) -> View:
         reader = self._session.reader

@@ -6,6 +6,7 @@ from datetime import timedelta
 from penstock.dataset._open import UriLike, load, open_location
 from penstock.errors import InvalidInputError
 from penstock.history import MAIN, Vacuum, VacuumResult, open_table
+from penstock.query import carry_indexes, extend_indexes
 from penstock.table import compact as compact_fragments
 
 RETENTION = timedelta(days=30)
@@ -14,15 +15,18 @@ RETENTION = timedelta(days=30)
 def compact(
     uri: UriLike, *, branch: str = MAIN, message: str = "", storage_options: Mapping[str, str] | None = None
 ) -> str:
-    """Merge small fragments and drop deleted rows from storage, as a commit; return the new version.
+    """Merge small fragments, drop deleted rows from storage and add new rows to indexes; return the new version.
 
     Rows, their order and their ids do not change, and readers are not disturbed. Raises `ConflictError` if another
     writer changed the same fragments meanwhile; call it again.
     """
     session = load(uri, branch=branch, storage_options=storage_options)._session
     session.check_writable()
-    with session.reader.missing_as_expired():
-        compact_fragments(session)
+    before = session.reader
+    with before.missing_as_expired():
+        if compact_fragments(session):
+            carry_indexes(before, session)
+        extend_indexes(session, lambda _done, _rows: None)
     session.commit(message or "compact")
     return session.version_name
 

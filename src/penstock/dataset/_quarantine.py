@@ -1,14 +1,13 @@
 """Quarantine of a dataset: commit the rows that loaders leave out, and release them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from penstock.engine import BadSample
-from penstock.errors import CommitStateUnknownError, InvalidInputError, NotFoundError
+from penstock.errors import InvalidInputError, NotFoundError
 from penstock.table import Session, is_position, quarantine_rows, quarantined_rows, release_rows
 
 
@@ -17,7 +16,7 @@ class Quarantine:
 
     _session: Session
 
-    def _writing(self) -> AbstractContextManager[Session]:
+    def _commit_change(self, change: Callable[[Session], object], message: str) -> str:
         raise NotImplementedError
 
     def quarantine(
@@ -42,7 +41,7 @@ class Quarantine:
                 raise NotFoundError(f"there is no row with id {must_exist[int(found.argmin())]} in this version")
             quarantine_rows(session, reasons)
 
-        return self._commit_list(change, message or f"quarantine {len(reasons)} rows")
+        return self._commit_change(change, message or f"quarantine {len(reasons)} rows")
 
     def release(self, rows: int | Iterable[int] | None = None, *, message: str = "") -> str:
         """Commit that loaders read these rows again, by default all, and return the new version.
@@ -50,24 +49,11 @@ class Quarantine:
         Raises `NotFoundError` for a row that is not quarantined.
         """
         ids = None if rows is None else [_row_id(id) for id in _as_list(rows)]
-        return self._commit_list(lambda session: release_rows(session, ids), message or "release rows")
+        return self._commit_change(lambda session: release_rows(session, ids), message or "release rows")
 
     def quarantined(self) -> dict[int, str]:
         """The rows of this version that loaders leave out: reasons by row id."""
         return quarantined_rows(self._session.reader)
-
-    def _commit_list(self, change: Callable[[Session], None], message: str) -> str:
-        with self._writing() as session:
-            session.check_no_changes()
-            try:
-                change(session)
-                session.commit(message)
-            except CommitStateUnknownError:
-                raise
-            except BaseException:
-                session.rollback()
-                raise
-            return session.version_name
 
 
 def _parse(rows: Any, reason: str | None) -> tuple[dict[int, str], list[int]]:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from penstock.dataset._follow import follow_branch
 from penstock.dataset._questions import Questions
 from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
+from penstock.dataset._search import Search
 from penstock.dataset._splits import split_rows
 from penstock.dataset._streaming import Streaming, selected_columns
 from penstock.dataset._weights import UNWEIGHTED, Weights
@@ -34,7 +35,7 @@ from penstock.table import (
 _ARROW_ROWS = 1 << 14
 
 
-class View(Streaming, Questions):
+class View(Streaming, Questions, Search):
     """Some rows and columns of a table at one version; reading fetches only those."""
 
     _rows: range | Int64Array

@@ -15,12 +15,13 @@ from penstock.format._datafile import (
     verify_pages,
 )
 from penstock.format._dtypes import Dtype
-from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, Statistics, pack_bitmap, unpack_bitmap
+from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, pack_bitmap, unpack_bitmap
 from penstock.format._infer import infer_schema, with_inferred_shape
 from penstock.format._layout import (
     LOG_PREFIX,
     TABLE_KEY,
     blob_key,
+    building_key,
     commit_key,
     corrupt_error,
     decoding,
@@ -30,6 +31,7 @@ from penstock.format._layout import (
     new_int_id,
     row_index_folder,
     row_index_key,
+    search_index_key,
     view_key,
 )
 from penstock.format._manifest import (
@@ -58,6 +60,23 @@ from penstock.format._schema import (
     value_kind,
 )
 from penstock.format._sealed import decode_sealed, from_json, load_json, seal, unseal
+from penstock.format._search_index import (
+    IndexEntry,
+    IndexHeader,
+    IndexObject,
+    IndexSegment,
+    PagedTableRef,
+    check_directory,
+    decode_covered,
+    decode_index_header,
+    decode_index_page,
+    decode_index_table,
+    directory_schema,
+    encode_covered,
+    encode_index_header,
+    encode_index_table,
+    encode_page_file,
+)
 from penstock.format._snapshot import (
     Features,
     IngestManifest,
@@ -69,6 +88,7 @@ from penstock.format._snapshot import (
     encode_quarantine,
     encode_snapshot,
 )
+from penstock.format._statistics import FilePageBounds, NodeStatistics, PageBounds, Statistics, load_bound
 
 __all__ = [
     "BLOB_BLOCK_BYTES",
@@ -91,11 +111,19 @@ __all__ = [
     "Features",
     "Field",
     "FileColumn",
+    "FilePageBounds",
     "Fragment",
+    "IndexEntry",
+    "IndexHeader",
+    "IndexObject",
+    "IndexSegment",
     "IngestManifest",
     "Manifest",
     "Node",
+    "NodeStatistics",
+    "PageBounds",
     "PageDecoder",
+    "PagedTableRef",
     "QuarantineRef",
     "SavedRows",
     "Schema",
@@ -106,13 +134,19 @@ __all__ = [
     "TableInfo",
     "as_column",
     "blob_key",
+    "building_key",
     "check_column_name",
+    "check_directory",
     "column_from_json",
     "commit_key",
     "corrupt_error",
     "crc32c",
+    "decode_covered",
     "decode_fragments",
     "decode_hint",
+    "decode_index_header",
+    "decode_index_page",
+    "decode_index_table",
     "decode_manifest",
     "decode_quarantine",
     "decode_row_index",
@@ -120,9 +154,14 @@ __all__ = [
     "decode_sealed",
     "decode_snapshot",
     "decoding",
+    "directory_schema",
+    "encode_covered",
     "encode_file",
     "encode_hint",
+    "encode_index_header",
+    "encode_index_table",
     "encode_manifest",
+    "encode_page_file",
     "encode_quarantine",
     "encode_row_index",
     "encode_saved_view",
@@ -131,6 +170,7 @@ __all__ = [
     "hint_key",
     "ids_key",
     "infer_schema",
+    "load_bound",
     "load_json",
     "make_field",
     "make_schema",
@@ -143,6 +183,7 @@ __all__ = [
     "row_index_key",
     "row_sizes",
     "seal",
+    "search_index_key",
     "split_rows",
     "unpack_bitmap",
     "unseal",

@@ -61,6 +61,15 @@ def row_index_key(field_id: int, snapshot_id: str, *, lengths: bool) -> str:
     return f"{row_index_folder(field_id, lengths=lengths)}{_safe(snapshot_id)}.arrow"
 
 
+def search_index_key(index_id: str, object_id: str, suffix: str) -> str:
+    return f"index/search/{_safe(index_id)}/{_safe(object_id)}.{suffix}"
+
+
+def building_key(folder: str, name: str) -> str:
+    """The key of an object of an index that is being built."""
+    return f"index/building/{_safe(folder)}/{name}"
+
+
 def quarantine_key(id: str) -> str:
     return f"quarantine/{_safe(id)}.arrow"
 

@@ -16,6 +16,8 @@ _KEY = re.compile(
     rf"|(?:snapshots|blobs)/{_ID}"
     rf"|(?:manifests|data|ingest|quarantine)/{_ID}\.arrow"
     r"|ingest/waiting/.+"
+    r"|index/building/.+"
+    rf"|index/search/{_ID}/{_ID}\.(?:arrow|json)"
     rf"|index/rows/[0-9a-f]{{16}}-(?:values|lengths)/{_ID}\.arrow"
 )
 

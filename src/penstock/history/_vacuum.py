@@ -26,16 +26,19 @@ from penstock.format import (
     LOG_PREFIX,
     Commit,
     CommitRef,
+    IndexEntry,
     Manifest,
     Node,
     Snapshot,
     SnapshotRef,
     TableInfo,
     blob_key,
+    decode_index_header,
     decode_sealed,
     decode_snapshot,
     new_id,
     seal,
+    search_index_key,
 )
 from penstock.history._leases import ORPHAN_AGE_S, HeldLease, live_leases, oldest_intent_s, store_time
 from penstock.history._listing import list_objects
@@ -45,7 +48,17 @@ from penstock.history._tree import Tree
 from penstock.storage import Store, thread_map
 
 _READERS = 16
-_PREFIXES = ("snapshots/", "manifests/", "data/", "blobs/", "ingest/", "quarantine/", "views/")
+_PREFIXES = (
+    "snapshots/",
+    "manifests/",
+    "data/",
+    "blobs/",
+    "ingest/",
+    "quarantine/",
+    "index/building/",
+    "index/search/",
+    "views/",
+)
 _MARKS_PREFIX = "vacuums/"
 
 
@@ -150,6 +163,9 @@ class Vacuum:
         existing = self._snapshots(refs)
         keys.update(one.key for snapshot in existing for manifests in snapshot.sources.values() for one in manifests)
         keys.update(snapshot.quarantine.key for snapshot in existing if snapshot.quarantine is not None)
+        indexes = {entry.key: entry for one in existing for entry in IndexEntry.of_snapshot(one.indexes)}
+        for found in thread_map(self._index_keys, list(indexes.values()), max_workers=_READERS):
+            keys.update(found)
         nodes = {node.id: node for snapshot in existing for node in snapshot.nodes}
         while nodes:
             below = {}
@@ -164,6 +180,13 @@ class Vacuum:
             keys.update(node.key for node in nodes.values())
             nodes = {id: node for id, node in below.items() if node.key not in keys}
         return keys
+
+    def _index_keys(self, entry: IndexEntry) -> list[str]:
+        """Keys of the objects of a search index, as far as its header still exists."""
+        with suppress(NotFoundError):
+            header = decode_index_header(entry, self.store.get(entry.key), f"{self.store.uri}/{entry.key}")
+            return [entry.key, *(search_index_key(entry.id, ref.id, "arrow") for ref in header.all_objects)]
+        return []
 
     def _snapshots(self, refs: Iterable[SnapshotRef]) -> list[Snapshot]:
         """The snapshots that still exist."""
@@ -190,7 +213,7 @@ class Vacuum:
     def _stale_indexes(self, live: Sequence[Commit]) -> list[tuple[str, int]]:
         """Keys and sizes of the row indexes to delete."""
         refs = {commit.snapshot.id: commit.snapshot for commit in live}
-        items = sorted(list_objects(self.store, "index/"), key=lambda item: item.modified_s)
+        items = sorted(list_objects(self.store, "index/rows/"), key=lambda item: item.modified_s)
         stale = {item.key: item.size for item in items if _index_names(item.key)[1] not in refs}
         newest = {item.key.rpartition("/")[0]: item.key for item in items}
         if serving := stale.keys() & newest.values():

@@ -1,17 +1,29 @@
 """Questions about a table: SQL, vector similarity and text ranking, answered as a selection of rows."""
 
+from penstock.query.indexes import (
+    IndexInfo,
+    carry_indexes,
+    create_index,
+    drop_index,
+    extend_indexes,
+    list_indexes,
+    open_index,
+)
 from penstock.query.scan import Derived, Relation, ScanTrace, TableScan
-from penstock.query.search import Ranked, Scores
+from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
+    Explanation,
     HandleColumn,
     MakeScores,
     Params,
     QueryLimits,
     QueryResult,
+    RelationPlan,
     ResultColumn,
     TableColumn,
     Udf,
+    explain_sql,
     run_sql,
     udf,
 )
@@ -19,19 +31,33 @@ from penstock.query.sql import (
 __all__ = [
     "ComputedColumn",
     "Derived",
+    "Explanation",
+    "Fuse",
     "HandleColumn",
+    "IndexInfo",
     "MakeScores",
     "Params",
     "QueryLimits",
     "QueryResult",
     "Ranked",
     "Relation",
+    "RelationPlan",
     "ResultColumn",
     "ScanTrace",
     "Scores",
     "TableColumn",
     "TableScan",
+    "TextScores",
     "Udf",
+    "VectorScores",
+    "carry_indexes",
+    "create_index",
+    "drop_index",
+    "explain_sql",
+    "extend_indexes",
+    "list_indexes",
+    "open_index",
     "run_sql",
+    "search_top",
     "udf",
 ]

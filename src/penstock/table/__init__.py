@@ -2,16 +2,16 @@
 
 from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
-from penstock.table._compact import compact
+from penstock.table._compact import as_ranges, compact
 from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
 from penstock.table._encode import from_arrow
-from penstock.table._gather import Allocator, RawColumn, copy_dense, gather, gather_dense, take
+from penstock.table._gather import Allocator, RawColumn, copy_dense, dense_runs, gather, gather_dense, take
 from penstock.table._input import Appendable
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._memory_table import is_memory_table, memory_table
-from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, page_requests, read_pages
+from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, fetch_pages, page_requests, read_pages
 from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._quarantine import (
@@ -59,14 +59,17 @@ __all__ = [
     "append_parts",
     "append_rows",
     "as_batch",
+    "as_ranges",
     "author",
     "candidate_rows",
     "compact",
     "copy_dense",
     "delete_rows",
+    "dense_runs",
     "diff",
     "direct_row_range",
     "drop_column",
+    "fetch_pages",
     "find_positions",
     "from_arrow",
     "gather",

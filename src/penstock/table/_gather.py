@@ -1,7 +1,7 @@
 """Columns of some rows, gathered from pages: as views of fixed-width values if possible, else as Arrow arrays."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -134,6 +134,49 @@ def dense_views(field: Field, selected: FragmentRows, pages: Pages) -> list[npt.
         whole = isinstance(rows, slice) and rows.stop - rows.start == counts[page]
         views.append(values if whole else values[rows])
     return views if element.stored == element.logical else [element.from_stored(view) for view in views]
+
+
+def dense_runs(field: Field, selected: FragmentRows, pages: Pages) -> list[npt.NDArray[Any]] | None:
+    """`dense_views` with consecutive whole pages of the same layout as one view of shape [pages, rows, ...].
+
+    A view of one page has the shape [1, rows, ...]. One call of numpy for many pages releases the GIL once.
+    """
+    dense, rows = dense_kind(field), selected.contiguous
+    if dense is not None and rows is not None:
+        kind, row_bytes = dense
+        files = selected.fragment.files_between(field.id, rows.start, rows.stop)
+        if len(files) == 1 and files[0].dense_row_bytes == row_bytes:
+            return [kind.element.from_stored(run) for run in _stored_runs(kind, row_bytes, files[0], rows, pages)]
+    views = dense_views(field, selected, pages)
+    return None if views is None else [view[None] for view in views]
+
+
+def _stored_runs(kind: Tensor, row_bytes: int, file: DataFile, rows: range, pages: Pages) -> Iterator[npt.NDArray[Any]]:
+    row, end = rows.start - file.row_start, rows.stop - file.row_start
+    page = bisect_right(file.row_ends, row)
+    while row < end:
+        data, start = pages.run(file, page)
+        page_start = file.row_ends[page - 1] if page else 0
+        count, height = 1, min(file.row_ends[page], end) - row
+        if row == page_start:
+            count = _count_same_layout(file, page, end, start + len(data))
+        at = file.offsets[page] - start + int(file.value_starts[page, 0]) + (row - page_start) * row_bytes
+        stored = np.ndarray(
+            (count, height, *kind.stored_shape),
+            kind.element.stored,
+            data,
+            at,
+            (file.offsets[page + 1] - file.offsets[page], *_row_strides(kind, row_bytes)),
+        )
+        yield stored
+        row, page = row + count * height, page + count
+
+
+def _row_strides(kind: Tensor, row_bytes: int) -> tuple[int, ...]:
+    strides = [row_bytes]
+    for length in kind.stored_shape:
+        strides.append(strides[-1] // max(1, length))
+    return tuple(strides)
 
 
 def gather_dense(field: Field, selection: Sequence[FragmentRows], pages: Pages) -> npt.NDArray[Any] | None:

@@ -179,9 +179,12 @@ class Reader:
         ids, inverse = np.unique(row_ids, return_inverse=True)
         positions = np.full(len(ids), -1, np.int64)
         for fragment, start in self.tree.fragments_with_ids(self.snapshot.nodes, ids):
-            live = fragment.all_row_ids[fragment.live_rows]
-            _, found, live_indices = np.intersect1d(ids, live, return_indices=True)
-            positions[found] = start + live_indices
+            found, rows = fragment.rows_of_ids(ids)
+            if fragment.deleted is not None:
+                live = ~fragment.deleted_rows
+                kept, ranks = live[rows], np.cumsum(live) - 1
+                found, rows = found[kept], ranks[rows[kept]]
+            positions[found] = start + rows
         return positions[inverse]
 
     def batches(self, names: Sequence[str], groups: Iterator[Int64Array]) -> Iterator[dict[str, "ColumnValues"]]:

@@ -19,6 +19,9 @@ from penstock.format import (
     Claim,
     Commit,
     DataFile,
+    IndexEntry,
+    IndexHeader,
+    IndexObject,
     IngestManifest,
     Manifest,
     Node,
@@ -31,11 +34,14 @@ from penstock.format import (
     commit_key,
     corrupt_error,
     decode_hint,
+    decode_index_header,
     decode_manifest,
     decode_quarantine,
     decode_saved_view,
     decode_sealed,
     decode_snapshot,
+    decoding,
+    search_index_key,
     verify_blob_block,
     verify_frame,
     verify_pages,
@@ -118,7 +124,7 @@ class Verifier:
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
         """Check snapshots; returns a schema of all their fields, and their top nodes."""
-        fields, nodes = {}, {}
+        fields, nodes, indexes = {}, {}, {}
         lists: set[IngestManifest | QuarantineRef] = set()
         for snapshot in thread_map(self._check_snapshot, list(dict.fromkeys(refs)), max_workers=_WORKERS):
             if snapshot is not None:
@@ -126,9 +132,16 @@ class Verifier:
                 nodes.update(dict.fromkeys(snapshot.nodes))
                 lists.update(one for manifests in snapshot.sources.values() for one in manifests)
                 lists.update(() if snapshot.quarantine is None else (snapshot.quarantine,))
+                with self._reporting(), decoding(f"{self._store.uri}: the list of indexes of a snapshot"):
+                    indexes.update({entry.key: entry for entry in IndexEntry.of_snapshot(snapshot.indexes)})
                 if self._links is not None:
                     self._links.declared.update(snapshot.containers)
         thread_map(self._check_list, list(lists), max_workers=_WORKERS)
+        checked: dict[str, IndexObject] = {}
+        for entry in indexes.values():
+            if (header := self._check_index(entry)) is not None:
+                checked |= {search_index_key(entry.id, ref.id, "arrow"): ref for ref in header.all_objects}
+        thread_map(lambda one: self._check(one[0], one[1].verify), list(checked.items()), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), list(nodes)
 
     def _check_list(self, listed: IngestManifest | QuarantineRef | ViewRef) -> None:
@@ -139,6 +152,11 @@ class Verifier:
             else:
                 decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
             self._check(listed.key, decode)
+
+    def _check_index(self, entry: IndexEntry) -> IndexHeader | None:
+        with self._reporting():
+            return self._check(entry.key, partial(decode_index_header, entry))
+        return None
 
     def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
         with self._reporting():

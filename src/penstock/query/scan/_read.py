@@ -1,13 +1,14 @@
 """Read the rows of a scan: the filter's columns first, the others of matching rows only, ahead of the consumer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.format import Field, Fragment
+from penstock.format import DataFile, Field, Fragment
 from penstock.query.scan._arrow import column_array, is_stored_type
 from penstock.query.scan._filter import matching_rows, referenced_columns
 from penstock.query.scan._relation import ROW, Derived, Relation
@@ -26,7 +27,9 @@ from penstock.table import (
 )
 from penstock.types import cached_property
 
+_R = TypeVar("_R")
 _BATCH_ROWS = 1 << 16
+_PART_ROWS = 1 << 18
 _BATCH_BYTES = 8 << 20
 _TASKS = 4
 _REQUESTS = 8
@@ -45,6 +48,10 @@ class Part:
     """The row of the selection that each index is; None if they are the same."""
     known: Mapping[str, pa.Array] = field(default_factory=dict)
     """Columns that were read already."""
+    pages: Pages | None = None
+    """Pages that were read already, if they hold other columns too."""
+    files: frozenset[str] = frozenset()
+    """Ids of the files of those pages."""
 
     def take(self, rows: Int64Array | slice) -> "Part":
         """Some rows, ascending, of a part of one fragment."""
@@ -54,7 +61,14 @@ class Part:
             self.positions[rows],
             self.indices[rows],
             known={name: _take(array, rows) for name, array in self.known.items()},
+            pages=self.pages,
+            files=self.files,
         )
+
+    def holds(self, column: Field) -> bool:
+        """Whether the pages that were read have a column."""
+        files = [file.id for selected in self.selection for file in selected.fragment.files_of(column.id)]
+        return bool(files) and self.files.issuperset(files)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +94,7 @@ class ScanRun:
     def plan(self) -> None:
         """Add to the trace what `batches` would read at most, without reading it."""
         needed = list(dict.fromkeys([*self._filter_columns, *self.columns]))
-        for part in self._candidates(self.relation, needed):
+        for part in self._candidates(replace(self.relation, rows=self.relation.distinct), needed):
             requests = page_requests(part.selection, [found.id for found in self._fields(needed)])
             self.trace.add_bytes(sum(request.bytes for request in requests))
 
@@ -105,7 +119,7 @@ class ScanRun:
             indices = np.flatnonzero(hit)
         else:
             indices = np.arange(len(rows))
-        count = self._rows_per_batch([name for name in self.columns])
+        count = self._rows_per_batch(self.columns)
         for start in range(0, len(indices), count):
             chosen = indices[start : start + count]
             positions, order = np.unique(rows[chosen], return_inverse=True)
@@ -119,13 +133,22 @@ class ScanRun:
         fields = self._fields(names)
         wanted = [name for name in names if name in self.columns]
 
+        others = self._fields([name for name in self.columns if name not in names])
+
         def read(part: Part) -> Part | None:
-            table = pa.table(self._read(part, names, fields))
+            pages = self._fetch(part, fields)
+            table = pa.table(self._read(part, names, pages))
             rows = matching_rows(table, self.filter)
             if not len(rows):
                 return None
-            known = {name: table[name].combine_chunks() for name in wanted}
-            return replace(part, known=known) if len(rows) == table.num_rows else replace(part, known=known).take(rows)
+            found = replace(part, known={name: table[name].combine_chunks() for name in wanted})
+            if others:
+                files = frozenset(
+                    file.id for own in part.selection for each in fields for file in own.fragment.files_of(each.id)
+                )
+                found = replace(found, pages=pages, files=files)
+                found = found if any(map(found.holds, others)) else replace(found, pages=None, files=frozenset())
+            return found if len(rows) == table.num_rows else found.take(rows)
 
         for part in self._ahead(read, candidates, fields):
             if part is not None:
@@ -157,11 +180,12 @@ class ScanRun:
         fields = self._fields(names)
         if not fields and not any(name in self.derived for name in names):
             for part in parts:
-                yield replace(part, known=self._read(part, names, fields))
+                yield replace(part, known=self._read(part, names, Pages()))
             return
 
         def read(part: Part) -> Part:
-            return replace(part, known=self._read(part, names, fields))
+            pages = self._fetch(part, [each for each in fields if not part.holds(each)])
+            return replace(part, known=self._read(part, names, pages), pages=None)
 
         yield from self._ahead(read, self._pieces(parts, names), fields)
 
@@ -174,15 +198,14 @@ class ScanRun:
             for start in range(0, len(part.indices), count):
                 yield part.take(slice(start, start + count))
 
-    def _ahead(self, read, parts, fields):  # type: ignore[no-untyped-def]
-        row_bytes = sum(map(_row_bytes_of(self.relation), fields))
+    def _ahead(self, read: Callable[[Part], _R], parts: Iterator[Part], fields: Sequence[Field]) -> Iterator[_R]:
+        row_bytes = self._row_bytes(fields)
         prefetch = Prefetch(_TASKS, max(1, self.budget_bytes // 2))
         return read_ahead(read, parts, prefetch=prefetch, size=lambda part: int(len(part.indices) * row_bytes))
 
-    def _read(self, part: Part, names: Sequence[str], fields: Sequence[Field]) -> dict[str, pa.Array]:
+    def _read(self, part: Part, names: Sequence[str], pages: Pages) -> dict[str, pa.Array]:
         """Columns of a part, those known included, in the order of its selection."""
         reader = self.relation.reader
-        pages = self._fetch(part, fields)
         found = dict(part.known)
         for name in names:
             if name in found:
@@ -200,7 +223,8 @@ class ScanRun:
                 found[name] = self.derived[name].compute(part.positions)
             else:
                 column = reader.snapshot.schema[name]
-                raw = gather(reader.snapshot.schema, column, part.selection, pages)
+                source = part.pages if part.pages is not None and part.holds(column) else pages
+                raw = gather(reader.snapshot.schema, column, part.selection, source)
                 found[name] = column_array(reader, column, raw)
         return found
 
@@ -243,29 +267,26 @@ class ScanRun:
         ]
 
     def _rows_per_batch(self, names: Sequence[str]) -> int:
-        row_bytes = sum(map(_row_bytes_of(self.relation), self._fields(names)))
-        return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES // max(row_bytes, 1))))
+        row_bytes = self._row_bytes(self._fields(names))
+        return max(1, min(_PART_ROWS, int(_BATCH_BYTES // max(row_bytes, 1))))
+
+    def _row_bytes(self, fields: Sequence[Field]) -> float:
+        """Approximate bytes of a row of some columns, estimated from the first fragment."""
+        reader = self.relation.reader
+        first = next(iter(reader.tree.fragments(reader.snapshot.nodes)), None)
+        return sum(_column_bytes(first, each) for each in fields)
 
 
-def _row_bytes_of(relation: Relation):  # type: ignore[no-untyped-def]
-    """Approximate bytes of a row of a column, estimated from the first fragment."""
-    reader = relation.reader
-    first = next(iter(reader.tree.fragments(reader.snapshot.nodes)), None)
-
-    def estimate(column: Field) -> float:
-        if column.fixed_row_bytes is not None:
-            return column.fixed_row_bytes
-        if first is None:
-            return 1.0
-        files = first.files_of(column.id)
-        stored = sum(file.length / max(1, len(file.fields)) + sum(blob.length for blob in file.blobs) for file in files)
-        return stored / max(1, first.rows)
-
-    return estimate
+def _column_bytes(fragment: Fragment | None, column: Field) -> float:
+    if column.fixed_row_bytes is not None or fragment is None:
+        return column.fixed_row_bytes or 1
+    files = fragment.files_of(column.id)
+    stored = sum(file.length / len(file.fields) + sum(blob.length for blob in file.blobs) for file in files)
+    return stored / max(1, fragment.rows)
 
 
 def _cut(fragment: Fragment, fields: Sequence[Field], rows: Int64Array, limit: int) -> Iterator[slice]:
-    """Parts of some rows with about `limit` rows each, cut at pages so that none is read twice; at least a page each."""
+    """Parts of about `limit` rows each, and at least a page, cut at pages so that none is read twice."""
     files = max((fragment.files_of(column.id) for column in fields), key=_stored_bytes, default=())
     ends = [file.row_start + file.page_ends for file in files]
     if not ends:
@@ -282,7 +303,7 @@ def _cut(fragment: Fragment, fields: Sequence[Field], rows: Int64Array, limit: i
         start = end
 
 
-def _stored_bytes(files: Sequence) -> int:  # type: ignore[type-arg]
+def _stored_bytes(files: Sequence[DataFile]) -> int:
     return sum(file.length for file in files)
 
 

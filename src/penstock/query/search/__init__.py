@@ -1,5 +1,9 @@
 """Scores of rows: vector similarity and text relevance, exact or by an index."""
 
+from penstock.query.search._fuse import top_combined, top_ranks
+from penstock.query.search._hybrid import Fuse, search_top
 from penstock.query.search._scores import Ranked, Scores
+from penstock.query.search._text import TextScores
+from penstock.query.search._vectors import VectorScores
 
-__all__ = ["Ranked", "Scores"]
+__all__ = ["Fuse", "Ranked", "Scores", "TextScores", "VectorScores", "search_top", "top_combined", "top_ranks"]

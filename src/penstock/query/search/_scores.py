@@ -20,7 +20,9 @@ class Ranked(NamedTuple):
 class Scores(Protocol):
     """A score of every row of a version."""
 
-    higher_is_better: bool
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the best row has the highest score; distances are better if they are lower."""
 
     def at(self, positions: Int64Array) -> Float32Array:
         """The exact scores of rows at ascending positions; NaN for a row without a value."""

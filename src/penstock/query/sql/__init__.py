@@ -1,6 +1,7 @@
 """SQL over tables: one SELECT, checked, rewritten, and run by DuckDB in a sandbox."""
 
 from penstock.query.sql._connection import QueryLimits
+from penstock.query.sql._explain import Explanation, RelationPlan, explain_sql
 from penstock.query.sql._params import Params
 from penstock.query.sql._result import ComputedColumn, HandleColumn, QueryResult, ResultColumn, TableColumn
 from penstock.query.sql._run import run_sql
@@ -9,14 +10,17 @@ from penstock.query.sql.rewrite import MakeScores
 
 __all__ = [
     "ComputedColumn",
+    "Explanation",
     "HandleColumn",
     "MakeScores",
     "Params",
     "QueryLimits",
     "QueryResult",
+    "RelationPlan",
     "ResultColumn",
     "TableColumn",
     "Udf",
+    "explain_sql",
     "run_sql",
     "udf",
 ]

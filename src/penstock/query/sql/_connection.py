@@ -57,6 +57,7 @@ class _Databases:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._lost: list[object] = []
 
     def connect(self, limits: QueryLimits) -> "DuckDBPyConnection":
         """A new connection."""
@@ -75,7 +76,8 @@ class _Databases:
             self._open.pop((limits.memory_bytes, limits.threads), None)
 
     def forget(self) -> None:
-        """In a forked child: the threads of the databases do not exist there."""
+        """In a forked child: the threads of the databases do not exist there, and to close one would wait for them."""
+        self._lost.append(self._open)
         self._lock, self._open = threading.Lock(), OrderedDict()
 
 

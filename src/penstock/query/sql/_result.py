@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.query.sql.rewrite import Rewritten
 from penstock.query.scan import ROW
+from penstock.query.sql.rewrite import Rewritten
 from penstock.table import Int64Array
 
 

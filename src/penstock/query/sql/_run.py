@@ -185,7 +185,7 @@ class _Run:
     def _register_functions(self, connection: "DuckDBPyConnection") -> None:
         for name in self.question.called:
             udf = self.question.functions[name]
-            self._register(connection, f"~udf.{name}", udf.apply, udf.returns)
+            self._register(connection, self.question.function_name(name), udf.apply, udf.returns)
         for name, (relation, column) in self.question.loaded.items():
             self._register(connection, name, self._loader(relation, column), self._loaded_type(relation, column))
 
@@ -200,7 +200,7 @@ class _Run:
                 raise
 
         kind = connection.from_arrow(pa.schema([("x", returns)]).empty_table()).types[0]
-        connection.create_function(name, call, None, kind, type="arrow", null_handling="special")  # type: ignore[arg-type]
+        connection.create_function(name, call, None, kind, type=_ARROW, null_handling=_SPECIAL)
 
     def _loaded_type(self, relation: str, column: str) -> pa.DataType:
         return column_type(self.question.relations[relation].field(column))
@@ -224,14 +224,16 @@ class _Run:
 
     def close(self, connection: "DuckDBPyConnection") -> None:
         """Remove the functions: they belong to the database."""
-        for name in (*(f"~udf.{name}" for name in self.question.called), *self.question.loaded):
+        for name in (*map(self.question.function_name, self.question.called), *self.question.loaded):
             try:
                 connection.remove_function(name)
-            except Exception:  # noqa: BLE001, S110
+            except Exception:
                 continue
 
 
 _RESULT_ROWS = 1 << 16
+_ARROW: Any = "arrow"
+_SPECIAL: Any = "special"
 
 
 class _GuardedScan(TableScan):

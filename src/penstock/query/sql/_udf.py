@@ -8,11 +8,13 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInputError
 
+_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _TYPES: dict[str, pa.DataType] = {
-    "bool": pa.bool_(), "text": pa.string(), "bytes": pa.large_binary(), "float16": pa.float32(),
-    **{name: getattr(pa, name)() for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-    "float32": pa.float32(), "float64": pa.float64(),
-}  # fmt: skip
+    **{name: getattr(pa, name)() for name in _NUMBERS},
+    "bool": pa.bool_(),
+    "text": pa.string(),
+    "bytes": pa.large_binary(),
+}
 
 
 @dataclass(frozen=True)
@@ -71,4 +73,4 @@ def udf(
         if returns not in _TYPES:
             raise InvalidInputError(f"{returns!r} is not a type of a function's result; there are {', '.join(_TYPES)}")
         returns = _TYPES[returns]
-    return Udf(name or getattr(function, "__name__", "function"), function, returns)
+    return Udf(name or str(getattr(function, "__name__", "function")), function, returns)

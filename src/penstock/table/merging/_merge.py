@@ -23,6 +23,7 @@ from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._compact import ExistingRowIds
 from penstock.table._diff import Diff, diff
 from penstock.table._gather import fill_values, read_columns, take
+from penstock.table._indexes import merge_indexes
 from penstock.table._pages import Int64Array, rows_by_fragment
 from penstock.table._quarantine import merge_quarantine
 from penstock.table._read import Reader
@@ -52,6 +53,7 @@ def rebase(stage: Stage, base: Reader, staged: Reader, changes: Changes) -> None
     """Stage changes that were made on `base` on top of a newer version; raises `ConflictError`."""
     if changes.compacted:
         _rebase_compaction(stage, changes)
+        merge_indexes(stage, base.snapshot, staged.snapshot)
         return
     for uri, manifests in changes.sources.items():
         if set(stage.snapshot.sources.get(uri, ())) - set(base.snapshot.sources.get(uri, ())) - set(manifests):
@@ -121,6 +123,7 @@ class _Merge:
         stage.update_snapshot(stage.snapshot.nodes, schema, containers)
         stage.containers.declared.update(containers)
         merge_quarantine(stage, self.base, self.theirs)
+        merge_indexes(stage, self.base.snapshot, theirs)
         stage.row_ids.claims = max(stage.row_ids.claims, theirs.claims)
         with FileWriter(stage.store) as files:
             by_value = self._adopt_files(columns, plan)

@@ -50,7 +50,7 @@ class Expressions:
         return self._children(node, scope)
 
     def passed(self, node: Node, scope: Scope) -> tuple[Node, Output]:
-        """An expression whose value is passed on: a heavy column as a handle. The output has the name that SQL gives."""
+        """An expression whose value is passed on, a heavy column as a handle; and what it is, with its name in SQL."""
         name = node.get("alias") or (node["column_names"][-1] if node["class"] == "COLUMN_REF" else "")
         if node["class"] == "COLUMN_REF":
             found = resolve(self._question, scope, node)
@@ -110,7 +110,8 @@ class Expressions:
         if name in self._question.functions:
             self._question.called.add(name)
             found = self._children(node, scope)
-            return {**found, "function_name": f"~udf.{name}", "qualified_name": {"path": [f"~udf.{name}"]}}
+            engine_name = self._question.function_name(name)
+            return {**found, "function_name": engine_name, "qualified_name": {"path": [engine_name]}}
         if name in OWN_FUNCTIONS:
             return {**rewrite_own(self._question, scope, node), "alias": node.get("alias", "")}
         self._check_function(name, node)
@@ -124,11 +125,9 @@ class Expressions:
             raise self._question.errors.invalid(f"the function {name} is not allowed in a question", node)
         raise self._question.errors.unknown("function", name, [*known, *OWN_FUNCTIONS, *self._question.functions], node)
 
-    def _children(self, node: Any, scope: Scope) -> Any:
+    def _children(self, node: Node, scope: Scope) -> Node:
         """A node with its inner expressions rewritten."""
-        if isinstance(node, dict):
-            return {key: self._inner(value, scope) for key, value in node.items()}
-        return node
+        return {key: self._inner(value, scope) for key, value in node.items()}
 
     def _inner(self, value: Any, scope: Scope) -> Any:
         if isinstance(value, list):

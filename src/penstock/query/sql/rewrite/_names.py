@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.format.kinds import Json
 from penstock.query.scan import handle_column
 from penstock.query.sql._ast import Node, call, column, constant
-from penstock.query.sql.rewrite._question import Question, loader_name
+from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Output, Scope, Source
 
 
@@ -84,6 +84,7 @@ def refer(question: Question, found: Resolved, node: Node, *, by_handle: bool = 
         if origin.heavy and by_handle:
             question.handles.setdefault(origin.base.name, set()).add(name)
             return column(alias, handle_column(name), like=node)
+        question.referenced.setdefault(origin.base.name, set()).add(name)
     else:
         name = output.name
     reference = column(name, like=node) if found.merged else column(alias, name, like=node)
@@ -102,6 +103,4 @@ def refer(question: Question, found: Resolved, node: Node, *, by_handle: bool = 
 
 def load(question: Question, relation: str, name: str, handle: Node) -> Node:
     """An expression that loads values by handle."""
-    function = loader_name(relation, name)
-    question.loaded[function] = relation, name
-    return call(function, handle, like=handle)
+    return call(question.loader(relation, name), handle, like=handle)

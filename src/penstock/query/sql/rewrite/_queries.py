@@ -17,7 +17,6 @@ from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Base, Cte, Output, Query, Scope
 from penstock.query.sql.rewrite._star import expand_stars
 
-
 _NONE: tuple[str, ...] = ()
 _COLUMNS = ("COLUMN_REF",)
 _ALL = ("COLUMN_REF", "FUNCTION", "WINDOW")
@@ -143,7 +142,7 @@ class Queries:
         for key in ("where_clause", "having", "qualify"):
             if node.get(key):
                 node[key] = self._expressions.rewrite(node[key], scope)
-        node["group_expressions"] = [self._group(each, scope, selected) for each in node["group_expressions"]]
+        node["group_expressions"] = [self._expressions.rewrite(each, scope) for each in node["group_expressions"]]
         node["select_list"] = selected
         row = scope.sources[0].expose(rows_of, ROW) if rows_of is not None and outermost else None
         query = Query(
@@ -174,18 +173,10 @@ class Queries:
             else:
                 rewritten, output = self._expressions.passed(item, scope)
             if not output.name:
-                output = Output(self._text(item), output.origin, output.handle, output.same_row)
+                output = Output(unparse_names([item])[0], output.origin, output.handle, output.same_row)
             outputs.append(output)
             selected.append(named(rewritten, output.name))
         return outputs, selected
-
-    def _text(self, item: Node) -> str:
-        return unparse_names([item])[0]
-
-    def _group(self, expression: Node, scope: Scope, selected: list[Node]) -> Node:
-        if expression["class"] == "CONSTANT" and expression["literal"]["kind"] == "INTEGER":
-            return expression
-        return self._expressions.rewrite(expression, scope)
 
     def _merges(self, node: Node, items: list[Node]) -> tuple[bool, bool]:
         """Whether a query aggregates or unnests rows, and whether it compares whole rows or groups them."""
@@ -223,7 +214,8 @@ class Queries:
 
     def _drop_table_columns(self, query: Query, row: str, base: Base, scope: Scope) -> None:
         """Make an outermost query return indices of rows and computed columns only."""
-        node, kept, items = query.node, [], []
+        node, kept = query.node, []
+        items: list[tuple[Output, str | None]] = []
         by_alias: dict[str, Node] = {}
         for index, (output, item) in enumerate(zip(query.outputs, node["select_list"], strict=True)):
             origin = output.origin

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeAlias
 
 from penstock.query.scan import Derived, Relation
@@ -13,6 +14,8 @@ from penstock.query.sql._udf import Udf
 
 MakeScores: TypeAlias = Callable[[Relation, str, str, Any], Scores]
 """Scores of a relation's rows: (relation, function, column, argument)."""
+
+_numbers = count()
 
 
 @dataclass(eq=False)
@@ -36,6 +39,10 @@ class Question:
     """Functions that load values by handle: relation and column."""
     called: set[str] = field(default_factory=set)
     """Lower-case names of the user's functions that are called."""
+    referenced: dict[str, set[str]] = field(default_factory=dict)
+    """By the name of a relation: columns whose values are used."""
+    number: int = field(default_factory=_numbers.__next__)
+    """Part of the names of this question's functions: those of all questions are in one place."""
     used: dict[str, str] = field(default_factory=dict)
     """Names of parameters in the new SQL to their names in the old one."""
 
@@ -68,7 +75,12 @@ class Question:
                     else f"the SQL has no parameter ${name}"
                 )
 
+    def loader(self, relation: str, column: str) -> str:
+        """The name of the function that loads values by handle."""
+        name = f"~load.{self.number}.{relation}.{column}"
+        self.loaded[name] = relation, column
+        return name
 
-def loader_name(relation: str, column: str) -> str:
-    """The function that loads values by handle."""
-    return f"~load.{relation}.{column}"
+    def function_name(self, name: str) -> str:
+        """The name under which the engine knows a function of the user."""
+        return f"~udf.{self.number}.{name}"
