@@ -1,7 +1,8 @@
-"""From the result of a question to the rows and columns of a view."""
+"""Ask a question, and make the rows and columns of a view from its result."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,12 +10,48 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.format import value_kind
 from penstock.format.kinds import Kind
-from penstock.query import ComputedColumn, HandleColumn, QueryResult, Relation, TableColumn
+from penstock.query import (
+    ComputedColumn,
+    HandleColumn,
+    Params,
+    QueryLimits,
+    QueryResult,
+    Relation,
+    Scores,
+    TableColumn,
+    TextScores,
+    Udf,
+    VectorScores,
+    run_sql,
+)
 from penstock.table import ROW_ID, Int64Array, Reader, memory_table, take_positions, with_computed
 
 _READ_BYTES = 8 << 20
 _FIRST_ROWS = 16
 _MAX_ROWS = 1 << 14
+_METRICS = {"cosine_similarity": "cosine", "l2_distance": "l2", "dot": "dot"}
+
+
+def ask(
+    sql: str,
+    relations: Mapping[str, Relation],
+    params: Params,
+    *,
+    functions: Iterable[Udf],
+    limits: QueryLimits,
+    exact: bool,
+) -> Relation:
+    """The rows and columns of the answer to one SELECT; raises as `run_sql` does."""
+    result = run_sql(sql, relations, params, limits=limits, functions=functions, scores=make_scores, exact=exact)
+    return Answer(result, relations, limits.memory_bytes).relation()
+
+
+def make_scores(relation: Relation, function: str, column: str, argument: Any) -> Scores:
+    """The scores of a function in SQL."""
+    field = relation.field(column)
+    if function in _METRICS:
+        return VectorScores(relation.reader, field, argument, _METRICS[function])
+    return TextScores(relation.reader, field, argument)
 
 
 @dataclass(frozen=True, eq=False)
