@@ -169,8 +169,9 @@ def test_joins(ds: penstock.Dataset) -> None:
     ]
     big = penstock.create(open_store("memory://"), {"x": "uint8[100000]"})
     big.append({"x": np.zeros((30, 100_000), np.uint8)})
+    assert len(penstock.sql("SELECT a.x FROM a, a AS b", a=big)) == 900, "rows of one table, which are not copied"
     with pytest.raises(InvalidInputError, match=r"memory limit of 40,000,000 bytes.* select _row_id instead"):
-        penstock.sql("SELECT a.x FROM a, a AS b", a=big, memory_limit="40MB")
+        penstock.sql("SELECT a.x, b.x AS y FROM a, a AS b", a=big, memory_limit="40MB")
     with pytest.raises(InvalidInputError, match="tables in SQL are datasets and views"):
         penstock.sql("SELECT 1", a=pa.table({}))  # type: ignore[arg-type]
 
@@ -230,3 +231,14 @@ def test_uncommitted_changes_can_be_asked_about(tmp_path: Path) -> None:
     view = table.query("SELECT n, n + 1 AS m FROM ds WHERE n > 1 ORDER BY n")
     table.rollback()
     assert view.to_arrow().to_pylist() == [{"n": 2, "m": 3}, {"n": 3, "m": 4}]
+
+
+def test_to_count_rows_reads_no_column(tmp_path: Path) -> None:
+    store = CountingStore(open_store(tmp_path))
+    table = penstock.create(store, {"image": "uint8[100000]", "n": int})
+    table.append({"n": np.arange(64), "image": np.zeros((64, 100_000), np.uint8)})
+    table.commit()
+    store.reset()
+    assert table.query("SELECT count(*) AS c FROM ds")[0]["c"] == 64
+    assert len(table.query("SELECT a.n FROM ds AS a, ds AS b LIMIT 3")) == 3
+    assert store.bytes["get"] < 100_000
