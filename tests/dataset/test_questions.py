@@ -125,7 +125,7 @@ def test_a_query_reads_no_image_that_is_not_streamed(tmp_path: Path) -> None:
 def test_groups_are_a_table_in_memory_that_streams(ds: penstock.Dataset) -> None:
     view = ds.query("SELECT label_name(label) AS name, count(*) AS n, sum(n) AS s FROM ds GROUP BY ALL ORDER BY name")
     everything = numbers(ds[:])
-    expected = [
+    expected: list[dict[str, Any]] = [
         {"name": name, "n": len(mine), "s": sum(mine)}
         for name in sorted(LABELS)
         for mine in [[n for n in everything if LABELS[n % 3] == name]]
@@ -173,7 +173,7 @@ def test_joins(ds: penstock.Dataset) -> None:
     with pytest.raises(InvalidInputError, match=r"memory limit of 40,000,000 bytes.* select _row_id instead"):
         penstock.sql("SELECT a.x, b.x AS y FROM a, a AS b", a=big, memory_limit="40MB")
     with pytest.raises(InvalidInputError, match="tables in SQL are datasets and views"):
-        penstock.sql("SELECT 1", a=pa.table({}))  # type: ignore[arg-type]
+        penstock.sql("SELECT 1", a=pa.table({}))
 
 
 def test_functions_of_the_user(ds: penstock.Dataset) -> None:
