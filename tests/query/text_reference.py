@@ -9,7 +9,8 @@ import snowballstemmer  # type: ignore[import-untyped]
 
 
 def is_cjk(char: str) -> bool:
-    return any(name in unicodedata.name(char, "") for name in ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "BOPOMOFO", "HANGUL"))
+    scripts = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "BOPOMOFO", "HANGUL")
+    return any(name in unicodedata.name(char, "") for name in scripts)
 
 
 def words_of(text: str, stem: Callable[[str], str] = str) -> list[str]:
