@@ -99,7 +99,7 @@ def test_scores_are_those_of_plain_bm25_whatever_happens_to_the_table(
 ) -> None:
     rng, store = np.random.default_rng(seed), memory_store()
     ds = new_table(store, new_rows(rng, 50))
-    options = {} if language is None else {"stem": language}
+    options: dict[str, Any] = {} if language is None else {"stem": language}
     ds.create_index("caption", kind="text", **options)
     other = ds.branches.create("other")
     for operation in operations:
@@ -198,13 +198,16 @@ def test_a_query_reads_the_pages_of_its_words_from_s3() -> None:
     # the first query reads the header and the directory of postings; the first phrase reads that of positions
     for query, requests in (("w77 w1234 w4321", 5), ("w78 w1235 w4322", 3), ('"w1 w2" w5', 6), ('"w3 w5" w77', 3)):
         store.reset()
+        planned = scores(opened, query).pages()
         assert len(scores(opened, query).top(10, allowed=None, exact=False).positions)
         assert 0 < store.requests["get"] <= requests
         assert store.bytes["get"] < size / 2
+        assert 0 < sum(read.table.bytes_of(read.pages) for read in planned) <= store.bytes["get"]
         store.reset()
         found = scores(opened, query)
         found.at(np.sort(found.top(100, allowed=None, exact=False).positions))
         assert not store.requests["get"]  # what was read is remembered
+        assert (found.index, found.pages(), len(found.unindexed)) == ("caption_text", [], 0)
 
 
 def test_the_words_not_used_for_longest_are_forgotten() -> None:
@@ -248,6 +251,8 @@ def test_errors_say_what_to_do() -> None:
         ds.create_index("n", kind="text")
     with pytest.raises(InvalidInputError, match=r"column 'n' holds .* words are searched in text"):
         TextScores(ds._reader, ds.schema["n"], "words")
+    with pytest.raises(InvalidInputError, match="1,025 words and phrases; 1,024 are the most"):
+        scores(ds, " ".join(f"w{number}" for number in range(1025)))
     with pytest.raises(InvalidInputError, match="no option 'metric'; it has: stem"):
         ds.create_index("caption", kind="text", metric="cosine")
     with pytest.raises(InvalidInputError, match="name of a language"):
