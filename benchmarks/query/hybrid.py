@@ -69,7 +69,7 @@ def _best(rows: int, vectors: Any, terms: list[list[int]]) -> Any:
     allowed = camera_rows(rows, CAMERA)
     known = postings(rows, [term for each in terms for term in each])
     found = []
-    for vector, wanted in zip(vectors, terms, strict=True):
-        scores = 0.7 * cosines(rows, vector[None])[0][allowed] + 0.3 * known.scores(wanted)[allowed]
+    for similar, wanted in zip(cosines(rows, vectors), terms, strict=True):
+        scores = 0.7 * similar[allowed] + 0.3 * known.scores(wanted)[allowed]
         found.append(allowed[np.argsort(-scores, kind="stable")[:K]])
     return np.stack(found)

@@ -1,7 +1,6 @@
 """A filtered view of a tenth of the rows in the loader, against a table that holds just those rows."""
 
 import time
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -9,7 +8,7 @@ import numpy as np
 
 import penstock
 from benchmarks.query.bench import OURS, Bench, Line, Part, counted
-from benchmarks.query.data import LABELS, IntArray, chunks
+from benchmarks.query.data import LABELS, IntArray
 from benchmarks.query.store import RecordingStore
 from benchmarks.query.tables import PLAIN, value_bytes, write_table
 from benchmarks.semantics.costs import _can_plan_this_epoch
@@ -29,14 +28,14 @@ def stream(bench: Bench) -> Part:
     lines: list[Line] = []
     found: dict[str, Any] = {}
     for name, where in wheres.items():
-        ids = _ids(bench.rows, name, size)
+        ids = _ids(bench, name, size)
         apart = _table(bench, name, ids)
         bench.warm()
         rates: dict[str, list[dict[str, float]]] = {OURS: [], "apart": []}
         view = bench.tables.open(PLAIN).where(where)
         if len(view) != len(ids):
             raise RuntimeError(f"{where} keeps {len(view)} rows, not {len(ids)}")
-        views = {OURS: view, "apart": penstock.load(apart)}
+        views = {OURS: view, "apart": apart}
         for each in views.values():
             _rates(each, len(ids))  # imports, and whatever else happens once
         for _ in range(bench.rounds):
@@ -45,7 +44,7 @@ def stream(bench: Bench) -> Part:
         found[name] = rates
         for epoch in ("first epoch", "later epochs"):
             lines.append(_line(f"view of 10 %, {name}, {epoch}", rates, epoch, clustered=name == "clustered"))
-        read, needed = _bytes(bench, where), value_bytes(bench.rows, ids)
+        read, needed = _bytes(bench, where), value_bytes(apart)
         target = {"at_most": _MAX_BYTES} if name == "scattered" else {}
         lines.append(
             counted(f"view of 10 %, {name}: bytes of an epoch", read, "bytes", against="bytes of its values",
@@ -64,22 +63,24 @@ def _line(figure: str, rates: dict[str, list[dict[str, float]]], epoch: str, *, 
     )  # fmt: skip
 
 
-def _ids(rows: int, name: str, size: int) -> IntArray:
+def _ids(bench: Bench, name: str, size: int) -> IntArray:
+    """The rows that the view should have, which are their ids too."""
     if name == "clustered":
-        ids = np.arange(rows)
+        ids = np.arange(bench.rows)
         return ids[(ids // size) % 10 == 3]
-    return np.concatenate([chunk.start + np.flatnonzero(chunk.labels < LABELS // 10) for chunk in chunks(rows)])
+    return np.flatnonzero(bench.tables.open(PLAIN).select("label").to_numpy()["label"] < LABELS // 10)
 
 
-def _table(bench: Bench, name: str, ids: IntArray) -> Path:
+def _table(bench: Bench, name: str, ids: IntArray) -> penstock.Dataset:
+    """A table of just these rows."""
     uri = bench.tables.ours.with_name(f"{bench.tables.ours.name}-{name}")
     complete = uri.with_suffix(".complete")
     if not complete.exists():
         if penstock.exists(uri):
             penstock.delete(uri)
-        write_table(uri, bench.rows, ids)
+        write_table(uri, bench.tables.open(PLAIN)[ids].to_arrow())
         complete.touch()
-    return uri
+    return penstock.load(uri)
 
 
 def _rates(view: Any, rows: int) -> dict[str, float]:

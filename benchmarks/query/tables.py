@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import penstock
 from benchmarks.loader.tables import BUCKET
@@ -64,7 +64,7 @@ class Tables:
             shutil.rmtree(path, ignore_errors=True)
         self.ours.parent.mkdir(parents=True, exist_ok=True)
         print(f"  writing {self.rows:,} rows", file=sys.stderr)
-        version = write_table(self.ours, self.rows)
+        version = write_table(self.ours, batches(self.rows))
         found = self.peer.ask("write", folder=self.lance, rows=self.rows)
         versions = {PLAIN: {"ours": version, "lance": 1}}
         self._keep({"versions": versions, "built": {}, "peers": found["versions"]})
@@ -123,33 +123,18 @@ class Tables:
         self._record.write_text(json.dumps(record, indent=1))
 
 
-def write_table(uri: Path, rows: int, ids: Any = None) -> int:
-    """A table of all rows, or of those with some ids; returns the number of its version."""
-
-    def chosen() -> Any:
-        for batch in batches(rows):
-            start = batch["id"][0].as_py()
-            yield batch if ids is None else batch.take(pa.array(_between(ids, start, start + batch.num_rows) - start))
-
+def write_table(uri: Path, data: Any) -> int:
+    """A table of Arrow data; returns the number of its version."""
     ds = penstock.create(uri, _TABLE_SCHEMA)
-    ds.append(chosen())
+    ds.append(data)
     return _number(ds.commit())
 
 
-def value_bytes(rows: int, ids: Any) -> int:
-    """The bytes of all values of some rows."""
+def value_bytes(ds: penstock.Dataset) -> int:
+    """The bytes of all values."""
     fixed = sum(kind.bit_width // 8 for kind in SCHEMA.types if pa.types.is_primitive(kind)) + DIMENSIONS * 4
-    text = 0
-    for batch in batches(rows):
-        start = batch["id"][0].as_py()
-        part = batch.select(["camera", "caption"]).take(pa.array(_between(ids, start, start + batch.num_rows) - start))
-        text += sum(column.buffers()[2].size for column in part.columns if len(column))
-    return fixed * len(ids) + text
-
-
-def _between(ids: Any, start: int, end: int) -> Any:
-    low, high = np.searchsorted(ids, (start, end))
-    return ids[low:high]
+    text = ds.select(["camera", "caption"]).to_arrow()
+    return fixed * len(ds) + sum(pc.sum(pc.binary_length(column)).as_py() for column in text.columns)
 
 
 def _number(version: str) -> int:

@@ -52,6 +52,7 @@ from penstock.format.kinds import (
 from penstock.history import VacuumResult
 from penstock.ingest import ImageCost, IngestOptions, IngestProgress, Reject
 from penstock.plan import Shuffle, ShuffleQuality
+from penstock.query import Udf, udf
 from penstock.storage import RetryPolicy
 from penstock.table import Conflict, VerifyReport
 
@@ -105,6 +106,7 @@ __all__ = [
     "Tags",
     "Tensor",
     "Text",
+    "Udf",
     "VacuumResult",
     "VerifyReport",
     "Video",
@@ -123,6 +125,7 @@ __all__ = [
     "storage",
     "sync",
     "types",
+    "udf",
     "vacuum",
     "verify",
 ]

@@ -26,6 +26,7 @@ NOT_CONSTRUCTED = (
     "IngestProgress",
     "Loader",
     "SampleView",
+    "SavedViews",
     "TableDiff",
     "Tags",
     "View",

@@ -16,12 +16,15 @@ from penstock.cli._create import create
 from penstock.cli._diff import diff
 from penstock.cli._doctor import doctor
 from penstock.cli._head import head
+from penstock.cli._index import index
 from penstock.cli._info import info
 from penstock.cli._ingest import sync
 from penstock.cli._log import log
 from penstock.cli._merge import merge
+from penstock.cli._query import query
 from penstock.cli._refs import branch, tag
 from penstock.cli._reset import reset
+from penstock.cli._search import search
 from penstock.cli._vacuum import vacuum
 from penstock.cli._verify import verify
 
@@ -51,11 +54,12 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 _INGEST = (create, sync)
-_READ = (info, head, log, diff, checkout)
+_READ = (info, head, query, search, log, diff, checkout)
 _WRITE = (branch, tag, merge, reset)
 _MAINTAIN = (compact, vacuum, verify, doctor)
 for function in (*_INGEST, *_READ, *_WRITE, *_MAINTAIN):
     app.command(function.__name__)(command(function))
+app.add_typer(index, name="index")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, which new versions of typer vendor
 

@@ -121,8 +121,8 @@ class Answer:
                 raise InvalidInputError(
                     f"the values of column {column.name!r} in the {len(self.result):,} rows of this result exceed the"
                     f" memory limit of {self.memory_bytes:,} bytes, and they are copied because the rows are not rows"
-                    " of one table, each at most once; select _row_id instead of the column, ask for fewer rows, or raise"
-                    " memory_limit"
+                    " of one table, each at most once; select _row_id instead of the column, ask for fewer rows, or"
+                    " raise memory_limit"
                 )
             parts.append(part)
         kind = relation.reader.arrow([column.column], np.zeros(0, np.int64))[column.column].type

@@ -13,7 +13,7 @@ from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
 from penstock.plan import derive_key, random_u64
 from penstock.query import Params, QueryLimits, Relation, TableScan, Udf, run_sql
-from penstock.table import ROW_ID, take_positions
+from penstock.table import take_positions
 
 if TYPE_CHECKING:
     import pandas
@@ -29,11 +29,15 @@ _SAMPLE = 0x73616D706C65
 class Questions:
     """What can be asked of a view; each answer is a view again."""
 
-    def _relation(self) -> Relation:
-        """The rows and columns of this moment."""
+    _question: str
+
+    def _pinned(self) -> "View":
         raise NotImplementedError
 
-    _question: str
+    def _relation(self) -> Relation:
+        """The rows and columns of this moment."""
+        view = self._pinned()
+        return Relation(view._reader, view._columns, view._rows)
 
     @staticmethod
     def _of(relation: Relation, question: str = "") -> "View":
@@ -84,13 +88,13 @@ class Questions:
     def order_by(self, *terms: str, params: Params = None) -> "View":
         """A view of the same rows in the order of SQL terms, such as `"reward DESC"` or `"label", "time DESC"`.
 
-        Rows that are equal in all terms are in the order of their row ids. The terms may use every column of the table.
+        Rows that are equal in all terms keep their order. The terms may use every column of the table.
         Raises as `query` does.
         """
         if not terms:
             raise InvalidInputError('order_by needs at least one term, such as "reward DESC"')
         relation = self._relation()
-        ordered = f"SELECT * FROM ds ORDER BY {', '.join(terms)}\n, {ROW_ID}"
+        ordered = f"SELECT * FROM ds ORDER BY {', '.join(terms)}"
         result = run_sql(ordered, {"ds": _with_all_columns(relation)}, params)
         if result.rows is None or len(result.rows) != len(relation.rows):
             raise InvalidInputError(f"{', '.join(terms)!r} is not an order of rows; use query() for a whole SELECT")
@@ -122,7 +126,8 @@ class Questions:
 
         Media stay encoded. Needs the extra `polars`.
         """
-        frame: polars.LazyFrame = _imported("polars", "Polars").scan_pyarrow_dataset(TableScan(self._relation()))
+        scan = TableScan(self._relation()).as_dataset()
+        frame: polars.LazyFrame = _imported("polars", "Polars").scan_pyarrow_dataset(scan)
         return frame
 
     def save_view(self, name: str, description: str | None = None) -> None:

@@ -52,10 +52,6 @@ class View(Streaming, Questions, Search):
         view._question = question
         return view
 
-    def _relation(self) -> Relation:
-        view = self._pinned()
-        return Relation(view._reader, view._columns, view._rows)
-
     def _pinned(self) -> "View":
         """This view, which no other thread can change between two steps of a read."""
         return self

@@ -223,6 +223,10 @@ class Fragment:
 
     def rows_of_ids(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Which of some ascending ids its rows have, by index, and those rows; deleted ones count."""
+        if len(self.row_ids) == 1:
+            [run] = self.row_ids
+            first, last = np.searchsorted(ids, (run.start, run.end)).tolist()
+            return np.arange(first, last), ids[first:last] - run.start
         runs = sorted(zip(self.row_ids, np.cumsum([0, *(run.count for run in self.row_ids)]).tolist(), strict=False),
                       key=lambda run: run[0].start)  # fmt: skip
         starts, ends = (np.array([getattr(run, name) for run, _ in runs], np.int64) for name in ("start", "end"))

@@ -181,10 +181,17 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
         nodes = decode_nodes(document["manifests"])
         return Snapshot(
             schema=Schema(tuple(Field.from_json(described) for described in document["schema"])),
-            nodes=with_statistics(nodes, document["manifests"].get("statistics", [()] * len(nodes))),
+            nodes=with_statistics(nodes, _stored_statistics(document["manifests"], len(nodes))),
             features=features,
             **vars(from_json(_Members, document)),
         )
+
+
+def _stored_statistics(members: Mapping[str, Any], count: int) -> list[list[Any]]:
+    stored = members.get("statistics", [[]] * count)
+    if not isinstance(stored, list) or any(not isinstance(each, list) for each in stored):
+        raise ValueError("'statistics' has the wrong type")
+    return stored
 
 
 def encode_quarantine(id: str, reasons: Mapping[int, str]) -> tuple[QuarantineRef, bytes]:

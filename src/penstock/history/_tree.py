@@ -270,7 +270,8 @@ def _same(before: Manifest, after: Manifest) -> bool:
 
 
 def _any_between(sorted_ids: npt.NDArray[np.int64], start: int, end: int) -> bool:
-    return bool(np.searchsorted(sorted_ids, start) < np.searchsorted(sorted_ids, end))
+    first, last = sorted_ids.searchsorted((start, end))
+    return bool(first < last)
 
 
 def _split_positions(

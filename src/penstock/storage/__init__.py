@@ -2,7 +2,7 @@
 
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
-from penstock.storage._memory import MemoryStore, PortableStore, open_portable
+from penstock.storage._memory import MemoryStore, open_portable
 from penstock.storage._object import ObjectStore
 from penstock.storage._open import open_store
 from penstock.storage._overlay import OverlayStore
@@ -21,7 +21,6 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "OverlayStore",
-    "PortableStore",
     "Prefetch",
     "RetryPolicy",
     "SkippedObject",

@@ -55,9 +55,9 @@ def _reopen(uri: str, prefix: str, token: str) -> "MemoryStore":
     return MemoryStore(uri, prefix, namespace)
 
 
-def open_portable(uri: str, objects: Mapping[str, bytes]) -> "PortableStore":
+def open_portable(uri: str, objects: Mapping[str, bytes]) -> "MemoryStore":
     """Open a memory store with these objects, which a pickled copy carries along."""
-    store = PortableStore(uri, "", _Namespace())
+    store = _PortableStore(uri, "", _Namespace())
     for key, data in objects.items():
         store.put(key, data)
     return store
@@ -148,7 +148,7 @@ class MemoryStore(Store):
         return _Object(bytes(data), f'"{next(self._namespace.etags)}"', time.time())
 
 
-class PortableStore(MemoryStore):
+class _PortableStore(MemoryStore):
     """Objects in memory that travel with the store: each process has a copy, and sees its own writes only."""
 
     is_process_local = False

@@ -7,7 +7,7 @@ from itertools import groupby
 from penstock.errors import NotFoundError
 from penstock.storage import _errors
 from penstock.storage._keys import object_uri
-from penstock.storage._memory import PortableStore, open_portable
+from penstock.storage._memory import MemoryStore, open_portable
 from penstock.storage._prefetch import Prefetch
 from penstock.storage._store import Gone, ObjectInfo, Store
 from penstock.types import Buffer, ByteRange
@@ -28,7 +28,7 @@ class OverlayStore(Store):
             held, objects = (*base._held, *held), {**base._memory.objects(), **(objects or {})}
             base = base._base
         self._base, self._held = base, tuple(dict.fromkeys(held))
-        self._memory: PortableStore = open_portable(base.uri, objects or {})
+        self._memory: MemoryStore = open_portable(base.uri, objects or {})
         self.uri, self.is_local, self.is_process_local = base.uri, base.is_local, base.is_process_local
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from penstock.format import (
 )
 from penstock.format.kinds import BadValueError, Kind
 from penstock.history import Tree
-from penstock.storage import PortableStore, open_portable
+from penstock.storage import MemoryStore, open_portable
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._computed import copied, derived_id, derived_int_id, storable, update_digest
 from penstock.table._encode import from_arrow
@@ -98,7 +98,7 @@ def _digest(fields: list[Field], table: pa.Table) -> bytes:
     return seen.digest()
 
 
-def _write(store: PortableStore, fields: list[Field], table: pa.Table, seed: bytes) -> Iterator[Fragment]:
+def _write(store: MemoryStore, fields: list[Field], table: pa.Table, seed: bytes) -> Iterator[Fragment]:
     """Write the fragments, and give them and their files ids that follow from the content."""
     with FileWriter(store) as files:
         writer = FragmentWriter(files, fields, _ConsecutiveIds())
@@ -115,7 +115,7 @@ def _write(store: PortableStore, fields: list[Field], table: pa.Table, seed: byt
         yield replace(fragment, id=derived_int_id(seed, "fragment", number), files=tuple(named))
 
 
-def _publish(store: PortableStore, snapshot: Snapshot, seed: bytes) -> Commit:
+def _publish(store: MemoryStore, snapshot: Snapshot, seed: bytes) -> Commit:
     """Store the rest of a table, so that leases and searches for newer versions find what they expect."""
     ref, data = encode_snapshot(derived_id(seed, "snapshot"), snapshot)
     store.put(ref.key, data)

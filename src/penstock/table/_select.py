@@ -17,6 +17,7 @@ from penstock.table._gather import gather, gather_dense
 from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
 from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._read import Reader, as_native_arrow
+from penstock.table.filters import field_names, parse_expression
 
 Where: TypeAlias = int | slice | Sequence[int] | Int64Array | pc.Expression
 
@@ -141,13 +142,17 @@ def _from_dense(field: Field, values: npt.NDArray[Any]) -> pa.Array:
 
 
 def _referenced_fields(reader: Reader, expression: pc.Expression) -> list[Field]:
-    """The columns that an expression references: it cannot be bound without them."""
+    """The columns that an expression references; raises `InvalidInputError` if it does not fit the table."""
     fields = list(reader.snapshot.schema)
     empty = pa.table({field.name: _comparable(field, pa.nulls(0, field.kind.arrow_type)) for field in fields})
     try:
         empty.filter(expression)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise _filter_error(error, reader) from None
+    term = parse_expression(expression)
+    if term is not None:
+        names = field_names(term)
+        return [field for field in fields if field.name in names]
     if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
         return fields
     return [field for field in fields if not _binds(empty.drop_columns([field.name]), expression)]

@@ -94,7 +94,6 @@ class Verifier:
         commits = self._check_all(keys, _decode_commit)
         self._check_no_gaps(info, keys)
         self._check_refs(info, set(keys))
-        self._check_views(info, set(keys))
         for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
             self._check_all(self._keys(prefix), partial(decode_sealed, cls), may_be_gone=True)
         vacuums = self._check_all(self._keys("vacuums/"), partial(decode_sealed, VacuumRecord))
@@ -109,27 +108,19 @@ class Verifier:
         return [item.key for item in list_objects(self._store, prefix)]
 
     def _check_refs(self, info: TableInfo | None, keys: set[str]) -> None:
-        """Check that branches and tags refer to versions that exist."""
-        for prefix in ("refs/branches/", "refs/tags/"):
-            for ref in self._check_all(self._keys(prefix), Ref.decode):
+        """Check that branches, tags and saved views refer to versions that exist, and the objects of saved views."""
+        for prefix, decode in (("refs/branches/", Ref.decode), ("refs/tags/", Ref.decode), ("views/", ViewRef.decode)):
+            found = [key for key in self._keys(prefix) if key.endswith(".json")]
+            for ref in self._check_all(found, decode):
                 if ref.branch is None:
                     continue
                 with self._reporting():
                     key = commit_key(ref.branch, ref.version or 0)
                     if info is not None and key not in keys:
                         raise CorruptError(f"{self._store.uri}/{key} is missing, and {prefix[:-1]} refer to it")
-
-    def _check_views(self, info: TableInfo | None, keys: set[str]) -> None:
-        """Check that saved views refer to versions that exist, and the objects of those that are not deleted."""
-        self._check_all([key for key in self._keys("views/") if key.endswith(".json")], ViewRef.decode)
         with self._reporting():
-            for name, view in Refs(self._store, info).views().items() if info is not None else ():
-                at = view.commit
-                if at is not None and commit_key(at.branch, at.version) not in keys:
-                    self._report_damage(f"{self._store.uri}: the version of the saved view {name!r} is missing")
-                decode = partial(decode_saved_view, length=view.length, crc=view.crc, rows=view.rows)
-                with self._reporting():  # also of an id that is no name of an object
-                    self._check(view.key, decode)
+            for view in Refs(self._store, info).views().values() if info is not None else ():
+                self._check_list(view)
 
     def _check_snapshots(self, refs: Sequence[SnapshotRef]) -> tuple[Schema, list[Node]]:
         """Check snapshots; returns a schema of all their fields, and their top nodes."""
@@ -153,9 +144,13 @@ class Verifier:
         thread_map(lambda one: self._check(one[0], one[1].verify), list(checked.items()), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), list(nodes)
 
-    def _check_list(self, listed: IngestManifest | QuarantineRef) -> None:
+    def _check_list(self, listed: IngestManifest | QuarantineRef | ViewRef) -> None:
         with self._reporting():  # also of an id that is no name of an object
-            decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
+            decode: Callable[[Buffer, str], object]
+            if isinstance(listed, ViewRef):
+                decode = partial(decode_saved_view, length=listed.length, crc=listed.crc, rows=listed.rows)
+            else:
+                decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
             self._check(listed.key, decode)
 
     def _check_index(self, entry: IndexEntry) -> IndexHeader | None:

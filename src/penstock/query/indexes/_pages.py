@@ -1,5 +1,6 @@
 """Sorted tables in pages: written once, read by ranges."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -88,8 +89,12 @@ def _page_bounds(batch: pa.RecordBatch, layout: TableLayout) -> list[int]:
     """The first entry of each page, and the end of the last."""
     count = len(batch)
     if not layout.split_at_keys:
-        ends = np.cumsum(_entry_bytes(batch))
-        return [*np.flatnonzero(np.diff((ends - 1) // layout.page_bytes, prepend=-1)).tolist(), count]
+        sizes = _entry_bytes(batch)
+        is_first = np.diff((np.cumsum(sizes) - 1) // layout.page_bytes, prepend=-1) > 0
+        is_large = sizes > layout.page_bytes // 2  # in a page of its own, so that small ones are read without it
+        is_first |= is_large
+        is_first[1:] |= is_large[:-1]
+        return [*np.flatnonzero(is_first).tolist(), count]
     rows = max(1, layout.page_bytes * count // max(1, batch.nbytes))
     keys = batch.column(KEY)
     starts = [0, *(np.flatnonzero(np.asarray(pc.not_equal(keys[1:], keys[:-1]))) + 1).tolist(), count]
@@ -139,6 +144,10 @@ class PagedTable:
         return self.directory[KEY]
 
     @cached_property
+    def _bounds(self) -> tuple[list[Any], list[Any]]:
+        return self.keys.to_pylist(), self.directory["last"].to_pylist()
+
+    @cached_property
     def _places(self) -> Mapping[str, list[int]]:
         return {name: self.directory[name].to_pylist() for name in ("object", "offset", "length", "crc", "rows")}
 
@@ -148,13 +157,9 @@ class PagedTable:
 
     def pages_between(self, low: Any, high: Any) -> Sequence[int]:
         """The pages that may hold keys from `low` to `high`, both included; None for no bound."""
-        kept = np.ones(len(self), bool)
-        if low is not None:
-            kept &= np.asarray(pc.greater_equal(self.directory["last"], pa.scalar(low, self.keys.type)))
-        if high is not None:
-            kept &= np.asarray(pc.less_equal(self.keys, pa.scalar(high, self.keys.type)))
-        found: list[int] = np.flatnonzero(kept).tolist()
-        return found
+        firsts, lasts = self._bounds
+        start = 0 if low is None else bisect_left(lasts, low)
+        return range(start, len(self) if high is None else max(start, bisect_right(firsts, high)))
 
     def bytes_of(self, pages: Sequence[int]) -> int:
         """Bytes of pages as they are stored."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pds
 
 from penstock.query.scan._arrow import column_type
 from penstock.query.scan._read import ScanRun
@@ -73,8 +73,16 @@ class ScanFragment:
         return self.dataset.scanner(**options)
 
 
-class TableScan(pds.Dataset):  # type: ignore[misc]
-    """A dataset whose rows are read from a table on demand, page by page.
+@cache
+def _dataset_class(scan: type["TableScan"]) -> Any:
+    """A scan that is a dataset of Arrow; nothing of the latter's is initialised or used."""
+    from pyarrow.dataset import Dataset  # imports pandas, which takes long: only for those who ask questions
+
+    return type("TableDataset", (scan, Dataset), {})
+
+
+class TableScan:
+    """Rows that are read from a table on demand, page by page; `as_dataset` gives what engines take.
 
     Projections and filters that an engine pushes down are applied exactly: pages without a match are not read, and
     other columns are read for matching rows only. The columns are those of the relation, then those `derived`, and
@@ -107,6 +115,13 @@ class TableScan(pds.Dataset):  # type: ignore[misc]
         for handle, column in self._handles.items():
             types[handle] = pa.struct([(f"~{self._name}.{column}", pa.int64())])
         return pa.schema(list(types.items()))
+
+    def as_dataset(self) -> Any:
+        """This scan as a `pyarrow.dataset.Dataset`: engines recognise one by its class."""
+        cls = _dataset_class(type(self))
+        dataset = cls.__new__(cls)
+        dataset.__dict__.update(self.__dict__)
+        return dataset
 
     @property
     def schema(self) -> pa.Schema:

@@ -24,17 +24,22 @@ def match_query(query: Query, postings: Mapping[str, Postings]) -> list[Postings
 
 def match_phrase(words: Sequence[Postings]) -> Postings:
     """The rows in which words follow each other, and how often they do."""
-    rows = reduce(lambda left, right: np.intersect1d(left, right, assume_unique=True), (word.rows for word in words))
+    rows = reduce(_in_both, (word.rows for word in words))
     if not len(rows):
         return NO_POSTINGS._replace(positions=None)
-    starts = reduce(
-        lambda left, right: np.intersect1d(left, right, assume_unique=True),
-        (_phrase_starts(word, rows, offset) for offset, word in enumerate(words)),
-    )
+    starts = reduce(_in_both, (_phrase_starts(word, rows, offset) for offset, word in enumerate(words)))
     counts = np.bincount(starts >> 32, minlength=len(rows))
     lengths = words[0].lengths[np.searchsorted(words[0].rows, rows)]
     found = counts > 0
     return Postings(rows[found], counts[found], lengths[found])
+
+
+def _in_both(left: Int64Array, right: Int64Array) -> Int64Array:
+    """The numbers that two ascending arrays without repeats have in common."""
+    both = np.concatenate([left, right])
+    both.sort(kind="stable")  # two ascending runs are merged in one pass
+    common: Int64Array = both[:-1][both[1:] == both[:-1]]
+    return common
 
 
 def _phrase_starts(word: Postings, rows: Int64Array, offset: int) -> Int64Array:

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.format import Field
 from penstock.query.indexes import OpenIndex, open_index
 from penstock.query.indexes.text import TextKind, Tokenizer, check_text
-from penstock.query.search._bm25 import RowScores, Statistics, idf, score_rows
+from penstock.query.search._bm25 import RowScores, Statistics, idf
 from penstock.query.search._scores import Float32Array, Ranked
 from penstock.query.search._text_index import SegmentMatches, has_value, match_index
 from penstock.query.search._text_scan import Matches, scan_text
@@ -95,6 +95,10 @@ class TextScores:
         indexed = [] if self._index is None else match_index(self._index, self._query)
         matches: list[Matches | SegmentMatches] = [self._scanned, *indexed]
         statistics = sum((found.statistics for found in matches), Statistics(0, 0))
-        by_part = zip(*(found.parts for found in matches), strict=True)
-        weights = [idf(sum(len(part.rows) for part in parts), statistics.rows) for parts in by_part]
-        return [_Source(score_rows(found.parts, weights, statistics), found.segment) for found in matches]
+        by_part = zip(*(found.postings for found in matches), strict=True)
+        counts = [sum(len(found.rows) for found in part) for part in by_part]
+        if not any(counts):
+            return []
+        weights = [idf(count, statistics.rows) for count in counts]
+        mean = statistics.mean_length
+        return [_Source(RowScores(found.parts(weights, mean)), found.segment) for found in matches]

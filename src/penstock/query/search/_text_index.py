@@ -17,11 +17,13 @@ from penstock.query.indexes.text import (
     Query,
     decode_blocks,
     join_postings,
+    one_batch,
     position_steps,
     with_positions,
 )
-from penstock.query.search._bm25 import Statistics
+from penstock.query.search._bm25 import Part, Statistics
 from penstock.query.search._phrases import match_query, query_words
+from penstock.query.search._text_cache import SegmentCache, segment_cache
 from penstock.storage import thread_map
 from penstock.table import Int64Array
 
@@ -31,48 +33,88 @@ class SegmentMatches:
     """What a query finds in a segment of an index, by row id."""
 
     segment: int
-    parts: list[Postings]
+    postings: list[Postings]
     """One for each word, then for each phrase."""
     statistics: Statistics
     """Of the rows that the segment answers."""
+    words: tuple[str, ...]
+    cache: SegmentCache
+
+    def parts(self, weights: Sequence[float], mean_length: float) -> list[Part]:
+        """What words and phrases add to scores; that of words is remembered."""
+        found = []
+        for number, (postings, weight) in enumerate(zip(self.postings, weights, strict=True)):
+            word = self.words[number] if number < len(self.words) and len(postings.rows) else None
+            part = None if word is None else self.cache.part(word, weight, mean_length)
+            if part is None:
+                part = Part(postings, weight, mean_length)
+                if word is not None:
+                    self.cache.add(word, part)
+            found.append(part)
+        return found
+
+
+class _Pages(NamedTuple):
+    """Pages that were read."""
+
+    read: PageRead
+    batches: Sequence[pa.RecordBatch]
+
+    def of(self, word: str) -> list[pa.RecordBatch]:
+        """Those that may have entries of a word."""
+        wanted = self.read.table.pages_between(word, word)
+        return [batch for page, batch in zip(self.read.pages, self.batches, strict=True) if page in wanted]
 
 
 class _Plan(NamedTuple):
-    """The pages of a segment to read."""
+    """What is known of a segment, and what to read of it."""
 
-    postings: PageRead
-    positions: PageRead
-    """Of the words of phrases."""
-    lengths: PageRead
-    """Of rows that the segment does not answer any more."""
-
-    @classmethod
-    def of_segment(cls, segment: Segment, stale: Int64Array, words: Mapping[str, bool]) -> "_Plan":
-        return cls(
-            _pages_of_words(segment.tables["postings"], list(words)),
-            _pages_of_words(segment.tables["positions"], [word for word, in_phrase in words.items() if in_phrase]),
-            _pages_of_rows(segment.tables["lengths"], stale),
-        )
+    cache: SegmentCache
+    stale: Int64Array
+    """Ascending ids of rows that it does not answer any more."""
+    known: dict[str, Postings]
+    missing: Mapping[str, bool]
+    """Words to read, and whether with positions."""
+    reads: tuple[PageRead, PageRead, PageRead]
+    """Postings, positions, and the lengths of the stale rows."""
 
 
 def match_index(index: OpenIndex, query: Query) -> list[SegmentMatches]:
     """The matches of a query in each segment of an index; rows that it does not answer are left out."""
-    words = query_words(query)
-    thread_map(lambda segment: segment.tables["postings"].directory, index.segments, max_workers=8)
-    stale = [index.stale(number) for number in range(len(index.segments))]
-    plans = [_Plan.of_segment(*each, words) for each in zip(index.segments, stale, strict=True)]
-    found = read_pages_of([read for plan in plans for read in plan])
-    where = f"index {index.name!r}"
+    words, where = query_words(query), f"index {index.name!r}"
+    if len(index.segments) > 1:
+        thread_map(lambda segment: segment.tables["postings"].directory, index.segments, max_workers=8)
+    plans = [_plan(segment, index.stale(number), words) for number, segment in enumerate(index.segments)]
+    found = read_pages_of([read for plan in plans for read in plan.reads])
     matches = []
-    for number, segment in enumerate(index.segments):
+    for number, plan in enumerate(plans):
         postings, positions, lengths = found[3 * number : 3 * number + 3]
-        by_word = {
-            word: _without(_postings_of(word, postings, positions if in_phrase else None, where), stale[number])
-            for word, in_phrase in words.items()
-        }
-        statistics = _statistics(segment.totals, stale[number], lengths, where)
-        matches.append(SegmentMatches(number, match_query(query, by_word), statistics))
+        for word, in_phrase in plan.missing.items():
+            read = _postings_of(
+                word, _Pages(plan.reads[0], postings), _Pages(plan.reads[1], positions) if in_phrase else None, where
+            )
+            plan.known[word] = _without(read, plan.stale)
+            plan.cache.add(word, plan.known[word])
+        statistics = plan.cache.statistics
+        if statistics is None:
+            statistics = _statistics(index.segments[number].totals, plan.stale, lengths, where)
+            plan.cache.statistics = statistics
+        matched = match_query(query, plan.known)
+        matches.append(SegmentMatches(number, matched, statistics, query.words, plan.cache))
     return matches
+
+
+def _plan(segment: Segment, stale: Int64Array, words: Mapping[str, bool]) -> _Plan:
+    cache = segment_cache(segment, stale)
+    cached = {word: cache.postings(word, with_positions=in_phrase) for word, in_phrase in words.items()}
+    known = {word: part for word, part in cached.items() if part is not None}
+    missing = {word: in_phrase for word, in_phrase in words.items() if word not in known}
+    reads = (
+        _pages_of_words(segment.tables["postings"], list(missing)),
+        _pages_of_words(segment.tables["positions"], [word for word, in_phrase in missing.items() if in_phrase]),
+        _pages_of_rows(segment.tables["lengths"], stale if cache.statistics is None else stale[:0]),
+    )
+    return _Plan(cache, stale, known, missing, reads)
 
 
 def has_value(index: OpenIndex, row_ids: Int64Array) -> npt.NDArray[np.bool_]:
@@ -99,9 +141,7 @@ def _pages_of_rows(table: PagedTable, row_ids: Int64Array) -> PageRead:
     return PageRead(table, np.flatnonzero(kept).tolist())
 
 
-def _postings_of(
-    word: str, postings: Sequence[pa.RecordBatch], positions: Sequence[pa.RecordBatch] | None, where: str
-) -> Postings:
+def _postings_of(word: str, postings: "_Pages", positions: "_Pages | None", where: str) -> Postings:
     """The postings of a word; with positions if their pages are given."""
     entries = _entries_of(word, postings, where)
     if entries is None:
@@ -112,18 +152,19 @@ def _postings_of(
         found = with_positions(
             found, np.zeros(0, np.uint8) if steps is None else position_steps(steps, where)[1], where
         )
-    return join_postings([found])
+    # copies, because views would keep whole pages in memory
+    return join_postings([found._replace(counts=found.counts.copy(), lengths=found.lengths.copy())])
 
 
-def _entries_of(word: str, batches: Sequence[pa.RecordBatch], where: str) -> pa.Table | None:
+def _entries_of(word: str, pages: "_Pages", where: str) -> pa.RecordBatch | None:
     found = []
-    for batch in batches:
+    for batch in pages.of(word):
         places = np.flatnonzero(pc.equal(batch.column(KEY), word))
         if len(places):
             if places[-1] - places[0] + 1 != len(places):
                 raise CorruptError(f"{where}: a page is not sorted; create it again")
             found.append(batch.slice(places[0], len(places)))
-    return pa.Table.from_batches(found) if found else None
+    return one_batch(found) if found else None
 
 
 def _without(postings: Postings, row_ids: Int64Array) -> Postings:
@@ -153,4 +194,4 @@ def _row_lengths(batches: Sequence[pa.RecordBatch], where: str) -> Postings:
     """Rows with a value; lengths are one more than they are."""
     if not batches:
         return join_postings([])
-    return join_postings([decode_blocks(pa.Table.from_batches(batches), where)[1]])
+    return join_postings([decode_blocks(one_batch(batches), where)[1]])

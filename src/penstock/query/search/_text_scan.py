@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.format import Field
 from penstock.history import Tree
 from penstock.query.indexes.text import Postings, Query, Tokenizer, Tokens, join_postings
-from penstock.query.search._bm25 import Statistics
+from penstock.query.search._bm25 import Part, Statistics
 from penstock.query.search._phrases import match_query, query_words
 from penstock.storage import Prefetch, read_ahead
 from penstock.table import Int64Array, Reader
@@ -28,12 +28,16 @@ _MAX_CACHED = 4
 class Matches(NamedTuple):
     """Rows that have the words and phrases of a query, and statistics of all rows."""
 
-    parts: list[Postings]
+    postings: list[Postings]
     """One for each word, then for each phrase."""
     statistics: Statistics
     nulls: Int64Array
     """Ascending positions of rows without a value."""
     segment: None = None
+
+    def parts(self, weights: Sequence[float], mean_length: float) -> list[Part]:
+        """What words and phrases add to scores."""
+        return [Part(found, weight, mean_length) for found, weight in zip(self.postings, weights, strict=True)]
 
 
 _caches: "WeakKeyDictionary[Tree, OrderedDict[bytes, Matches]]" = WeakKeyDictionary()
@@ -42,6 +46,8 @@ _lock = Lock()
 
 def scan_text(reader: Reader, field: Field, positions: Int64Array, tokenizer: Tokenizer, query: Query) -> Matches:
     """The matches among the rows at ascending positions; those of the last few queries are remembered."""
+    if not len(positions):
+        return _scan(reader, field, positions, tokenizer, query)
     digest = hashlib.blake2b(repr((reader.snapshot.nodes, field.id, tokenizer, query)).encode())
     digest.update(np.ascontiguousarray(positions).data)
     key = digest.digest()

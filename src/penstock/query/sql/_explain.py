@@ -30,12 +30,15 @@ class RelationPlan:
     pages_kept: int
     columns: tuple[str, ...]
     """Columns that are read."""
+    indexes: tuple[str, ...]
+    """Scalar indexes that answer the filter."""
     bytes_to_read: int
 
     def __str__(self) -> str:
+        by = f" by {', '.join(self.indexes)}" if self.indexes else ""
         return (
             f"{self.name}: {self.fragments_kept} of {self.fragments} fragments, {self.pages_kept} of {self.pages} pages"
-            f" of the filter, {self.bytes_to_read:,} bytes of {', '.join(self.columns) or 'no column'}"
+            f" of the filter{by}, {self.bytes_to_read:,} bytes of {', '.join(self.columns) or 'no column'}"
         )
 
 
@@ -111,7 +114,7 @@ def _relation_plan(name: str, trace: ScanTrace) -> RelationPlan:
     counts = found.counts
     return RelationPlan(
         name, counts.fragments, counts.fragments_kept, counts.pages, counts.pages_kept, tuple(found.columns),
-        found.bytes_to_read,
+        tuple(found.indexes), found.bytes_to_read,
     )  # fmt: skip
 
 

@@ -12,41 +12,14 @@ from penstock.query.sql._errors import SqlErrors
 _MAX_SQL_BYTES = 1 << 20
 _PARSER = QueryLimits(memory_bytes=1 << 30, threads=1)
 
-DENIED_FUNCTIONS = frozenset(
-    [
-        "current_catalog",
-        "current_connection_id",
-        "current_database",
-        "current_query",
-        "current_query_id",
-        "current_role",
-        "current_schema",
-        "current_schemas",
-        "current_setting",
-        "current_transaction_id",
-        "current_user",
-        "currval",
-        "getenv",
-        "getvariable",
-        "in_search_path",
-        "is_histogram_other_bin",
-        "json_deserialize_sql",
-        "json_serialize_plan",
-        "json_serialize_sql",
-        "nextval",
-        "parse_duckdb_log_message",
-        "session_user",
-        "set_config",
-        "setseed",
-        "sleep",
-        "sleep_ms",
-        "txid_current",
-        "user",
-        "version",
-        "which_secret",
-        "write_log",
-    ]
-)
+_DENIED = """
+current_catalog current_connection_id current_database current_query current_query_id current_role
+current_schema current_schemas current_setting current_transaction_id current_user currval getenv
+getvariable in_search_path json_deserialize_sql json_serialize_plan json_serialize_sql nextval
+parse_duckdb_log_message session_user set_config setseed sleep sleep_ms txid_current user version
+which_secret write_log
+"""
+DENIED_FUNCTIONS = frozenset(_DENIED.split())
 """Functions that tell about the process, or change it, instead of computing a value."""
 
 

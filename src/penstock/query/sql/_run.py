@@ -159,7 +159,7 @@ class _Run:
     def fetch(self, connection: "DuckDBPyConnection", text: str) -> pa.Table:
         """The result in memory; raises `InvalidInputError` if it is larger than the limit."""
         for name, relation in self.relations.items():
-            connection.register(scan_name(name), self._scan(name, relation))
+            connection.register(scan_name(name), self._scan(name, relation).as_dataset())
         self._register_functions(connection)
         params = self.question.engine_params()
         found = connection.sql(text, params=params) if params else connection.sql(text)

@@ -48,10 +48,10 @@ def top_k(question: Question, rewritten: Rewritten) -> TopK | None:
         return None
     order = [each for each in node["modifiers"] if each["type"] == "ORDER_MODIFIER"]
     limit = [each for each in node["modifiers"] if each["type"] == "LIMIT_MODIFIER"]
-    if len(order) != 1 or len(limit) != 1 or len(order[0]["orders"]) != 1:
+    if len(order) != 1 or len(limit) != 1 or len(order[0]["orders"]) != 2:  # the last is the order of the relation
         return None
     count = _count(question, limit[0])
-    [by] = order[0]["orders"]
+    by = order[0]["orders"][0]
     if count is None or by["null_order"] not in ("ORDER_DEFAULT", "NULLS_LAST", "NULLS LAST"):
         return None
     weights = _linear(question, _selected(node, by["expression"]))

@@ -1,5 +1,6 @@
 """Bounds of columns in several parts of a table, as Arrow arrays of the columns' own types."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -65,7 +66,8 @@ def _load(kind: pa.DataType, text: str) -> Any:
     if pa.types.is_boolean(kind):
         return bool(value) if value in (0, 1) else None
     if pa.types.is_floating(kind):
-        return float(value) if type(value) is float or (type(value) is int and abs(value) < 1 << 53) else None
+        exact = (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 1 << 53)
+        return float(value) if exact else None
     expected = str if pa.types.is_string(kind) or pa.types.is_large_string(kind) else int
     return value if type(value) is expected else None
 

@@ -22,6 +22,7 @@ from penstock.query.indexes.text._postings import (
     encode_blocks,
     encode_positions,
     key_groups,
+    one_batch,
     pack_positions,
     position_steps,
 )
@@ -29,7 +30,7 @@ from penstock.query.indexes.text._words import Tokenizer, Tokens
 from penstock.table import Int64Array, Reader
 
 _TABLES = {
-    "postings": TableLayout(POSTINGS),
+    "postings": TableLayout(POSTINGS, page_bytes=32 << 10),
     "positions": TableLayout(POSITIONS),
     "lengths": TableLayout(LENGTHS),
 }
@@ -91,12 +92,14 @@ class TextKind:
 
     def pack(self, table: str, entries: pa.Table) -> pa.Table:
         """Join the small blocks of a word from many runs."""
-        keys, groups = key_groups(entries["key"].combine_chunks())
-        where = "a run of a text index"
+        if not len(entries):
+            return entries
+        batch, where = one_batch(entries.to_batches()), "a run of a text index"
+        keys, groups = key_groups(batch.column("key"))
         if table == "positions":
-            counts, steps = position_steps(entries, where)
+            counts, steps = position_steps(batch, where)
             return pack_positions(keys, np.repeat(groups, counts), steps)
-        counts, postings = decode_blocks(entries, where)
+        counts, postings = decode_blocks(batch, where)
         return encode_blocks(keys, np.repeat(groups, counts), postings, with_counts=table == "postings")
 
 

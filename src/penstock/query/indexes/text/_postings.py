@@ -20,6 +20,9 @@ MAX_BLOCK = 1 << 16
 _LARGEST = 1 << 46
 """Of the numbers of a block, whose sum is then an int64."""
 
+_WIDTHS = {0, 1, 2, 4, 8}
+_DTYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+
 _BLOCK_FIELDS = [pa.field("first", pa.int64()), pa.field("count", pa.int32()), pa.field("rows", pa.binary())]
 
 POSTINGS = pa.schema(
@@ -112,20 +115,20 @@ def pack_numbers(values: Numbers, counts: Int64Array) -> pa.Array:
 def unpack_numbers(packed: pa.Array, counts: Int64Array, where: str) -> Numbers:
     """The numbers of blocks of known counts; raises `CorruptError` for bytes that `pack_numbers` does not write."""
     offsets = np.frombuffer(packed.buffers()[1], np.int32)[packed.offset : packed.offset + len(packed) + 1]
-    sizes = np.diff(offsets)
+    sizes = offsets[1:] - offsets[:-1]
     widths = sizes // counts
-    if (widths * counts != sizes).any() or not np.isin(widths, (0, 1, 2, 4, 8)).all():
+    if (widths * counts != sizes).any() or not set(widths.tolist()) <= _WIDTHS:
         raise CorruptError(f"{where}: a block has a number of bytes that does not fit its count")
     total, widest = int(counts.sum()), int(widths.max(initial=0))
-    found: Numbers = np.ones(total, np.uint8)
-    if widest:
-        if widths.min() == widest:
-            found = np.frombuffer(packed.buffers()[2], f"<u{widest}", total, int(offsets[0]))
-        else:
-            found = np.ones(total, f"<u{widest}")
-            _fill_blocks(found, packed, counts, widths)
-        if found.min() < 1 or found.max() > _LARGEST:
-            raise CorruptError(f"{where}: a block has an impossible number")
+    if not widest:
+        return np.ones(total, np.uint8)
+    if widths.min() == widest:
+        found: Numbers = np.frombuffer(packed.buffers()[2], _DTYPES[widest], total, int(offsets[0]))
+    else:
+        found = np.ones(total, _DTYPES[widest])
+        _fill_blocks(found, packed, counts, widths)
+    if not found.all() or (widest == 8 and found.max() > _LARGEST):
+        raise CorruptError(f"{where}: a block has an impossible number")
     return found
 
 
@@ -172,13 +175,13 @@ def encode_blocks(keys: pa.Array, groups: Int64Array, postings: Postings, *, wit
     return pa.table(columns).cast(POSTINGS if with_counts else LENGTHS)
 
 
-def decode_blocks(entries: pa.Table | pa.RecordBatch, where: str) -> tuple[Int64Array, Postings]:
+def decode_blocks(entries: pa.RecordBatch, where: str) -> tuple[Int64Array, Postings]:
     """The number of postings of each block, and all postings in order; raises `CorruptError` for impossible values.
 
     Lengths of `LENGTHS` are one more than those of the rows, so that they are positive.
     """
     counts = block_counts(entries, where)
-    steps = unpack_numbers(_binary(entries, "rows"), counts, where)
+    steps = unpack_numbers(entries.column("rows"), counts, where)
     starts = run_starts(counts)[:-1]
     first = _numbers(entries, "first")
     rows = np.cumsum(steps, dtype=np.int64)
@@ -186,14 +189,14 @@ def decode_blocks(entries: pa.Table | pa.RecordBatch, where: str) -> tuple[Int64
     if len(rows) and (first.min() < 0 or rows[starts + counts - 1].min() < 0):
         raise CorruptError(f"{where}: a block has an impossible row id")
     with_counts = "counts" in entries.schema.names
-    found = unpack_numbers(_binary(entries, "counts"), counts, where) if with_counts else np.ones(len(rows), np.uint8)
-    lengths = unpack_numbers(_binary(entries, "lengths"), counts, where)
+    found = unpack_numbers(entries.column("counts"), counts, where) if with_counts else np.ones(len(rows), np.uint8)
+    lengths = unpack_numbers(entries.column("lengths"), counts, where)
     if (found > lengths).any():
         raise CorruptError(f"{where}: a row has a word more often than it has words")
     return counts, Postings(rows, found, lengths)
 
 
-def block_counts(entries: pa.Table | pa.RecordBatch, where: str) -> Int64Array:
+def block_counts(entries: pa.RecordBatch, where: str) -> Int64Array:
     """The number of values of each block; raises `CorruptError` for one that no block has."""
     if any(column.null_count for column in entries.columns):
         raise CorruptError(f"{where}: an entry has no value")
@@ -203,13 +206,13 @@ def block_counts(entries: pa.Table | pa.RecordBatch, where: str) -> Int64Array:
     return counts
 
 
-def _numbers(entries: pa.Table | pa.RecordBatch, name: str) -> Int64Array:
-    return np.asarray(entries.column(name)).astype(np.int64)
+def _numbers(entries: pa.RecordBatch, name: str) -> Int64Array:
+    return np.asarray(entries.column(name)).astype(np.int64, copy=False)
 
 
-def _binary(entries: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-    column = entries.column(name)
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Entries of several pages as one batch."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def encode_positions(
@@ -236,10 +239,10 @@ def pack_positions(keys: pa.Array, groups: Int64Array, steps: Numbers) -> pa.Tab
     }).cast(POSITIONS)  # fmt: skip
 
 
-def position_steps(entries: pa.Table | pa.RecordBatch, where: str) -> tuple[Int64Array, Numbers]:
+def position_steps(entries: pa.RecordBatch, where: str) -> tuple[Int64Array, Numbers]:
     """The number of steps of each block, and all steps in order."""
     counts = block_counts(entries, where)
-    return counts, unpack_numbers(_binary(entries, "positions"), counts, where)
+    return counts, unpack_numbers(entries.column("positions"), counts, where)
 
 
 def with_positions(postings: Postings, steps: Numbers, where: str) -> Postings:

@@ -73,6 +73,7 @@ class Tokenizer:
             vocabulary, codes = stems.dictionary, np.asarray(stems.indices)[codes]
         return Tokens(vocabulary, codes, spans.offsets)
 
+    @lru_cache(maxsize=64)  # noqa: B019 - a tokenizer is a small value
     def query(self, text: str) -> Query:
         """The words and the phrases, in double quotes, of a query; a quote that is not closed is ignored."""
         parts = text.split('"')

@@ -245,7 +245,8 @@ class Queries:
                 orders += [{**order, "expression": named(each, "")} for each in ordinals]
                 continue
             orders.append({**order, "expression": self._outer_order(expression, scope, by_alias, ordinals)})
-        return {**modifier, "orders": orders}
+        # rows that are equal in all terms are in the order of the relation, so that an answer is the same everywhere
+        return {**modifier, "orders": [*orders, *_order_modifier(column(ROW))["orders"]]}
 
     def _outer_order(self, expression: Node, scope: Scope, by_alias: dict[str, Node], ordinals: list[Node]) -> Node:
         if expression["class"] == "CONSTANT" and expression["literal"]["kind"] == "INTEGER":
