@@ -99,7 +99,8 @@ class ScanRun:
     def plan(self) -> None:
         """Add to the trace what `batches` would read at most, without reading it."""
         needed = list(dict.fromkeys([*self._filter_columns, *self.columns]))
-        rows, columns = self.relation.distinct, [(self.relation.distinct, needed)]
+        rows = self.relation.distinct
+        columns: list[tuple[Int64Array, Sequence[str]]] = [(rows, needed)]
         if (answer := self._index_answer) is not None:
             matches, unchecked = (_within(rows, found) for found in (answer.matches, answer.unchecked))
             columns = [(matches, self.columns), (unchecked, needed)]

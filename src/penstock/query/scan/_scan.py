@@ -74,7 +74,7 @@ class ScanFragment:
 
 
 @cache
-def _dataset_class(scan: type["TableScan"]) -> Any:
+def _dataset_class(scan: Any) -> Any:
     """A scan that is a dataset of Arrow; nothing of the latter's is initialised or used."""
     from pyarrow.dataset import Dataset  # imports pandas, which takes long: only for those who ask questions
 
