@@ -28,7 +28,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path,
         {
             "image": penstock.Image("png"),
-            "label": penstock.Label(["drop", "grasp"]),
+            "label": penstock.Label(("drop", "grasp")),
             "caption": penstock.Column(penstock.Text(), nullable=True),
             "emb": penstock.Embedding(4),
             "matrix": penstock.Tensor("int16", (2, 2)),
