@@ -1,4 +1,4 @@
-"""The peers' environment: made once, beside this file, from the pinned lists in peers.txt and peers-no-deps.txt."""
+"""Environments of peers: made once, each beside the pinned lists that it is made from."""
 
 import os
 import subprocess
@@ -7,24 +7,24 @@ import venv
 from functools import cache
 from pathlib import Path
 
-HOME = Path(__file__).parent / ".venv"
-REQUIREMENTS = Path(__file__).parent / "peers.txt"
-WITHOUT_DEPENDENCIES = Path(__file__).parent / "peers-no-deps.txt"
+FOLDER = Path(__file__).parent
+"""Of the peers of the loader: peers.txt and peers-no-deps.txt."""
 
 
 @cache
-def peers_python() -> str:
-    """The interpreter that has the peers; `BENCH_PEERS_PYTHON` names one that is ready."""
+def peers_python(folder: Path = FOLDER) -> str:
+    """The interpreter that has the peers listed in a folder; `BENCH_PEERS_PYTHON` names one that is ready for all."""
     if given := os.environ.get("BENCH_PEERS_PYTHON"):
         return given
-    python = HOME / "bin" / "python"
-    installed = HOME / REQUIREMENTS.name
-    wanted = REQUIREMENTS.read_text() + WITHOUT_DEPENDENCIES.read_text()
+    home, requirements, without_dependencies = folder / ".venv", folder / "peers.txt", folder / "peers-no-deps.txt"
+    python, installed = home / "bin" / "python", home / requirements.name
+    wanted = requirements.read_text() + (without_dependencies.read_text() if without_dependencies.exists() else "")
     if not installed.exists() or installed.read_text() != wanted:
-        print(f"installing the peers in {HOME}", file=sys.stderr)
-        venv.create(HOME, clear=True, with_pip=True)
+        print(f"installing the peers in {home}", file=sys.stderr)
+        venv.create(home, clear=True, with_pip=True)
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-        subprocess.run([*pip, "-r", str(REQUIREMENTS)], check=True)
-        subprocess.run([*pip, "--no-deps", "-r", str(WITHOUT_DEPENDENCIES)], check=True)
+        subprocess.run([*pip, "-r", str(requirements)], check=True)
+        if without_dependencies.exists():
+            subprocess.run([*pip, "--no-deps", "-r", str(without_dependencies)], check=True)
         installed.write_text(wanted)
     return str(python)

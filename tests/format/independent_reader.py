@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,11 @@ class IndependentReader:
         snapshot = json.loads(self._checked(f"snapshots/{ref['id']}", ref["length"], ref["crc"]))
         check(not snapshot["features"]["read"], "unknown features")
         found = Version(commit, snapshot)
+        statistics = iter(snapshot["manifests"].get("statistics", []))
         for node in zip(*(snapshot["manifests"][name] for name in _NODE), strict=True):
-            self._walk(dict(zip(_NODE, node, strict=True)), found)
+            known = [[int(id, 16), *bounds] for id, *bounds in next(statistics, [])]
+            bounds = [dict(zip(("field", "nulls", "low", "high"), bound, strict=True)) for bound in known]
+            self._walk({**dict(zip(_NODE, node, strict=True)), "statistics": bounds}, found)
         found.fields = {int(described["id"], 16): described for described in snapshot["schema"]}
         found.columns += [described["name"] for described in snapshot["schema"] if not described.get("dropped")]
         for fragment in found.fragments:
@@ -129,6 +132,12 @@ class IndependentReader:
         sums = [len(mine), sum(f["rows"] for f in mine), sum(f["live"] for f in mine), sum(sizes)]
         sums += [min(run["start"] for run in ids), max(run["end"] for run in ids)]
         check(sums == [node[name] for name in _NODE[4:]], f"the totals of manifest {node['id']}")
+        for bound in node.get("statistics") or []:
+            for known in [
+                each for f in mine if f["live"] for each in f["statistics"] if each["field"] == bound["field"]
+            ]:
+                values = [json.loads(known[name]) for name in ("low", "high") if known[name] is not None]
+                self._check_bounds(bound, values)
 
     def _rows(self, fragment: Mapping[str, Any], found: Version) -> list[list[Any]]:
         count, deleted = fragment["rows"], fragment["deleted"]
@@ -173,6 +182,12 @@ class IndependentReader:
                     raw = data[start + values_at :][: stored.nbytes]
                     check(stored.buffers()[1].to_pybytes().startswith(raw), f"where the values of page {page} start")
         check(sum(file["page_rows"]) == file["rows"], "the rows of a file")
+        for bounds in file.get("bounds") or []:
+            ends = [0, *accumulate(file["page_rows"])]
+            for page, (first, end) in enumerate(pairwise(ends)):
+                bound = {name: bounds[name][page] for name in ("nulls", "low", "high")}
+                self._check_bounds(bound, columns[bounds["field"]][first:end])
+                check(columns[bounds["field"]][first:end].count(None) == bound["nulls"], "the nulls of a page")
         blobs = []
         for id in [id for id in columns if id < 0]:
             for row, reference in enumerate(columns.pop(id)):

@@ -73,7 +73,7 @@ def check_answers(ds: penstock.Dataset) -> int:
     reader, answered = ds._reader, 0
     everything = reader.arrow(list(SCHEMA), np.arange(len(ds))).append_column("_", pa.array(np.arange(len(ds))))
     for filter, columns in FILTERS:
-        answer = answer_filter(reader, filter, columns)
+        answer = answer_filter(reader, filter)
         if answer is None:
             continue
         answered += 1
@@ -281,7 +281,7 @@ def test_pages_are_read_from_s3_by_ranges() -> None:
     size = sum(item.size for item in store.list("index/search/"))
     for expected_requests in (5, 1):  # the first one reads the header, a directory each, a page and a manifest
         store.reset()
-        answer = answer_filter(opened._reader, field("n") == 777, ["n"])
+        answer = answer_filter(opened._reader, field("n") == 777)
         assert answer is not None
         assert len(answer.matches) == 1
         assert store.requests["get"] <= expected_requests

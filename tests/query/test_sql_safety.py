@@ -1,6 +1,7 @@
 """A question cannot read files, settings or the environment, change anything, or outlive its limits."""
 
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -145,6 +146,15 @@ def test_a_question_can_be_cancelled(source: Any) -> None:
         run_sql(BOMBS[0], source, cancel=cancel)
 
 
+def test_ctrl_c_ends_a_question(source: Any) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_sql(BOMBS[0], source)
+    assert len(run_sql("SELECT id FROM ds LIMIT 1", source)) == 1
+
+
 @pytest.mark.parametrize(
     "sql", ["SELECT list(range) FROM range(100000000)", "SELECT a.range FROM range(100000000) a ORDER BY hash(a.range)"]
 )
@@ -196,7 +206,8 @@ def test_a_forked_child_can_ask(source: Any) -> None:
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("SELECT rewrd FROM ds", r"'rewrd'; did you mean 'reward'\? \(at character 8\)\n  SELECT rewrd FROM ds\n         \^{5}$"),
+        ("SELECT rewrd FROM ds", r"no column 'rewrd'; did you mean 'reward'\? \(at character 8\)\n"),
+        ("SELECT rewrd FROM ds", r"\n  SELECT rewrd FROM ds\n         \^{5}$"),
         ("SELECT\n  rewrd FROM ds", r"\(at character 10\)\n    rewrd FROM ds\n    \^{5}$"),
         ("SELECT d.rewrd FROM ds d", "no column in d: 'rewrd'; did you mean 'reward'"),
         ("SELECT 'é', rewrd FROM ds", r"\(at character 13\)\n  SELECT 'é', rewrd FROM ds\n              \^{5}$"),

@@ -586,4 +586,4 @@ def test_pages_of_a_light_column_added_later_are_smaller() -> None:
     ds.add_column("n", values=np.arange(9000))
     (fragment,) = ds._session.tree.fragments(ds._session.snapshot.nodes)
     (file,) = fragment.files_of(ds.schema["n"].id)
-    assert file.page_rows.tolist() == [4096, 4096, 808]
+    assert file.page_rows.tolist() == [8192, 808]

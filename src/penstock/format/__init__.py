@@ -15,7 +15,7 @@ from penstock.format._datafile import (
     verify_pages,
 )
 from penstock.format._dtypes import Dtype
-from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, Statistics, pack_bitmap, unpack_bitmap
+from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, pack_bitmap, unpack_bitmap
 from penstock.format._infer import infer_schema, with_inferred_shape
 from penstock.format._layout import (
     LOG_PREFIX,
@@ -88,6 +88,7 @@ from penstock.format._snapshot import (
     encode_quarantine,
     encode_snapshot,
 )
+from penstock.format._statistics import FilePageBounds, NodeStatistics, PageBounds, Statistics, load_bound
 
 __all__ = [
     "BLOB_BLOCK_BYTES",
@@ -110,6 +111,7 @@ __all__ = [
     "Features",
     "Field",
     "FileColumn",
+    "FilePageBounds",
     "Fragment",
     "IndexEntry",
     "IndexHeader",
@@ -118,6 +120,8 @@ __all__ = [
     "IngestManifest",
     "Manifest",
     "Node",
+    "NodeStatistics",
+    "PageBounds",
     "PageDecoder",
     "PagedTableRef",
     "QuarantineRef",
@@ -166,6 +170,7 @@ __all__ = [
     "hint_key",
     "ids_key",
     "infer_schema",
+    "load_bound",
     "load_json",
     "make_field",
     "make_schema",

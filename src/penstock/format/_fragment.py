@@ -1,17 +1,16 @@
 """Fragments: runs of rows, with their data files, pages and checksums."""
 
-import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.format._layout import corrupt_error, data_key
+from penstock.format._statistics import FilePageBounds, PageBounds, Statistics
 from penstock.types import ByteRange, RowRange, cached_property
 
 
@@ -74,6 +73,12 @@ class DataFile:
     """Offset of the values in the page, by page and column; -1 if the page must be parsed."""
     changed: tuple[ChangedRows, ...] = ()
     blobs: tuple[BlobUse, ...] = ()
+    bounds: FilePageBounds | None = None
+    """Bounds of the values in each page; None if unknown."""
+
+    def page_bounds(self, field_id: int) -> PageBounds | None:
+        """The bounds of a field in each page; None if unknown."""
+        return None if self.bounds is None else self.bounds.by_field.get(field_id)
 
     @property
     def key(self) -> str:
@@ -165,34 +170,6 @@ class DataFile:
 
 
 _row_start, _row_end = attrgetter("row_start"), attrgetter("row_end")
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Bounds of a column's values in a fragment; valid, but not necessarily tight."""
-
-    field: int
-    nulls: int
-    low: str | None
-    """JSON of a lower bound; None if unknown."""
-    high: str | None
-
-    def union(self, other: "Statistics | None") -> "Statistics":
-        """Bounds that hold for both."""
-        if other is None:
-            return self
-        return Statistics(
-            self.field, self.nulls + other.nulls, _bound(min, self.low, other.low), _bound(max, self.high, other.high)
-        )
-
-
-def _bound(choose: Callable[..., Any], one: str | None, other: str | None) -> str | None:
-    if one is None or other is None:
-        return None
-    try:
-        return json.dumps(choose(json.loads(one), json.loads(other)))
-    except (TypeError, ValueError, RecursionError):  # a bound that is none bounds nothing
-        return None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ changes and their ancestors, so its size does not grow with the table.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,15 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.format._checksum import crc32c
-from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, Statistics, unpack_bitmap
+from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, unpack_bitmap
 from penstock.format._layout import corrupt_error, decoding, manifest_key
 from penstock.format._sealed import member_names
+from penstock.format._statistics import (
+    PAGE_BOUNDS,
+    STATISTICS,
+    FilePageBounds,
+    NodeStatistics,
+    Statistics,
+    union_statistics,
+)
 from penstock.types import Buffer, RowRange
 
 MAX_LEVELS = 32
 """With the default of 32 nodes per node, eight levels hold a million million fragments."""
 MAX_FRAGMENT_ROWS = 1 << 31
-_NULLABLE = ("deleted", "low", "high")
+_NULLABLE = ("deleted", "low", "high", "bounds")
 _INT64 = range(1 << 63)
 _SINGLE_THREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -46,6 +54,8 @@ class Node:
     """Smallest row id."""
     end_id: int
     """Largest row id plus one."""
+    statistics: NodeStatistics | None = field(default=None, compare=False)
+    """Bounds that hold in the whole subtree; None if unknown."""
 
     @property
     def key(self) -> str:
@@ -64,7 +74,6 @@ class Manifest:
 _RANGE = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 _CHANGED = pa.struct([("base", pa.string()), ("field", pa.int64()), ("rows", pa.binary())])
 _BLOB = pa.struct([("id", pa.string()), ("length", pa.int64())])
-_STATISTICS = pa.struct([("field", pa.int64()), ("nulls", pa.int64()), ("low", pa.string()), ("high", pa.string())])
 _FILE = pa.struct(
     [
         ("id", pa.string()),
@@ -79,6 +88,7 @@ _FILE = pa.struct(
         ("value_starts", pa.list_(pa.int32())),
         ("changed", pa.list_(_CHANGED)),
         ("blobs", pa.list_(_BLOB)),
+        ("bounds", pa.list_(PAGE_BOUNDS)),
     ]
 )
 LEAF_SCHEMA = pa.schema(
@@ -88,7 +98,7 @@ LEAF_SCHEMA = pa.schema(
         ("live", pa.int64()),
         ("row_ids", pa.list_(_RANGE)),
         ("deleted", pa.binary()),
-        ("statistics", pa.list_(_STATISTICS)),
+        ("statistics", pa.list_(STATISTICS)),
         ("files", pa.list_(_FILE)),
     ]
 )
@@ -106,19 +116,46 @@ INNER_SCHEMA = pa.schema(
         ("end_id", pa.int64()),
     ]
 )
+NODE_MEMBERS = tuple(INNER_SCHEMA.names)
+"""What every parent stores of a node."""
+_NODE_STATISTICS = pa.list_(STATISTICS)
+_WITHOUT_BOUNDS = pa.schema(
+    [
+        *list(LEAF_SCHEMA)[:-1],
+        ("files", pa.list_(pa.struct([member for member in _FILE if member.name != "bounds"]))),
+    ]
+)
+"""A leaf of a writer that knows no page bounds."""
 
 
 def encode_manifest(id: str, manifest: Manifest) -> tuple[Node, memoryview]:
     """Encode a manifest, and return the node for its parent."""
     if manifest.level:
-        batch = pa.RecordBatch.from_pylist([_members(node) for node in manifest.nodes], INNER_SCHEMA)
+        batch = _encode_nodes(manifest.nodes)
     else:
         batch = pa.RecordBatch.from_pylist([_fragment_row(fragment) for fragment in manifest.fragments], LEAF_SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(batch)
     data = memoryview(sink.getvalue())
-    return node_for(id, manifest, length=len(data), crc=crc32c(data)), data
+    node = node_for(id, manifest, length=len(data), crc=crc32c(data))
+    return replace(node, statistics=_subtree_statistics(manifest)), data
+
+
+def _encode_nodes(nodes: Sequence[Node]) -> pa.RecordBatch:
+    columns = [pa.array([getattr(node, each.name) for node in nodes], each.type) for each in INNER_SCHEMA]
+    rows = [[] if node.statistics is None else list(node.statistics.by_field.values()) for node in nodes]
+    statistics = pa.array([[_members(each) for each in row] for row in rows], _NODE_STATISTICS)
+    return pa.RecordBatch.from_arrays(
+        [*columns, statistics], schema=INNER_SCHEMA.append(pa.field("statistics", _NODE_STATISTICS))
+    )
+
+
+def _subtree_statistics(manifest: Manifest) -> NodeStatistics | None:
+    """Bounds of all live rows below a manifest."""
+    parts = [() if node.statistics is None else node.statistics.by_field.values() for node in manifest.nodes]
+    found = union_statistics([*parts, *(fragment.statistics for fragment in manifest.fragments if fragment.live)])
+    return NodeStatistics.of(found) if found else None
 
 
 def node_for(id: str, manifest: Manifest, *, length: int = 0, crc: int = 0) -> Node:
@@ -146,7 +183,11 @@ def decode_manifest(node: Node, data: Buffer, where: str) -> Manifest:
     with decoding(where):
         if not node.level:
             return Manifest(0, fragments=decode_fragments(batch))
-        nodes = decode_nodes(batch.to_pydict(), below=node.level)
+        nodes = decode_nodes(batch.select(NODE_MEMBERS).to_pydict(), below=node.level)
+        if len(batch.schema) > len(NODE_MEMBERS):
+            lists = batch.column("statistics")
+            ends, items = lists.offsets.to_pylist(), lists.values
+            nodes = with_statistics(nodes, [items.slice(a, b - a) for a, b in pairwise(ends)])
         for name in ("fragments", "rows", "live", "bytes"):
             _require(sum(getattr(child, name) for child in nodes) == getattr(node, name), f"{name} of its children")
         _require(
@@ -160,13 +201,21 @@ def decode_nodes(columns: Mapping[str, Sequence[Any]], *, below: int = MAX_LEVEL
 
     Levels fall from parent to child, so that a tree is never deeper than its root says, and no node contains itself.
     """
-    found = tuple(Node(*row) for row in zip(*(columns[name] for name in member_names(Node)), strict=True))
+    found = tuple(Node(*row) for row in zip(*(columns[name] for name in NODE_MEMBERS), strict=True))
     for node in found:
-        id, *numbers = (getattr(node, name) for name in member_names(Node))
+        id, *numbers = (getattr(node, name) for name in NODE_MEMBERS)
         _require(type(id) is str and all(type(number) is int and number in _INT64 for number in numbers), "a node")
         _require(node.level < below, "the level of a node")
         _require(node.length > 0 and node.fragments > 0 and node.live <= node.rows, "the totals of a node")
     return found
+
+
+def with_statistics(nodes: Sequence[Node], stored: Sequence[Any]) -> tuple[Node, ...]:
+    """Nodes with their statistics as stored; raises `ValueError` unless there is one item for each node."""
+    return tuple(
+        replace(node, statistics=NodeStatistics(each)) if len(each) else node
+        for node, each in zip(nodes, stored, strict=True)
+    )
 
 
 def open_manifest(node: Node, data: Buffer, where: str) -> pa.RecordBatch:
@@ -181,7 +230,7 @@ def open_manifest(node: Node, data: Buffer, where: str) -> pa.RecordBatch:
         file = pa.ipc.open_file(pa.py_buffer(data), options=_SINGLE_THREADED)
         batch = file.get_batch(0) if file.num_record_batches == 1 else _combined(file.read_all())
         batch.validate(full=True)
-        batch = _as_schema(batch, INNER_SCHEMA if node.level else LEAF_SCHEMA)
+        batch = _as_schema(batch, _inner_schema(batch) if node.level else LEAF_SCHEMA)
         if not node.level:
             check_leaf(node, batch)
         return batch
@@ -191,13 +240,19 @@ def _combined(table: pa.Table) -> pa.RecordBatch:
     return next(iter(table.combine_chunks().to_batches()), pa.RecordBatch.from_pylist([], table.schema))
 
 
+def _inner_schema(batch: pa.RecordBatch) -> pa.Schema:
+    """The columns to read of an inner node: not every writer stores statistics."""
+    known = "statistics" in batch.schema.names
+    return INNER_SCHEMA.append(pa.field("statistics", _NODE_STATISTICS)) if known else INNER_SCHEMA
+
+
 def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns and members of a schema, by name; raises for one that is missing, null or of another type."""
-    if not batch.schema.equals(schema):
-        columns = [batch.column(field.name).cast(field.type) for field in schema]
+    if not batch.schema.equals(schema) and not batch.schema.equals(_WITHOUT_BOUNDS):
+        columns = [batch.column(known.name).cast(known.type) for known in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    for field, column in zip(schema, batch.columns, strict=True):
-        _require_values(column, field.name)
+    for known, column in zip(batch.schema, batch.columns, strict=True):
+        _require_values(column, known.name)
     return batch
 
 
@@ -207,8 +262,8 @@ def _require_values(array: pa.Array, name: str) -> None:
     if pa.types.is_list(array.type):
         _require_values(array.flatten(), name)
     elif pa.types.is_struct(array.type):
-        for index, field in enumerate(array.type):
-            _require_values(array.field(index), field.name)
+        for index, member in enumerate(array.type):
+            _require_values(array.field(index), member.name)
 
 
 def check_leaf(node: Node, batch: pa.RecordBatch) -> None:
@@ -316,6 +371,7 @@ def _fragment_row(fragment: Fragment) -> dict[str, Any]:
             "value_starts": file.value_starts.reshape(-1),
             "changed": [_members(change) for change in file.changed],
             "blobs": [_members(blob) for blob in file.blobs],
+            "bounds": [] if file.bounds is None else file.bounds.stored.to_pylist(),
         }
         for file in fragment.files
     ]
@@ -355,6 +411,7 @@ def _files(array: pa.StructArray) -> list[DataFile]:
     changed = array.field("changed").to_pylist()
     blobs = array.field("blobs").to_pylist()
     pages = {name: lists(name) for name in ("page_rows", "page_offsets", "page_crcs", "value_starts")}
+    bounds = _stored_bounds(array, pages["page_rows"])
     return [
         DataFile(
             **{name: values[index] for name, values in scalars.items()},
@@ -365,6 +422,18 @@ def _files(array: pa.StructArray) -> list[DataFile]:
             value_starts=pages["value_starts"][index].reshape(-1, len(field_ids[index])),
             changed=tuple(ChangedRows(**change) for change in changed[index]),
             blobs=tuple(BlobUse(**blob) for blob in blobs[index]),
+            bounds=bounds[index],
         )
         for index in range(len(array))
+    ]
+
+
+def _stored_bounds(array: pa.StructArray, page_rows: Sequence[npt.NDArray[Any]]) -> list[FilePageBounds | None]:
+    if array.type.get_field_index("bounds") < 0:
+        return [None] * len(array)
+    lists = array.field("bounds")
+    ends, items = lists.offsets.to_pylist(), lists.values
+    return [
+        FilePageBounds(items.slice(a, b - a), len(rows)) if b > a else None
+        for (a, b), rows in zip(pairwise(ends), page_rows, strict=True)
     ]

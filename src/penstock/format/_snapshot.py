@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import UnsupportedFormatError
 from penstock.format._checksum import crc32c
 from penstock.format._layout import corrupt_error, decoding, ingest_manifest_key, quarantine_key, snapshot_key
-from penstock.format._manifest import Node, decode_nodes
+from penstock.format._manifest import NODE_MEMBERS, Node, decode_nodes, with_statistics
 from penstock.format._schema import Field, Schema
 from penstock.format._sealed import from_json, load_json
 from penstock.types import Buffer
@@ -19,7 +19,8 @@ from penstock.types import Buffer
 INGEST_SCHEMA = pa.schema([("key", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
 """The columns of an ingest manifest."""
 _QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("reason", pa.string())])
-_NODE = tuple(member.name for member in fields(Node))
+_MAX_STATISTICS_BYTES = 64 << 10
+"""Statistics of root nodes: every reader reads them with the snapshot."""
 _READ_FEATURES: frozenset[str] = frozenset()
 _QUARANTINE = "quarantine"
 _WRITE_FEATURES: frozenset[str] = frozenset({"single-writer", _QUARANTINE})
@@ -145,7 +146,7 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
     """Encode a snapshot, and return the reference for its commit."""
     document: dict[str, Any] = {
         "schema": [field.to_json() for field in snapshot.schema.fields],
-        "manifests": {name: [getattr(node, name) for node in snapshot.nodes] for name in _NODE},
+        "manifests": _encode_nodes(snapshot.nodes),
         "containers": dict(snapshot.containers),
         "claims": snapshot.claims,
         "features": snapshot.features.to_json(),
@@ -158,6 +159,17 @@ def encode_snapshot(id: str, snapshot: Snapshot) -> tuple[SnapshotRef, bytes]:
     return SnapshotRef(id, len(data), crc32c(data)), data
 
 
+def _encode_nodes(nodes: Sequence[Node]) -> dict[str, list[Any]]:
+    members: dict[str, list[Any]] = {name: [getattr(node, name) for node in nodes] for name in NODE_MEMBERS}
+    statistics: list[list[Any]] = []
+    left = _MAX_STATISTICS_BYTES
+    for node in nodes:  # those of the largest subtrees come first
+        found = [] if node.statistics is None else node.statistics.to_json()
+        left -= len(json.dumps(found))
+        statistics.append(found if left >= 0 else [])
+    return {**members, "statistics": statistics} if any(statistics) else members
+
+
 def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
     """Verify and decode a snapshot; raises `CorruptError` or `UnsupportedFormatError`."""
     if len(data) != ref.length or crc32c(data) != ref.crc:
@@ -166,12 +178,20 @@ def decode_snapshot(ref: SnapshotRef, data: Buffer, where: str) -> Snapshot:
         document = load_json(bytes(data))
         features = from_json(Features, document["features"])
         features.check_readable(where)
+        nodes = decode_nodes(document["manifests"])
         return Snapshot(
             schema=Schema(tuple(Field.from_json(described) for described in document["schema"])),
-            nodes=decode_nodes(document["manifests"]),
+            nodes=with_statistics(nodes, _stored_statistics(document["manifests"], len(nodes))),
             features=features,
             **vars(from_json(_Members, document)),
         )
+
+
+def _stored_statistics(members: Mapping[str, Any], count: int) -> list[list[Any]]:
+    stored = members.get("statistics", [[]] * count)
+    if not isinstance(stored, list) or any(not isinstance(each, list) for each in stored):
+        raise ValueError("'statistics' has the wrong type")
+    return stored
 
 
 def encode_quarantine(id: str, reasons: Mapping[int, str]) -> tuple[QuarantineRef, bytes]:

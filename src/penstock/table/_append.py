@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from penstock.format import (
     DataFile,
     Field,
     FileColumn,
+    FilePageBounds,
     Fragment,
     Statistics,
     encode_file,
@@ -29,7 +30,7 @@ from penstock.history import discard
 from penstock.storage import Store
 from penstock.table._encode import num_rows
 from penstock.table._gather import concat
-from penstock.table._statistics import compute_statistics, merge_statistics
+from penstock.table._statistics import compute_statistics, merge_statistics, page_bounds
 from penstock.types import RowRange
 
 FRAGMENT_ROWS = 1 << 20
@@ -39,6 +40,15 @@ _HEAVY_ROW_BYTES = 256
 # pages are small; a page of many light columns still holds at least a thousand rows.
 _LIGHT_PAGE_BYTES = 32 << 10
 _LIGHT_PAGE_ROWS = 1024
+# A filter reads a column that is alone: its pages are large enough to cost little each, and small enough that a
+# hundredth of a million sorted rows is in a few of them.
+_NUMBER_PAGE_BYTES = 64 << 10
+_TEXT_PAGE_BYTES = 128 << 10
+_MAX_PAGE_ROWS = 16 << 10
+_OWN_FILE_BYTES = 512 << 10
+"""A light column of this size in a fragment has files of its own, so that a filter reads it and little else."""
+_LIGHT_BUFFER_BYTES = 64 << 20
+"""Rows of light columns are buffered up to this size, so that each of them fills files of its own."""
 _FILES_IN_FLIGHT = 3
 _MIN_FILE_FILL = 0.75
 """A file is written once it reaches this share of its target size: waiting for more rows would copy all its bytes."""
@@ -55,10 +65,23 @@ class _ColumnGroup:
     """Columns that share files, and their buffered rows."""
 
     fields: Sequence[Field]
+    light: bool
+    parts: list[list[Field]] = field(default_factory=list)
+    """The columns of each file; decided when the first rows of the fragment are stored."""
     buffered: list[Mapping[int, pa.Array]] = field(default_factory=list)
     buffered_bytes: int = 0
     next_row: int = 0
     """First row of the next file, as an index in the fragment."""
+
+    @property
+    def file_bytes(self) -> int:
+        return _file_bytes(self.fields)
+
+    @property
+    def flush_bytes(self) -> float:
+        """Buffered bytes at which files are stored."""
+        together = max(self.file_bytes, _LIGHT_BUFFER_BYTES) if self.light else self.file_bytes
+        return _MIN_FILE_FILL * min(len(self.fields) * self.file_bytes, together)
 
 
 class FileWriter:
@@ -105,14 +128,15 @@ class FileWriter:
         sizes = sum(by_column, np.zeros(num_rows(arrays), np.int64))
         page_bytes = min(known.page_bytes for known in fields)
         if light and page_bytes == Column.page_bytes:
-            page_bytes = min(page_bytes, max(_LIGHT_PAGE_BYTES, int(sizes.mean() * _LIGHT_PAGE_ROWS)))
+            page_bytes = _light_page_bytes(fields, float(sizes.mean()))
         pages = split_rows(sizes, page_bytes)
+        bounds = page_bounds(fields, arrays, pages)
         file, data = encode_file(
             columns, [arrays[column.id] for column in columns], row_start=row_start, page_rows=pages
         )
         del arrays
         self._store.put(file.key, data)
-        return file
+        return replace(file, bounds=FilePageBounds.of(bounds, len(pages)))
 
 
 class FragmentWriter:
@@ -129,7 +153,7 @@ class FragmentWriter:
     def write(self, arrays: Mapping[int, pa.Array]) -> None:
         """Buffer a batch and store every file that is full."""
         if not self._groups:
-            self._groups = [_ColumnGroup(fields) for fields in group_fields(self._fields, arrays)]
+            self._groups = group_fields(self._fields, arrays)
         self._statistics = merge_statistics(self._statistics, compute_statistics(self._fields, arrays))
         for group in self._groups:
             mine = {id: arrays[id] for known in group.fields for id in (known.id, -known.id) if id in arrays}
@@ -137,7 +161,7 @@ class FragmentWriter:
             group.buffered.append(mine)
             group.buffered_bytes += size
             self._bytes += size
-            if group.buffered_bytes >= _MIN_FILE_FILL * _file_bytes(group.fields):
+            if group.buffered_bytes >= group.flush_bytes:
                 self._flush(group, all_rows=False)
         self._rows += num_rows(arrays)
         if self._rows >= FRAGMENT_ROWS or self._bytes >= FRAGMENT_BYTES:
@@ -165,19 +189,21 @@ class FragmentWriter:
         if not group.buffered:
             return
         arrays = concat_batches(group.buffered)
+        if not group.parts:
+            group.parts = divide_columns(group.fields, arrays) if group.light else [list(group.fields)]
         sizes = _total_sizes(arrays)
-        start = 0
-        counts = split_rows(sizes, _file_bytes(group.fields))
-        if not all_rows and sizes[-counts[-1] :].sum() < _MIN_FILE_FILL * _file_bytes(group.fields):
-            counts.pop()
-        for count in counts:
-            part = {id: array.slice(start, count) for id, array in arrays.items()}
-            self._pending.append(self._files.submit(group.fields, part, group.next_row))
-            group.next_row += count
-            start += count
-        rest = {id: array.slice(start) for id, array in arrays.items()}
+        rows = len(sizes)
+        if len(group.parts) == 1 and not all_rows:
+            last = split_rows(sizes, group.file_bytes)[-1]
+            if last < rows and sizes[-last:].sum() < _MIN_FILE_FILL * group.file_bytes:
+                rows -= last
+        for fields in group.parts:
+            part = {id: array.slice(0, rows) for id, array in arrays.items() if any(abs(id) == f.id for f in fields)}
+            self._pending += write_columns(self._files, fields, part, row_start=group.next_row)
+        group.next_row += rows
+        rest = {id: array.slice(rows) for id, array in arrays.items()}
         group.buffered = [rest] if num_rows(rest) else []
-        group.buffered_bytes = int(sizes[start:].sum())
+        group.buffered_bytes = int(sizes[rows:].sum())
 
 
 def write_columns(
@@ -192,16 +218,32 @@ def write_columns(
     return pending
 
 
-def group_fields(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> list[list[Field]]:
-    """Decide which columns share files: a heavy column is alone, light ones with equal settings are together."""
-    heavy: list[list[Field]] = []
+def group_fields(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> list[_ColumnGroup]:
+    """Decide which columns are buffered together: a heavy column is alone, light ones with equal settings are not."""
+    heavy: list[_ColumnGroup] = []
     light: dict[tuple[str, int, int], list[Field]] = {}
     for known in fields:
         if -known.id in arrays or _is_heavy(row_sizes(arrays[known.id])):
-            heavy.append([known])
+            heavy.append(_ColumnGroup([known], light=False))
         else:
             light.setdefault((known.codec, known.file_bytes, known.page_bytes), []).append(known)
-    return [*light.values(), *heavy]
+    return [*(_ColumnGroup(together, light=True) for together in light.values()), *heavy]
+
+
+def divide_columns(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> list[list[Field]]:
+    """Decide which light columns share files, by their bytes in a fragment.
+
+    A large column is alone. Small numbers are together, and so are small texts and lists; if all of that is little, it
+    is one file, so that a small append does not store many.
+    """
+    sizes = {known.id: int(row_sizes(arrays[known.id]).sum()) for known in fields}
+    alone = [[known] for known in fields if sizes[known.id] >= _OWN_FILE_BYTES]
+    small = [known for known in fields if sizes[known.id] < _OWN_FILE_BYTES]
+    numbers = [known for known in small if known.kind.fixed_row_bytes]
+    others = [known for known in small if not known.kind.fixed_row_bytes]
+    if sum(sizes[known.id] for known in small) < _OWN_FILE_BYTES:
+        numbers, others = small, []
+    return [*([numbers] if numbers else []), *([others] if others else []), *alone]
 
 
 def concat_batches(batches: Sequence[Mapping[int, pa.Array]]) -> dict[int, pa.Array]:
@@ -220,6 +262,14 @@ def _total_sizes(arrays: Mapping[int, pa.Array]) -> npt.NDArray[np.int64]:
 
 def _is_heavy(sizes: npt.NDArray[np.int64]) -> bool:
     return len(sizes) > 0 and bool(sizes.mean() >= _HEAVY_ROW_BYTES)
+
+
+def _light_page_bytes(fields: Sequence[Field], row_bytes: float) -> int:
+    """The target size of pages of light columns."""
+    if len(fields) > 1:
+        return min(Column.page_bytes, max(_LIGHT_PAGE_BYTES, int(row_bytes * _LIGHT_PAGE_ROWS)))
+    target = _NUMBER_PAGE_BYTES if fields[0].kind.fixed_row_bytes else _TEXT_PAGE_BYTES
+    return min(target, int(row_bytes * _MAX_PAGE_ROWS))
 
 
 def _file_bytes(fields: Sequence[Field]) -> int:

@@ -114,8 +114,14 @@ def rows_by_page(fragment: Fragment, field_id: int, rows: Int64Array) -> Iterato
         if first == last:
             continue
         inside = rows[first:last] - file.row_start
-        pages, starts = np.unique(np.searchsorted(file.page_ends, inside, side="right"), return_index=True)
-        for page, part in zip(pages.tolist(), np.split(inside, starts[1:]), strict=True):
+        if len(inside) < len(file.page_rows):
+            pages, starts = np.unique(np.searchsorted(file.page_ends, inside, side="right"), return_index=True)
+            parts = np.split(inside, starts[1:])
+        else:  # many rows in few pages
+            cuts = np.concatenate([[0], np.searchsorted(inside, file.page_ends)])
+            pages = np.flatnonzero(np.diff(cuts))
+            parts = [inside[cuts[page] : cuts[page + 1]] for page in pages]
+        for page, part in zip(pages.tolist(), parts, strict=True):
             local = part - int(file.page_ends[page] - file.page_rows[page])
             run = as_slice(local)
             yield PageRows(file, page, local if run is None else run)

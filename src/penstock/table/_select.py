@@ -1,22 +1,30 @@
 """Resolve a user's selection of rows: positions, slices, masks, or an expression over the columns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.format import Field
-from penstock.format.kinds import Tensor
-from penstock.table._pages import Int64Array
+from penstock.format.kinds import Label, Tensor
+from penstock.storage import Prefetch, read_ahead
+from penstock.table._gather import gather, gather_dense
+from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
+from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._read import Reader, as_native_arrow
+from penstock.table.filters import field_names, parse_expression
 
 Where: TypeAlias = int | slice | Sequence[int] | Int64Array | pc.Expression
 
-_SCAN_ROWS = 1 << 16
+_TASK_BYTES = 8 << 20
+_MAX_TASK_ROWS = 1 << 18
+_SCAN_PREFETCH = Prefetch(4)
+_READERS = 4
 _NO_COLUMN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
 
 
@@ -67,26 +75,84 @@ def take_positions(positions: range | Int64Array, indices: Int64Array) -> Int64A
 
 def _filter(reader: Reader, expression: pc.Expression) -> Int64Array:
     fields = _referenced_fields(reader, expression)
-    found = []
-    for start in range(0, reader.snapshot.live, _SCAN_ROWS):
-        rows = np.arange(start, min(start + _SCAN_ROWS, reader.snapshot.live))
-        raw = reader.raw_columns(fields, [rows], as_arrow=True)[0]
-        table = pa.table({**{field.name: _comparable(field, raw[field.name].array) for field in fields}, "_": rows})
+    candidates = candidate_rows(reader, expression, range(reader.snapshot.live), PruneCounts())
+
+    def matches(task: Sequence[CandidateRows]) -> Int64Array:
+        positions = task[0].positions if len(task) == 1 else np.concatenate([part.positions for part in task])
+        columns = comparable_columns(reader, fields, [part.selected for part in task])
         try:
-            found.append(np.asarray(table.filter(expression)["_"]))
+            return np.asarray(pa.table({**columns, "_": positions}).filter(expression)["_"])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _filter_error(error, reader) from None
+
+    found = list(read_ahead(matches, scan_tasks(candidates, fields), prefetch=_SCAN_PREFETCH))
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
+def scan_tasks(candidates: Iterable[CandidateRows], fields: Sequence[Field]) -> Iterator[list[CandidateRows]]:
+    """Candidate rows in tasks of bounded size: small fragments together, a large one in several."""
+    task: list[CandidateRows] = []
+    size = 0.0
+    for found in candidates:
+        fragment, rows = found.selected.fragment, found.selected.rows
+        files = {file.id: file for field in fields for file in fragment.files_of(field.id)}
+        row_bytes = max(_TASK_BYTES / _MAX_TASK_ROWS, sum(file.length for file in files.values()) / fragment.rows)
+        start = 0
+        while start < len(rows):
+            end = min(len(rows), start + max(1, int((_TASK_BYTES - size) / row_bytes)))
+            task.append(CandidateRows(FragmentRows(fragment, rows[start:end]), found.positions[start:end]))
+            size += (end - start) * row_bytes
+            start = end
+            if size > _TASK_BYTES - row_bytes:
+                yield task
+                task, size = [], 0
+    if task:
+        yield task
+
+
+def comparable_columns(
+    reader: Reader, fields: Sequence[Field], selection: Sequence[FragmentRows]
+) -> dict[str, pa.Array]:
+    """Columns of some rows as an expression sees them; numbers without nulls are not parsed."""
+    with reader.missing_as_corrupt():
+        pages = fetch_pages(reader.store, selection, [field.id for field in fields], max_workers=_READERS)
+    columns = {}
+    for field in fields:
+        dense = gather_dense(field, selection, pages) if _is_scalar(field) else None
+        if dense is not None:
+            columns[field.name] = _from_dense(field, dense)
+        else:
+            raw = gather(reader.snapshot.schema, field, selection, pages, as_arrow=True)
+            assert raw.array is not None
+            columns[field.name] = _comparable(field, raw.array)
+    return columns
+
+
+def _is_scalar(field: Field) -> bool:
+    return isinstance(field.kind, Label) or (isinstance(field.kind, Tensor) and field.kind.shape == ())
+
+
+def _from_dense(field: Field, values: npt.NDArray[Any]) -> pa.Array:
+    """`_comparable` of values that were not parsed."""
+    if isinstance(field.kind, Tensor) and "float" in field.kind.dtype and values.dtype != np.float64:
+        return pa.array(values.astype(np.float32, copy=False))
+    if values.dtype.kind in "Mm":  # by their bits: pyarrow would make "not a time" a null
+        return as_native_arrow(field, pa.array(values.view(np.int64)))
+    return pa.array(values)
+
+
 def _referenced_fields(reader: Reader, expression: pc.Expression) -> list[Field]:
-    """The columns that an expression references: it cannot be bound without them."""
+    """The columns that an expression references; raises `InvalidInputError` if it does not fit the table."""
     fields = list(reader.snapshot.schema)
     empty = pa.table({field.name: _comparable(field, pa.nulls(0, field.kind.arrow_type)) for field in fields})
     try:
         empty.filter(expression)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise _filter_error(error, reader) from None
+    term = parse_expression(expression)
+    if term is not None:
+        names = field_names(term)
+        return [field for field in fields if field.name in names]
     if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
         return fields
     return [field for field in fields if not _binds(empty.drop_columns([field.name]), expression)]

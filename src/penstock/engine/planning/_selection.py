@@ -336,6 +336,7 @@ def _copied(file: DataFile) -> DataFile:
         page_crcs=file.page_crcs.copy(),
         value_starts=file.value_starts.copy(),
         changed=(),
+        bounds=None,
     )
 
 

@@ -1,32 +1,33 @@
 """Answer a filter by scalar indexes.
 
-A filter of Arrow is not taken apart: Arrow itself says which pages, then which values, may match, given what is known
-of them.
+The bounds of its pages, then its values, decide which entries may match. If the filter has no other column, the values
+alone decide, and the column is not read.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pds
-import pyarrow.fs as pfs
 
 from penstock.query.indexes._kind import KEY
 from penstock.query.indexes._open import OpenIndex, open_index
 from penstock.query.indexes._pages import PageRead, read_pages_of
-from penstock.query.indexes._scalar import ScalarKind, native_type
+from penstock.query.indexes._scalar import ScalarKind
 from penstock.table import Int64Array, Reader
+from penstock.table.filters import ColumnBounds, Term, field_names, may_match, parse_expression
 
 _MAX_SHARE = 0.1
 """An index that leaves more than this share of the rows is not used: to read the column costs less."""
-_MAX_VALUES = 4096
+_PAGE_SHARE = 4
+"""Pages may hold so many times more rows than that before they are read, because not all of them match."""
+_MIN_ROWS = 1024
 _EMPTY = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True)
-class ScalarAnswer:
+class ScalarAnswer(NamedTuple):
     """What an index knows about a filter; every match is in one of the two."""
 
     matches: Int64Array
@@ -39,16 +40,17 @@ class ScalarAnswer:
     """The pages of the indexes that were read."""
 
 
-def answer_filter(reader: Reader, filter: pc.Expression, columns: Sequence[str]) -> ScalarAnswer | None:
-    """What the scalar indexes of a version know about a filter that refers to `columns`; None if they do not help."""
-    fields = [reader.snapshot.schema[name] for name in columns if name in reader.snapshot.schema]
-    if len(fields) < len(columns):
-        return None  # computed columns have no index
-    schema = pa.schema([(field.name, native_type(field)) for field in fields])
+def answer_filter(reader: Reader, filter: pc.Expression) -> ScalarAnswer | None:
+    """What the scalar indexes of a version know about a filter; None if they do not help."""
+    term = parse_expression(filter)
+    columns = set() if term is None else field_names(term)
+    schema = reader.snapshot.schema
+    if term is None or not columns or any(name not in schema for name in columns):
+        return None
     found: list[ScalarAnswer] = []
-    for field in fields:
-        index = open_index(reader, field, "scalar")
-        answer = None if index is None else _IndexFilter(index, filter, schema).answer()
+    for name in sorted(columns):
+        index = open_index(reader, schema[name], ScalarKind.name)
+        answer = None if index is None else _IndexFilter(index, filter, term, exact=len(columns) == 1).answer()
         if answer is not None:
             found.append(answer)
     if len(found) < 2:
@@ -61,18 +63,15 @@ def answer_filter(reader: Reader, filter: pc.Expression, columns: Sequence[str])
 
 
 class _IndexFilter:
-    """A filter, and an index of one of its columns."""
+    """A filter, and an index of one of its columns; `exact` if it has no other column."""
 
-    def __init__(self, index: OpenIndex, filter: pc.Expression, schema: pa.Schema) -> None:
+    def __init__(self, index: OpenIndex, filter: pc.Expression, term: Term, *, exact: bool) -> None:
         assert isinstance(index.kind, ScalarKind)
-        self._index, self._kind, self._filter, self._schema = index, index.kind, filter, schema
-        self._column = pc.field(self._kind.column)
-        self._exact = len(schema) == 1
-        """Whether values of the column decide."""
+        self._index, self._kind, self._filter, self._term, self._exact = index, index.kind, filter, term, exact
 
     def answer(self) -> ScalarAnswer | None:
         index = self._index
-        limit = max(1024, int(_MAX_SHARE * index.reader.snapshot.live))
+        limit = max(_MIN_ROWS, int(_MAX_SHARE * index.reader.snapshot.live))
         if len(index.uncovered) > limit:
             return None
         reads = []
@@ -80,9 +79,10 @@ class _IndexFilter:
             values, missing = segment.tables["values"], segment.tables["missing"]
             reads.append(PageRead(values, self._surviving_pages(values.directory)))
             reads.append(PageRead(missing, range(len(missing))))
-        if sum(read.table.rows_of(read.pages) for read in reads) > 4 * limit:  # of which fewer match
+        if sum(read.table.rows_of(read.pages) for read in reads) > _PAGE_SHARE * limit:
             return None
-        keep_nulls = bool(self._survivors([self._column.is_null()]))
+        nothing = pa.nulls(1, self._kind.type)
+        keep_nulls = bool(self._survives(nothing, nothing, null=True)[0])
         pages = read_pages_of(reads)
         matches, unchecked = [_EMPTY], [index.uncovered]
         for number in range(len(index.segments)):
@@ -103,23 +103,29 @@ class _IndexFilter:
         if self._exact:
             table = pa.table({self._kind.column: keys, "row_id": ids})
             return np.asarray(table.filter(self._filter)["row_id"], np.int64)
-        distinct = pc.unique(keys)
-        if len(distinct) > _MAX_VALUES:
-            return np.asarray(ids, np.int64)
-        kept = self._survivors([self._column == value for value in distinct])
-        return np.asarray(ids.filter(pc.is_in(keys, distinct.take(pa.array(kept, pa.int64())))), np.int64)
+        return np.asarray(ids, np.int64)[self._survives(keys, keys)]
 
     def _surviving_pages(self, directory: pa.Table) -> list[int]:
         low, high = (self._kind.as_column(directory[name].combine_chunks()) for name in (KEY, "last"))
-        known = [(self._column >= least) & (self._column <= most) for least, most in zip(low, high, strict=True)]
-        return self._survivors(known)
+        found: list[int] = np.flatnonzero(self._survives(low, high)).tolist()
+        return found
 
-    def _survivors(self, known: Sequence[pc.Expression]) -> list[int]:
-        """The indices of guarantees under which the filter may be true; Arrow decides, and nothing is read."""
-        ipc, files = pds.IpcFileFormat(), pfs.LocalFileSystem()
-        parts = [ipc.make_fragment(f"/{n}", files, partition_expression=one) for n, one in enumerate(known)]
-        dataset = pds.FileSystemDataset(parts, self._schema, ipc, files)
-        return [int(part.path[1:]) for part in dataset.get_fragments(self._filter)]
+    def _survives(self, low: pa.Array, high: pa.Array, *, null: bool = False) -> npt.NDArray[np.bool_]:
+        """Whether the filter may be true for a value between bounds, or for null."""
+        if pa.types.is_floating(low.type):
+            low, high = (_wider(bounds, up=up) for bounds, up in ((low, False), (high, True)))
+        null_mask = np.full(len(low), null)
+        bounds = ColumnBounds(low, high, nulls=null_mask, values=~null_mask)
+        return may_match(self._term, {self._kind.column: bounds}, len(low))
+
+
+def _wider(bounds: pa.Array, *, up: bool) -> pa.Array:
+    """Bounds of floats one step wider: Arrow may round a literal before it compares."""
+    dtype = bounds.type.to_pandas_dtype()
+    values = bounds.to_numpy(zero_copy_only=False).astype(dtype)
+    with np.errstate(over="ignore"):
+        moved = np.nextafter(values, dtype(np.inf if up else -np.inf), dtype=dtype)
+    return pa.array(moved.astype(np.float32) if dtype == np.float16 else moved, mask=np.asarray(bounds.is_null()))
 
 
 def _ascending(parts: Iterable[Int64Array]) -> Int64Array:

@@ -10,6 +10,7 @@ from penstock.errors import InvalidInputError
 from penstock.table import Int64Array
 
 _INDEX = "~index"
+_FIRST_INDICES = pa.array(np.arange(1 << 18, dtype=np.int32))
 
 
 def referenced_columns(schema: pa.Schema, expression: pc.Expression) -> list[str]:
@@ -26,8 +27,12 @@ def referenced_columns(schema: pa.Schema, expression: pc.Expression) -> list[str
 
 def matching_rows(table: pa.Table, expression: pc.Expression) -> Int64Array:
     """Indices of the rows that match."""
-    indexed = table.append_column(_INDEX, pa.array(np.arange(table.num_rows)))
+    indexed = table.append_column(_INDEX, _indices(table.num_rows))
     return np.asarray(indexed.filter(expression)[_INDEX])
+
+
+def _indices(count: int) -> pa.Array:
+    return _FIRST_INDICES.slice(0, count) if count <= len(_FIRST_INDICES) else pa.array(np.arange(count))
 
 
 def _needed(empty: pa.Table, expression: pc.Expression, names: Sequence[str]) -> list[str]:

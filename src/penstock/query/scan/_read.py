@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.format import DataFile, Field, Fragment
+from penstock.query.indexes import ScalarAnswer, answer_filter
 from penstock.query.scan._arrow import column_array, is_stored_type
 from penstock.query.scan._filter import matching_rows, referenced_columns
 from penstock.query.scan._relation import ROW, Derived, Relation
@@ -42,8 +43,8 @@ class Part:
     selection: tuple[FragmentRows, ...]
     positions: Int64Array
     """Ascending, one for each row of the selection."""
-    indices: Int64Array
-    """Indices into the relation's rows."""
+    indices: Int64Array | None = None
+    """Indices into the relation's rows; None if they follow from the positions."""
     order: Int64Array | None = None
     """The row of the selection that each index is; None if they are the same."""
     known: Mapping[str, pa.Array] = field(default_factory=dict)
@@ -54,16 +55,20 @@ class Part:
     """Ids of the files of those pages."""
 
     def take(self, rows: Int64Array | slice) -> "Part":
-        """Some rows, ascending, of a part of one fragment."""
+        """Some rows, ascending, of a part of one fragment that is in the order of its positions."""
         [selected] = self.selection
         return Part(
             (FragmentRows(selected.fragment, selected.rows[rows]),),
             self.positions[rows],
-            self.indices[rows],
             known={name: _take(array, rows) for name, array in self.known.items()},
             pages=self.pages,
             files=self.files,
         )
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.positions if self.indices is None else self.indices)
 
     def holds(self, column: Field) -> bool:
         """Whether the pages that were read have a column."""
@@ -94,9 +99,15 @@ class ScanRun:
     def plan(self) -> None:
         """Add to the trace what `batches` would read at most, without reading it."""
         needed = list(dict.fromkeys([*self._filter_columns, *self.columns]))
-        for part in self._candidates(replace(self.relation, rows=self.relation.distinct), needed):
-            requests = page_requests(part.selection, [found.id for found in self._fields(needed)])
-            self.trace.add_bytes(sum(request.bytes for request in requests))
+        rows = self.relation.distinct
+        columns: list[tuple[Int64Array, Sequence[str]]] = [(rows, needed)]
+        if (answer := self._index_answer) is not None:
+            matches, unchecked = (_within(rows, found) for found in (answer.matches, answer.unchecked))
+            columns = [(matches, self.columns), (unchecked, needed)]
+        for chosen, names in columns:
+            for part in self._candidates(replace(self.relation, rows=chosen), names):
+                requests = page_requests(part.selection, [found.id for found in self._fields(names)])
+                self.trace.add_bytes(sum(request.bytes for request in requests))
 
     @cached_property
     def _filter_columns(self) -> list[str]:
@@ -125,7 +136,30 @@ class ScanRun:
             positions, order = np.unique(rows[chosen], return_inverse=True)
             yield Part(tuple(self.relation.reader.locate(positions)), positions, chosen, order)
 
+    @cached_property
+    def _index_answer(self) -> ScalarAnswer | None:
+        """What indexes know about the filter; None if they do not help."""
+        filter = self._prunable()
+        answer = None if filter is None else answer_filter(self.relation.reader, filter)
+        if answer is not None:
+            self.trace.add_bytes(sum(read.table.bytes_of(read.pages) for read in answer.pages))
+            self.trace.add_indexes(answer.indexes)
+        return answer
+
     def _filtered(self, relation: Relation, names: Sequence[str]) -> Iterator[Part]:
+        """Rows of an ascending relation that match, by fragment; without known columns if an index found them."""
+        if self._index_answer is None:
+            yield from self._scanned(relation, names)
+            return
+        matches, unchecked = (_within(relation.distinct, found) for found in self._index_answer[:2])
+        checked = self._scanned(replace(relation, rows=unchecked), names) if len(unchecked) else iter(())
+        positions = np.union1d(matches, np.concatenate([matches[:0], *(part.positions for part in checked)]))
+        for selected in relation.reader.locate(positions):
+            mine, positions = positions[: len(selected.rows)], positions[len(selected.rows) :]
+            yield Part((selected,), mine, relation.indices_of(mine))
+
+    def _scanned(self, relation: Relation, names: Sequence[str]) -> Iterator[Part]:
+        """The same by reading the columns of the filter."""
         candidates = self._candidates(relation, names or self.columns)
         if self.filter is None:
             yield from candidates
@@ -160,22 +194,18 @@ class ScanRun:
         limit = self._rows_per_batch(names)
         for candidate in candidate_rows(reader, self._prunable(), relation.rows, self.trace.counts):
             rows, positions = candidate.selected.rows, candidate.positions
-            indices = relation.indices_of(positions)
             fragment = candidate.selected.fragment
             for part in _cut(fragment, fields, rows, limit):
-                yield Part((FragmentRows(fragment, rows[part]),), positions[part], indices[part])
+                yield Part((FragmentRows(fragment, rows[part]),), positions[part])
 
     def _prunable(self) -> pc.Expression | None:
-        """The filter, if all its columns are stored as they are compared."""
-        if self.filter is None:
-            return None
-        schema = self.relation.reader.snapshot.schema
-        names = self._filter_columns
-        return self.filter if all(name in schema and is_stored_type(schema[name]) for name in names) else None
+        """The filter, if its columns are stored as they are compared; a computed one prunes nothing."""
+        fields = self._fields(self._filter_columns)
+        return self.filter if all(map(is_stored_type, fields)) else None
 
     def _projected(self, parts: Iterator[Part]) -> Iterator[Part]:
         """Parts with all columns, in pieces that fit into memory."""
-        known = set(self._filter_columns) if self.relation.ascending else set()
+        known = set(self._filter_columns) if self.relation.ascending and self._index_answer is None else set()
         names = [name for name in self.columns if name not in known]
         fields = self._fields(names)
         if not fields and not any(name in self.derived for name in names):
@@ -192,16 +222,16 @@ class ScanRun:
     def _pieces(self, parts: Iterator[Part], names: Sequence[str]) -> Iterator[Part]:
         count = self._rows_per_batch(names)
         for part in parts:
-            if part.order is not None or len(part.indices) <= count:
+            if part.order is not None or part.rows <= count:
                 yield part
                 continue
-            for start in range(0, len(part.indices), count):
+            for start in range(0, part.rows, count):
                 yield part.take(slice(start, start + count))
 
     def _ahead(self, read: Callable[[Part], _R], parts: Iterator[Part], fields: Sequence[Field]) -> Iterator[_R]:
         row_bytes = self._row_bytes(fields)
         prefetch = Prefetch(_TASKS, max(1, self.budget_bytes // 2))
-        return read_ahead(read, parts, prefetch=prefetch, size=lambda part: int(len(part.indices) * row_bytes))
+        return read_ahead(read, parts, prefetch=prefetch, size=lambda part: int(part.rows * row_bytes))
 
     def _read(self, part: Part, names: Sequence[str], pages: Pages) -> dict[str, pa.Array]:
         """Columns of a part, those known included, in the order of its selection."""
@@ -211,10 +241,10 @@ class ScanRun:
             if name in found:
                 continue
             if name == ROW:
-                found[name] = pa.array(part.indices)
+                found[name] = pa.array(self._indices(part))
             elif name in self.handles:
                 found[name] = pa.StructArray.from_arrays(
-                    [pa.array(part.indices)], fields=list(self.schema.field(name).type)
+                    [pa.array(self._indices(part))], fields=list(self.schema.field(name).type)
                 )
             elif name == ROW_ID:
                 ids = [selected.fragment.row_ids_at(selected.rows) for selected in part.selection]
@@ -227,6 +257,9 @@ class ScanRun:
                 raw = gather(reader.snapshot.schema, column, part.selection, source)
                 found[name] = column_array(reader, column, raw)
         return found
+
+    def _indices(self, part: Part) -> Int64Array:
+        return self.relation.indices_of(part.positions) if part.indices is None else part.indices
 
     def _fetch(self, part: Part, fields: Sequence[Field]) -> Pages:
         reader, pages = self.relation.reader, Pages()
@@ -244,10 +277,8 @@ class ScanRun:
 
     def _batch(self, part: Part) -> Iterator[pa.RecordBatch]:
         """The columns of a part as batches of bounded length."""
-        rows = len(part.indices)
         if not self.columns:
-            count = pa.RecordBatch.from_arrays([pa.array(part.indices)], [ROW]).select([])
-            yield count
+            yield pa.RecordBatch.from_arrays([pa.nulls(part.rows)], [ROW]).select([])
             return
         virtual = (ROW, *self.handles)  # by index already, and so in order
         columns = [
@@ -257,7 +288,7 @@ class ScanRun:
         batch = pa.RecordBatch.from_arrays(
             columns, schema=pa.schema([self.schema.field(name) for name in self.columns])
         )
-        for start in range(0, rows, _BATCH_ROWS):
+        for start in range(0, part.rows, _BATCH_ROWS):
             yield batch.slice(start, _BATCH_ROWS)
 
     def _fields(self, names: Sequence[str]) -> list[Field]:
@@ -275,6 +306,14 @@ class ScanRun:
         reader = self.relation.reader
         first = next(iter(reader.tree.fragments(reader.snapshot.nodes)), None)
         return sum(_column_bytes(first, each) for each in fields)
+
+
+def _within(rows: Int64Array, found: Int64Array) -> Int64Array:
+    """Those of some ascending positions that are among ascending rows."""
+    at = np.searchsorted(rows, found)
+    inside = at < len(rows)
+    inside[inside] = rows[at[inside]] == found[inside]
+    return found[inside]
 
 
 def _column_bytes(fragment: Fragment | None, column: Field) -> float:

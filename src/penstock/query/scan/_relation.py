@@ -49,6 +49,8 @@ class Relation:
     def indices_of(self, positions: Int64Array) -> Int64Array:
         """The index of each position in the rows, which must ascend."""
         if isinstance(self.rows, range):
+            if self.rows.step == 1:
+                return positions - self.rows.start if self.rows.start else positions
             return (positions - self.rows.start) // self.rows.step
         return np.searchsorted(self.rows, positions)
 

@@ -42,7 +42,7 @@ def run_sql(
     *,
     limits: QueryLimits | None = None,
     functions: Iterable[Udf] = (),
-    scores: MakeScores | None = None,
+    scores: MakeScores = make_scores,
     exact: bool = False,
     cancel: threading.Event | None = None,
 ) -> QueryResult:
@@ -63,7 +63,7 @@ def run_sql(
 
 
 def prepare(
-    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores | None
+    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores
 ) -> tuple[Question, Node]:
     """A question and its syntax tree."""
     errors = SqlErrors(sql if isinstance(sql, str) else "")

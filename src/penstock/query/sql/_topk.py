@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.query.scan import ROW, Relation
-from penstock.query.search import Scores
+from penstock.query.search import Scores, top_combined
 from penstock.query.sql._ast import Node, arguments, expressions
 from penstock.query.sql.rewrite import Question, Rewritten
 from penstock.table import Int64Array
 
-_GROWTH = 4
-_MIN_DEPTH = 64
-_MAX_SHARE = 8
-"""A search for more than one row in this many is slower than to score all rows."""
+_FEW_ROWS = 64
+"""So few rows are scored without a search."""
+_UNMATCHED_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,47 +166,35 @@ def _selected(node: Node, expression: Node) -> Node:
 
 
 def candidates(search: TopK, relation: Relation, allowed: Int64Array | None, *, exact: bool) -> Int64Array | None:
-    """Positions among which the best rows are; None if it is better to look at all rows.
-
-    With several scores, rows are taken from the top of each until the last rows taken cannot be beaten by a row that
-    was not (the threshold algorithm).
-    """
+    """Ascending positions among which the best rows are; None if it is better to look at all rows."""
     total = relation.reader.snapshot.live if allowed is None else len(allowed)
-    if total <= max(_MIN_DEPTH, search.count):
+    if total <= max(_FEW_ROWS, search.count):
         return allowed
-    depth = search.count if len(search.terms) == 1 else max(_MIN_DEPTH, search.count)
-    while depth * (1 if len(search.terms) == 1 else _MAX_SHARE) <= total:
-        found, bound = _top(search, depth, allowed, exact=exact)
-        if len(found) >= search.count:
-            if len(search.terms) == 1:
-                return found
-            values = np.sort(_combined_scores(search, found))[::-1]
-            if values[search.count - 1] >= bound:
-                return found
-        elif bound == -np.inf:
-            return None
-        depth *= _GROWTH
-    return None
+    if len(search.terms) == 1:
+        ranked = search.terms[0].scores.top(search.count, allowed=allowed, exact=exact)
+    else:
+        terms = [(term.weight, term.scores) for term in search.terms]
+        ranked = top_combined(terms, search.count, allowed, exact)
+    found = np.sort(ranked.positions)
+    missing = search.count - len(found)
+    if missing <= 0:
+        return found
+    if not all(term.unmatched_is_zero for term in search.terms):
+        return None
+    return _with_unmatched(search, np.arange(total) if allowed is None else allowed, found, missing)
 
 
-def _top(search: TopK, depth: int, allowed: Int64Array | None, *, exact: bool) -> tuple[Int64Array, float]:
-    """Rows at the top of each score, and what the sum of a row that is not among them can be at most."""
-    parts, bound = [], 0.0
-    for term in search.terms:
-        ranked = term.scores.top(depth, allowed=allowed, exact=exact)
-        parts.append(ranked.positions)
-        if len(ranked.positions) >= depth:
-            bound += term.weight * float(ranked.scores[-1])
-        elif not term.unmatched_is_zero:
-            bound = -np.inf
-    return np.unique(np.concatenate(parts)), bound
-
-
-def _combined_scores(search: TopK, positions: Int64Array) -> npt.NDArray[np.float64]:
-    total = np.zeros(len(positions))
-    for term in search.terms:
-        total += term.weight * term.scores.at(positions).astype(np.float64)
-    return np.where(np.isnan(total), -np.inf, total)
+def _with_unmatched(search: TopK, allowed: Int64Array, found: Int64Array, missing: int) -> Int64Array:
+    """Add rows that match no word: their score is 0, unless they have no text."""
+    parts = [found]
+    for start in range(0, len(allowed), _UNMATCHED_ROWS):
+        rows = np.setdiff1d(allowed[start : start + _UNMATCHED_ROWS], found, assume_unique=True)
+        present = np.all([~np.isnan(term.scores.at(rows)) for term in search.terms], axis=0)
+        parts.append(rows[present][:missing])
+        missing -= len(parts[-1])
+        if missing <= 0:
+            return np.sort(np.concatenate(parts))
+    return allowed
 
 
 def restricted(relation: Relation, positions: Int64Array) -> tuple[Relation, Int64Array]:

@@ -1,0 +1,18 @@
+"""Filters: Arrow expressions as trees, and what bounds of columns say about them."""
+
+from penstock.table.filters._bounds import Bounds, ColumnBounds, typed_bounds
+from penstock.table.filters._expression import Call, FieldRef, Literal, Term, field_names, parse_expression
+from penstock.table.filters._truth import may_match
+
+__all__ = [
+    "Bounds",
+    "Call",
+    "ColumnBounds",
+    "FieldRef",
+    "Literal",
+    "Term",
+    "field_names",
+    "may_match",
+    "parse_expression",
+    "typed_bounds",
+]
