@@ -119,7 +119,7 @@ class TableScan:
 
     def as_dataset(self) -> Any:
         """This scan as a `pyarrow.dataset.Dataset`: engines recognise one by its class."""
-        cls = _dataset_class(type(self))
+        cls = _dataset_class(type(self))  # type: ignore[arg-type]  # a class is hashable
         dataset = cls.__new__(cls)
         dataset.__dict__.update(self.__dict__)
         return dataset
