@@ -6,6 +6,7 @@ import pytest
 
 import penstock
 from penstock.cli._app import app
+from penstock.cli._index import index
 from tests.cli.conftest import RunCommand
 
 ADDRESS = "penstock://org/table"
@@ -64,8 +65,12 @@ def test_a_command_accepts_an_address(run: RunCommand, source: Path, words: list
 
 
 def test_every_command_is_tested() -> None:
-    names = [command.name for command in app.registered_commands] + [group.name for group in app.registered_groups]
-    assert {words[0] for words in COMMANDS} == set(names)
+    commands = {command.name for command in app.registered_commands}
+    groups = {group.name for group in app.registered_groups}
+    assert {words[0] for words in COMMANDS} == commands | groups
+    assert {words[1] for words in COMMANDS if words[0] == "index"} == {
+        command.name for command in index.registered_commands
+    }
 
 
 @pytest.mark.parametrize("command", ["info", "branch", "tag", "doctor", "verify", "index list"])
