@@ -28,7 +28,7 @@ def make_table(uri: str | Path) -> penstock.Dataset:
     dataset = penstock.create(
         uri,
         schema={
-            "label": penstock.Label(["drop", "grasp"]),
+            "label": penstock.Label(("drop", "grasp")),
             "caption": penstock.Text(),
             "emb": penstock.Embedding(LENGTH),
             "meta": penstock.Json(),

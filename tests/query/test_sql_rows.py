@@ -106,6 +106,13 @@ QUESTIONS = [
     ("WITH ds AS (SELECT * FROM ds WHERE flag) SELECT id, big FROM ds WHERE id > 200", True),
     ("SELECT any_value(camera), arg_max(blob, added) FROM ds WHERE added < 100", True),
     ("SELECT id, meta->>'n', meta->'$.camera' FROM ds WHERE meta->>'n' = '4'", True),
+    ("SELECT id, blob AS b FROM ds ORDER BY b DESC, id, _row_id LIMIT 5", True),
+    ("SELECT blob, id, _row_id FROM ds ORDER BY 1 DESC, 2, 3 LIMIT 5", True),
+    ("SELECT blob, id, _row_id FROM ds ORDER BY ALL LIMIT 5", True),
+    ("SELECT a.blob, b.id FROM ds a JOIN ds b ON a.id = b.added ORDER BY ALL LIMIT 9", True),
+    ("SELECT a.blob, b.id FROM ds a JOIN ds b ON a.id = b.added ORDER BY 1 DESC, b.id LIMIT 9", True),
+    ("SELECT a.blob AS x, b.id FROM ds a JOIN ds b ON a.id = b.added ORDER BY x, b.id LIMIT 9", True),
+    ("SELECT avg(COLUMNS('^(id|reward)$')), current_date > DATE '2020-01-01' FROM ds", True),
     ("FROM ds SELECT id WHERE reward IS NOT NULL AND NOT flag", True),
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """A question cannot read files, settings or the environment, change anything, or outlive its limits."""
 
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -143,6 +144,15 @@ def test_a_question_can_be_cancelled(source: Any) -> None:
     threading.Timer(0.1, cancel.set).start()
     with pytest.raises(InvalidInputError, match="cancelled"):
         run_sql(BOMBS[0], source, cancel=cancel)
+
+
+def test_ctrl_c_ends_a_question(source: Any) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_sql(BOMBS[0], source)
+    assert len(run_sql("SELECT id FROM ds LIMIT 1", source)) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,8 @@ from penstock.query import (
     QueryLimits,
     QueryResult,
     Relation,
-    Scores,
     TableColumn,
-    TextScores,
     Udf,
-    VectorScores,
     run_sql,
 )
 from penstock.table import ROW_ID, Int64Array, Reader, memory_table, take_positions, with_computed
@@ -29,7 +25,6 @@ from penstock.table import ROW_ID, Int64Array, Reader, memory_table, take_positi
 _READ_BYTES = 8 << 20
 _FIRST_ROWS = 16
 _MAX_ROWS = 1 << 14
-_METRICS = {"cosine_similarity": "cosine", "l2_distance": "l2", "dot": "dot"}
 
 
 def ask(
@@ -42,16 +37,8 @@ def ask(
     exact: bool,
 ) -> Relation:
     """The rows and columns of the answer to one SELECT; raises as `run_sql` does."""
-    result = run_sql(sql, relations, params, limits=limits, functions=functions, scores=make_scores, exact=exact)
+    result = run_sql(sql, relations, params, limits=limits, functions=functions, exact=exact)
     return Answer(result, relations, limits.memory_bytes).relation()
-
-
-def make_scores(relation: Relation, function: str, column: str, argument: Any) -> Scores:
-    """The scores of a function in SQL."""
-    field = relation.field(column)
-    if function in _METRICS:
-        return VectorScores(relation.reader, field, argument, _METRICS[function])
-    return TextScores(relation.reader, field, argument)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.dataset._answers import ask, make_scores
+from penstock.dataset._answers import ask
 from penstock.dataset._options import as_bytes
 from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
@@ -80,7 +80,7 @@ class Questions:
         """
         relation = self._relation()
         sql, relations = f"SELECT * FROM ds WHERE (\n{condition}\n)", {"ds": _with_all_columns(relation)}
-        result = run_sql(sql, relations, params, scores=make_scores)
+        result = run_sql(sql, relations, params)
         if result.rows is None:
             raise InvalidInputError(f"{condition!r} is not a condition on single rows; use query() for a whole SELECT")
         return self._of(_chosen(relation, np.sort(result.rows)), condition)
@@ -95,7 +95,7 @@ class Questions:
             raise InvalidInputError('order_by needs at least one term, such as "reward DESC"')
         relation = self._relation()
         sql, relations = f"SELECT * FROM ds ORDER BY {', '.join(terms)}", {"ds": _with_all_columns(relation)}
-        result = run_sql(sql, relations, params, scores=make_scores)
+        result = run_sql(sql, relations, params)
         if result.rows is None or len(result.rows) != len(relation.rows):
             raise InvalidInputError(f"{', '.join(terms)!r} is not an order of rows; use query() for a whole SELECT")
         return self._of(_chosen(relation, result.rows), f"ORDER BY {', '.join(terms)}")
@@ -124,7 +124,7 @@ class Questions:
         It reads no rows. With `analyze` it answers the query, and counts what was read. Raises as `query` does.
         """
         relations = {"ds": self._relation()}
-        return explain_sql(sql, relations, params, functions=functions, scores=make_scores, analyze=analyze)
+        return explain_sql(sql, relations, params, functions=functions, analyze=analyze)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """All rows as a pandas data frame; media stay encoded, and tensors are arrays. Needs the extra `pandas`."""

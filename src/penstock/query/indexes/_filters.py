@@ -5,7 +5,7 @@ alone decide, and the column is not read.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,7 @@ _MIN_ROWS = 1024
 _EMPTY = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True)
-class ScalarAnswer:
+class ScalarAnswer(NamedTuple):
     """What an index knows about a filter; every match is in one of the two."""
 
     matches: Int64Array

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.format import DataFile, Field, Fragment
+from penstock.query.indexes import ScalarAnswer, answer_filter
 from penstock.query.scan._arrow import column_array, is_stored_type
 from penstock.query.scan._filter import matching_rows, referenced_columns
 from penstock.query.scan._relation import ROW, Derived, Relation
@@ -98,9 +99,15 @@ class ScanRun:
     def plan(self) -> None:
         """Add to the trace what `batches` would read at most, without reading it."""
         needed = list(dict.fromkeys([*self._filter_columns, *self.columns]))
-        for part in self._candidates(replace(self.relation, rows=self.relation.distinct), needed):
-            requests = page_requests(part.selection, [found.id for found in self._fields(needed)])
-            self.trace.add_bytes(sum(request.bytes for request in requests))
+        rows = self.relation.distinct
+        columns: list[tuple[Int64Array, Sequence[str]]] = [(rows, needed)]
+        if (answer := self._index_answer) is not None:
+            matches, unchecked = (_within(rows, found) for found in (answer.matches, answer.unchecked))
+            columns = [(matches, self.columns), (unchecked, needed)]
+        for chosen, names in columns:
+            for part in self._candidates(replace(self.relation, rows=chosen), names):
+                requests = page_requests(part.selection, [found.id for found in self._fields(names)])
+                self.trace.add_bytes(sum(request.bytes for request in requests))
 
     @cached_property
     def _filter_columns(self) -> list[str]:
@@ -129,7 +136,30 @@ class ScanRun:
             positions, order = np.unique(rows[chosen], return_inverse=True)
             yield Part(tuple(self.relation.reader.locate(positions)), positions, chosen, order)
 
+    @cached_property
+    def _index_answer(self) -> ScalarAnswer | None:
+        """What indexes know about the filter; None if they do not help."""
+        filter = self._prunable()
+        answer = None if filter is None else answer_filter(self.relation.reader, filter)
+        if answer is not None:
+            self.trace.add_bytes(sum(read.table.bytes_of(read.pages) for read in answer.pages))
+            self.trace.add_indexes(answer.indexes)
+        return answer
+
     def _filtered(self, relation: Relation, names: Sequence[str]) -> Iterator[Part]:
+        """Rows of an ascending relation that match, by fragment; without known columns if an index found them."""
+        if self._index_answer is None:
+            yield from self._scanned(relation, names)
+            return
+        matches, unchecked = (_within(relation.distinct, found) for found in self._index_answer[:2])
+        checked = self._scanned(replace(relation, rows=unchecked), names) if len(unchecked) else iter(())
+        positions = np.union1d(matches, np.concatenate([matches[:0], *(part.positions for part in checked)]))
+        for selected in relation.reader.locate(positions):
+            mine, positions = positions[: len(selected.rows)], positions[len(selected.rows) :]
+            yield Part((selected,), mine, relation.indices_of(mine))
+
+    def _scanned(self, relation: Relation, names: Sequence[str]) -> Iterator[Part]:
+        """The same by reading the columns of the filter."""
         candidates = self._candidates(relation, names or self.columns)
         if self.filter is None:
             yield from candidates
@@ -175,7 +205,7 @@ class ScanRun:
 
     def _projected(self, parts: Iterator[Part]) -> Iterator[Part]:
         """Parts with all columns, in pieces that fit into memory."""
-        known = set(self._filter_columns) if self.relation.ascending else set()
+        known = set(self._filter_columns) if self.relation.ascending and self._index_answer is None else set()
         names = [name for name in self.columns if name not in known]
         fields = self._fields(names)
         if not fields and not any(name in self.derived for name in names):
@@ -276,6 +306,14 @@ class ScanRun:
         reader = self.relation.reader
         first = next(iter(reader.tree.fragments(reader.snapshot.nodes)), None)
         return sum(_column_bytes(first, each) for each in fields)
+
+
+def _within(rows: Int64Array, found: Int64Array) -> Int64Array:
+    """Those of some ascending positions that are among ascending rows."""
+    at = np.searchsorted(rows, found)
+    inside = at < len(rows)
+    inside[inside] = rows[at[inside]] == found[inside]
+    return found[inside]
 
 
 def _column_bytes(fragment: Fragment | None, column: Field) -> float:

@@ -74,7 +74,7 @@ class ScanFragment:
 
 
 @cache
-def _dataset_class(scan: type["TableScan"]) -> Any:
+def _dataset_class(scan: Any) -> Any:
     """A scan that is a dataset of Arrow; nothing of the latter's is initialised or used."""
     from pyarrow.dataset import Dataset  # imports pandas, which takes long: only for those who ask questions
 
@@ -119,7 +119,7 @@ class TableScan:
 
     def as_dataset(self) -> Any:
         """This scan as a `pyarrow.dataset.Dataset`: engines recognise one by its class."""
-        cls = _dataset_class(type(self))
+        cls = _dataset_class(type(self))  # type: ignore[arg-type]  # a class is hashable
         dataset = cls.__new__(cls)
         dataset.__dict__.update(self.__dict__)
         return dataset

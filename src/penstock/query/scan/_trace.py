@@ -1,5 +1,6 @@
 """What scans did, or would do, for one question."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -16,12 +17,18 @@ class RelationTrace:
     """Bytes of pages that were read, or in a dry run an upper bound of them."""
     columns: list[str] = field(default_factory=list)
     """The columns that are read, in the order of their first use."""
+    indexes: list[str] = field(default_factory=list)
+    """The names of the scalar indexes that answer filters."""
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def add_bytes(self, count: int) -> None:
         """Count bytes; called by the threads of a scan."""
         with self._lock:
             self.bytes_to_read += count
+
+    def add_indexes(self, names: Sequence[str]) -> None:
+        """Note the indexes of a scan."""
+        self.indexes += [name for name in names if name not in self.indexes]
 
     def add_columns(self, names: list[str]) -> None:
         """Note the columns of a scan."""

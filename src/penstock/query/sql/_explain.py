@@ -11,6 +11,7 @@ from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import RunOptions, answer, prepare
+from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question
@@ -30,12 +31,15 @@ class RelationPlan:
     pages_kept: int
     columns: tuple[str, ...]
     """Columns that are read."""
+    indexes: tuple[str, ...]
+    """Scalar indexes that answer the filter."""
     bytes_to_read: int
 
     def __str__(self) -> str:
+        by = f" by {', '.join(self.indexes)}" if self.indexes else ""
         return (
             f"{self.name}: {self.fragments_kept} of {self.fragments} fragments, {self.pages_kept} of {self.pages} pages"
-            f" of the filter, {self.bytes_to_read:,} bytes of {', '.join(self.columns) or 'no column'}"
+            f" of the filter{by}, {self.bytes_to_read:,} bytes of {', '.join(self.columns) or 'no column'}"
         )
 
 
@@ -71,7 +75,7 @@ def explain_sql(
     *,
     limits: QueryLimits | None = None,
     functions: Iterable[Udf] = (),
-    scores: MakeScores | None = None,
+    scores: MakeScores = make_scores,
     analyze: bool = False,
 ) -> Explanation:
     """Explain a question without reading rows, or with `analyze` by answering it; raises as `run_sql` does.
@@ -111,7 +115,7 @@ def _relation_plan(name: str, trace: ScanTrace) -> RelationPlan:
     counts = found.counts
     return RelationPlan(
         name, counts.fragments, counts.fragments_kept, counts.pages, counts.pages_kept, tuple(found.columns),
-        found.bytes_to_read,
+        tuple(found.indexes), found.bytes_to_read,
     )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ def _truth(term: Term, bounds: Bounds, parts: int) -> Truth:
         if term.function == "invert" and len(term.arguments) == 1:
             true, false, null = _truth(term.arguments[0], bounds, parts)
             return Truth(false, true, null)
+        if term.function == "if_else" and len(term.arguments) == 3:
+            return _if_else(*(_truth(each, bounds, parts) for each in term.arguments))
         operands = [_operand(each, bounds, parts) for each in term.arguments]
         if term.function in _PREDICATES and operands and None not in operands:
             try:
@@ -47,6 +49,9 @@ def _truth(term: Term, bounds: Bounds, parts: int) -> Truth:
             except _NOT_COMPARABLE:
                 return anything
         return anything
+    if isinstance(term, Literal) and not term.value.is_valid:
+        nothing = np.zeros(parts, bool)
+        return Truth(nothing, nothing, ~nothing)
     operand = _operand(term, bounds, parts)
     if operand is None or not pa.types.is_boolean(operand.low.type):
         return anything
@@ -79,6 +84,12 @@ def _and(one: Truth, other: Truth) -> Truth:
 
 def _or(one: Truth, other: Truth) -> Truth:
     return Truth(one.true | other.true, one.false & other.false, one.null | other.null)
+
+
+def _if_else(condition: Truth, then: Truth, otherwise: Truth) -> Truth:
+    """As engines write `IN`, which is null for null."""
+    chosen = [(condition.true & one) | (condition.false & other) for one, other in zip(then, otherwise, strict=True)]
+    return Truth(chosen[0], chosen[1], chosen[2] | condition.null)
 
 
 def _compared(

@@ -10,6 +10,9 @@ from penstock.query.sql._ast import Node, call, column, constant
 from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Output, Scope, Source
 
+_TIMES = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
+"""Functions that are called without parentheses."""
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -38,6 +41,8 @@ def resolve(question: Question, scope: Scope, node: Node) -> Resolved | Node | N
             return level.aliases[names[0].lower()]
         if any(not source.complete for source in level.sources):
             return None
+    if len(names) == 1 and names[0].lower() in _TIMES:
+        return None
     raise _unknown(question, scope, node)
 
 

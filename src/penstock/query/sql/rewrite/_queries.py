@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.query.scan import ROW
-from penstock.query.sql._ast import Node, column, expressions, named
+from penstock.query.sql._ast import Node, column, constant, expressions, named
 from penstock.query.sql._parse import engine_functions, unparse_names
 from penstock.query.sql.rewrite._expressions import Expressions
 from penstock.query.sql.rewrite._from import From, renamed
-from penstock.query.sql.rewrite._names import Resolved, resolve
 from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Base, Cte, Output, Query, Scope
 from penstock.query.sql.rewrite._star import expand_stars
@@ -155,9 +154,9 @@ class Queries:
             can_expose=not grouped and not merged,
         )
         if row is None or not complete or rows_of is None:
-            node["modifiers"] = [self._modifier(each, scope, query) for each in node["modifiers"]]
+            node["modifiers"] = [self._modifier(each, scope, query, items) for each in node["modifiers"]]
             return query
-        self._drop_table_columns(query, row, rows_of, scope)
+        self._drop_table_columns(query, row, rows_of, scope, items)
         return query
 
     def _items(self, items: list[Node], scope: Scope, *, by_value: tuple[str, ...]) -> tuple[list[Output], list[Node]]:
@@ -192,78 +191,108 @@ class Queries:
                     return True, merged
         return False, merged
 
-    def _modifier(self, modifier: Node, scope: Scope, query: Query) -> Node:
+    def _modifier(self, modifier: Node, scope: Scope, query: Query, items: list[Node]) -> Node:
         if modifier["type"] == "ORDER_MODIFIER":
-            return {**modifier, "orders": [self._order_by(each, scope, query) for each in modifier["orders"]]}
+            orders = [each for order in modifier["orders"] for each in self._order_by(order, scope, query, items)]
+            return {**modifier, "orders": orders}
         if modifier["type"] == "DISTINCT_MODIFIER":
             targets = [self._expressions.rewrite(each, scope) for each in modifier["distinct_on_targets"]]
             return {**modifier, "distinct_on_targets": targets}
         return self._limit(modifier, scope)
 
-    def _order_by(self, order: Node, scope: Scope, query: Query) -> Node:
+    def _order_by(self, order: Node, scope: Scope, query: Query, items: list[Node]) -> list[Node]:
         """ORDER BY of a query that keeps its columns: a name is first that of a column of the result."""
         expression = order["expression"]
-        if expression["class"] in ("STAR", "CONSTANT"):
-            return order
+        handles = [output.handle for output in query.outputs] if query.complete else []
+        if expression["class"] == "STAR" and any(handles):
+            return [
+                {**order, "expression": self._expressions.rewrite(item, scope) if handle else constant(index)}
+                for index, (item, handle) in enumerate(zip(items, handles, strict=True), 1)
+            ]
+        index = _ordinal(expression)
+        if index is not None and 0 < index <= len(handles) and handles[index - 1]:
+            return [{**order, "expression": self._expressions.rewrite(items[index - 1], scope)}]
+        if index is not None or expression["class"] == "STAR":
+            return [order]
         if expression["class"] == "COLUMN_REF" and len(expression["column_names"]) == 1:
             name = expression["column_names"][0].lower()
             found = [output for output in query.outputs if output.name.lower() == name]
             if len(found) == 1 and not found[0].handle and name in scope.aliases:
-                return order
-        return {**order, "expression": self._expressions.rewrite(expression, scope)}
+                return [order]
+        return [{**order, "expression": self._expressions.rewrite(expression, scope)}]
 
-    def _drop_table_columns(self, query: Query, row: str, base: Base, scope: Scope) -> None:
+    def _drop_table_columns(self, query: Query, row: str, base: Base, scope: Scope, originals: list[Node]) -> None:
         """Make an outermost query return indices of rows and computed columns only."""
         node, kept = query.node, []
         items: list[tuple[Output, str | None]] = []
-        by_alias: dict[str, Node] = {}
+        keys: list[Node] = []
         for index, (output, item) in enumerate(zip(query.outputs, node["select_list"], strict=True)):
             origin = output.origin
-            if origin is not None and origin.base is base and output.same_row:
-                items.append((output, None))
-                by_alias.setdefault(output.name.lower(), item)
-                continue
-            name = f"~{index}"
-            kept.append(named(item, name))
+            is_column = origin is not None and origin.base is base and output.same_row
+            name = None if is_column else f"~{index}"
             items.append((output, name))
-            by_alias.setdefault(output.name.lower(), column(name))
-        ordinals = [column(name) if name else item for (_, name), item in zip(items, node["select_list"], strict=True)]
-        modifiers = [self._outer_modifier(each, scope, by_alias, ordinals) for each in node["modifiers"]]
+            keys.append(originals[index] if output.handle else item if name is None else column(name))
+            if name is not None:
+                kept.append(named(item, name))
+        orders = _OuterOrders(self._question, self._expressions, scope, [output for output, _ in items], keys)
+        modifiers = [
+            {**each, "orders": orders.rewrite(each["orders"])}
+            if each["type"] == "ORDER_MODIFIER"
+            else self._limit(each, scope)
+            for each in node["modifiers"]
+        ]
         if not _is_scan(node, scope) and not query.ordered:
             modifiers.insert(0, _order_modifier(column(ROW)))
         node["modifiers"] = modifiers
         node["select_list"] = [named(column(scope.sources[0].alias, row), ROW), *kept]
         node["~items"] = items
 
-    def _outer_modifier(self, modifier: Node, scope: Scope, by_alias: dict[str, Node], ordinals: list[Node]) -> Node:
-        if modifier["type"] != "ORDER_MODIFIER":
-            return self._limit(modifier, scope)
-        orders = []
-        for order in modifier["orders"]:
-            expression = order["expression"]
-            if expression["class"] == "STAR":
-                orders += [{**order, "expression": named(each, "")} for each in ordinals]
-                continue
-            orders.append({**order, "expression": self._outer_order(expression, scope, by_alias, ordinals)})
-        # rows that are equal in all terms are in the order of the relation, so that an answer is the same everywhere
-        return {**modifier, "orders": [*orders, *_order_modifier(column(ROW))["orders"]]}
 
-    def _outer_order(self, expression: Node, scope: Scope, by_alias: dict[str, Node], ordinals: list[Node]) -> Node:
-        if expression["class"] == "CONSTANT" and expression["literal"]["kind"] == "INTEGER":
-            index = int(expression["literal"]["text"])
-            if not 1 <= index <= len(ordinals):
-                raise self._question.errors.invalid(f"ORDER BY {index}: there are {len(ordinals)} columns", expression)
-            return named(ordinals[index - 1], "")
+@dataclass(frozen=True)
+class _OuterOrders:
+    """ORDER BY of a query that returns indices of rows: its columns are those that the SQL selected."""
+
+    question: Question
+    expressions: Expressions
+    scope: Scope
+    outputs: list[Output]
+    keys: list[Node]
+    """What to order by for each column; not rewritten yet for one whose values are handles."""
+
+    def rewrite(self, orders: list[Node]) -> list[Node]:
+        found = []
+        for order in orders:
+            if order["expression"]["class"] == "STAR":
+                found += [{**order, "expression": self._key(index)} for index in range(len(self.keys))]
+            else:
+                found.append({**order, "expression": self._expression(order["expression"])})
+        # rows that are equal in all terms are in the order of the relation, so that an answer is the same everywhere
+        return [*found, *_order_modifier(column(ROW))["orders"]]
+
+    def _expression(self, expression: Node) -> Node:
+        index = _ordinal(expression)
+        if index is not None:
+            if not 1 <= index <= len(self.keys):
+                raise self.question.errors.invalid(f"ORDER BY {index}: there are {len(self.keys)} columns", expression)
+            return self._key(index - 1)
         if expression["class"] == "COLUMN_REF" and len(expression["column_names"]) == 1:
             name = expression["column_names"][0].lower()
-            if name in scope.aliases and name in by_alias and not self._is_heavy(expression, scope):
-                return named(by_alias[name], "")
-        return self._expressions.rewrite(expression, scope)
+            named_so = [index for index, output in enumerate(self.outputs) if output.name.lower() == name]
+            if name in self.scope.aliases and named_so:
+                return self._key(named_so[0])
+        return self.expressions.rewrite(expression, self.scope)
 
-    def _is_heavy(self, node: Node, scope: Scope) -> bool:
-        found = resolve(self._question, scope, node)
-        origin = found.output.origin if isinstance(found, Resolved) else None
-        return origin is not None and origin.heavy
+    def _key(self, index: int) -> Node:
+        key = self.keys[index]
+        key = self.expressions.rewrite(key, self.scope) if self.outputs[index].handle else key
+        return named(key, "")
+
+
+def _ordinal(expression: Node) -> int | None:
+    """The number of a column."""
+    if expression["class"] == "CONSTANT" and expression["literal"]["kind"] == "INTEGER":
+        return int(expression["literal"]["text"])
+    return None
 
 
 def _joins(node: Node) -> bool:

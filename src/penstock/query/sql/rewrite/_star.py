@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.query.sql._ast import Node, column, expressions, named, star
+from penstock.query.sql._parse import unparse_names
 from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Output, Scope, Source
 
@@ -90,7 +91,11 @@ def _each_column(question: Question, scope: Scope, item: Node, inner: Node) -> I
         for output in outputs:
             if pattern is None or re.search(pattern["literal"]["text"], output.name):
                 reference = column(source.alias, output.name, like=inner)
-                yield _replaced(item, inner, {**reference, "alias": inner.get("alias", "")})
+                found = _replaced(item, inner, {**reference, "alias": inner.get("alias", "")})
+                if item is not inner and not item.get("alias"):
+                    [name] = unparse_names([_replaced(item, inner, column(output.name))])
+                    found = named(found, name)
+                yield found
 
 
 def _replaced(value: Any, old: Node, new: Node) -> Any:
