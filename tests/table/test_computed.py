@@ -87,7 +87,7 @@ def check(batch: dict[str, Any]) -> Iterator[int]:
         yield n
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     chosen=st.lists(st.integers(0, ROWS - 5), min_size=1, max_size=60, unique=True),
     ranks=st.integers(1, 2),
@@ -113,12 +113,13 @@ def test_every_row_comes_once_with_its_own_values(
             seen += check(next(running))
         resumed.load_state_dict(loader.state_dict())
         seen += [n for batch in resumed for n in check(batch)]
-    assert sorted(seen) == sorted(expected)
-    if not shuffle and ranks == 1:
-        assert seen == expected
+    assert set(seen) == set(expected)
+    if ranks == 1:  # several ranks have equally many batches, so that rows repeat at the end
+        assert (sorted(seen), len(seen)) == (sorted(expected), len(expected))
+        assert shuffle or seen == expected
 
 
-@pytest.mark.parametrize("workers", [Workers(2), Workers(2, "process")], ids=str)
+@pytest.mark.parametrize("workers", [Workers(2, "thread"), Workers(2, "process")], ids=str)
 def test_threads_and_processes_read_them(uri: Path, workers: Workers) -> None:
     view = computed_view(penstock.load(uri)._reader, np.arange(150, 10, -3))
     for epoch in range(2):
