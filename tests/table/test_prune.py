@@ -255,6 +255,30 @@ def test_columns_share_files_only_while_they_are_small() -> None:
     assert files(100_000) == [{"flag"}, {"label"}, {"n"}, {"text"}]
 
 
+def test_bounds_hold_after_a_merge_and_for_a_computed_column() -> None:
+    ds = penstock.create("memory://", {"i": SCHEMA["i"], "s": SCHEMA["s"]})
+    ds.append({"i": np.arange(200), "s": [f"{n:03}" for n in range(200)]})
+    ds.commit()
+    other = ds.branches.create("other")
+    other.update([3, 150], {"i": [1000, -7]})
+    other.add_column("twice", compute=lambda batch: batch["i"] * 2)
+    other.append({"i": [5000], "s": ["new"], "twice": [1]})
+    other.commit()
+    ds.update([3, 50], {"s": ["zzz", "+"]})
+    ds.delete([10])
+    ds.commit()
+    ds.merge("other")
+    rows = ds.to_arrow()
+    for question in (
+        *(field("i") == n for n in (1000, -7, 3, 10, 5000)),
+        *(field("s") == text for text in ("zzz", "+", "003", "new")),
+        *(field("twice") == n for n in (2000, -14, 1, 300)),
+        field("i") > 900,
+        field("twice").is_null(),
+    ):
+        assert len(ds[question]) == len(rows.filter(question))
+
+
 def test_row_ids_leave_out_fragments() -> None:
     ds = penstock.create("memory://", {"n": int})
     for start in range(0, 50, 10):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.format._checksum import crc32c
-from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, unpack_bitmap
+from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment
 from penstock.format._layout import corrupt_error, decoding, manifest_key
+from penstock.format._leaf_checks import check_leaf, require
 from penstock.format._sealed import member_names
 from penstock.format._statistics import (
     PAGE_BOUNDS,
@@ -30,7 +30,6 @@ from penstock.types import Buffer, RowRange
 
 MAX_LEVELS = 32
 """With the default of 32 nodes per node, eight levels hold a million million fragments."""
-MAX_FRAGMENT_ROWS = 1 << 31
 _NULLABLE = ("deleted", "low", "high", "bounds")
 _INT64 = range(1 << 63)
 _SINGLE_THREADED = pa.ipc.IpcReadOptions(use_threads=False)
@@ -189,8 +188,8 @@ def decode_manifest(node: Node, data: Buffer, where: str) -> Manifest:
             ends, items = lists.offsets.to_pylist(), lists.values
             nodes = with_statistics(nodes, [items.slice(a, b - a) for a, b in pairwise(ends)])
         for name in ("fragments", "rows", "live", "bytes"):
-            _require(sum(getattr(child, name) for child in nodes) == getattr(node, name), f"{name} of its children")
-        _require(
+            require(sum(getattr(child, name) for child in nodes) == getattr(node, name), f"{name} of its children")
+        require(
             all(node.first_id <= child.first_id and child.end_id <= node.end_id for child in nodes), "their row ids"
         )
         return Manifest(node.level, nodes=nodes)
@@ -204,9 +203,9 @@ def decode_nodes(columns: Mapping[str, Sequence[Any]], *, below: int = MAX_LEVEL
     found = tuple(Node(*row) for row in zip(*(columns[name] for name in NODE_MEMBERS), strict=True))
     for node in found:
         id, *numbers = (getattr(node, name) for name in NODE_MEMBERS)
-        _require(type(id) is str and all(type(number) is int and number in _INT64 for number in numbers), "a node")
-        _require(node.level < below, "the level of a node")
-        _require(node.length > 0 and node.fragments > 0 and node.live <= node.rows, "the totals of a node")
+        require(type(id) is str and all(type(number) is int and number in _INT64 for number in numbers), "a node")
+        require(node.level < below, "the level of a node")
+        require(node.length > 0 and node.fragments > 0 and node.live <= node.rows, "the totals of a node")
     return found
 
 
@@ -232,7 +231,9 @@ def open_manifest(node: Node, data: Buffer, where: str) -> pa.RecordBatch:
         batch.validate(full=True)
         batch = _as_schema(batch, _inner_schema(batch) if node.level else LEAF_SCHEMA)
         if not node.level:
-            check_leaf(node, batch)
+            ids = RowRange(node.first_id, node.end_id)
+            totals = {name: getattr(node, name) for name in ("fragments", "rows", "live", "bytes")}
+            check_leaf(batch, row_ids=ids, **totals)
         return batch
 
 
@@ -258,103 +259,12 @@ def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _require_values(array: pa.Array, name: str) -> None:
     """Raise `ValueError` for a null that the format does not allow."""
-    _require(array.null_count == 0 or name in _NULLABLE, f"a null in {name}")
+    require(array.null_count == 0 or name in _NULLABLE, f"a null in {name}")
     if pa.types.is_list(array.type):
         _require_values(array.flatten(), name)
     elif pa.types.is_struct(array.type):
         for index, member in enumerate(array.type):
             _require_values(array.field(index), member.name)
-
-
-def check_leaf(node: Node, batch: pa.RecordBatch) -> None:
-    """Raise `ValueError` unless a leaf agrees with its parent and with itself: every index stays in its array."""
-    rows, live = np.asarray(batch.column("rows")), np.asarray(batch.column("live"))
-    _require(bool((rows >= 1).all() and (rows <= MAX_FRAGMENT_ROWS).all()), "the rows of a fragment")
-    _require(len(rows) == node.fragments and int(rows.sum()) == node.rows, "its totals")
-    _require(int(live.sum()) == node.live, "its live rows")
-    for row, deleted in enumerate(batch.column("deleted").to_pylist()):
-        _require(not deleted or len(deleted) == -(-int(rows[row]) // 8), "the deleted rows of a fragment")
-        count = int(unpack_bitmap(deleted, int(rows[row])).sum()) if deleted else 0
-        _require(int(live[row]) == int(rows[row]) - count, "the live rows of a fragment")
-    runs = batch.column("row_ids")
-    starts, ends = (np.asarray(runs.flatten().field(name)) for name in ("start", "end"))
-    _require(bool((starts >= node.first_id).all() and (ends <= node.end_id).all()), "row ids")
-    _require(bool((starts <= ends).all() and (ends - starts <= MAX_FRAGMENT_ROWS).all()), "a range of row ids")
-    _require(bool((_sums(ends - starts, _lengths(runs)) == rows).all()), "the number of row ids")
-    _check_files(node, batch.column("files"), rows)
-
-
-def _check_files(node: Node, column: pa.ListArray, fragment_rows: npt.NDArray[np.int64]) -> None:
-    files, owner = column.flatten(), np.repeat(np.arange(len(column)), _lengths(column))
-
-    def numbers(name: str) -> npt.NDArray[Any]:
-        return np.asarray(files.field(name))
-
-    def items(name: str) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-        return files.field(name).flatten(), _lengths(files.field(name))
-
-    length, row_start, rows = numbers("length"), numbers("row_start"), numbers("rows")
-    blobs, _ = items("blobs")
-    _require(bool((length >= 0).all()) and bool((np.asarray(blobs.field("length")) >= 0).all()), "a length")
-    stored_bytes = sum(length.tolist()) + sum(blobs.field("length").to_pylist())
-    _require(stored_bytes == node.bytes, "its bytes")
-    _require(bool((row_start >= 0).all() and (rows >= 1).all()), "the rows of a file")
-    _require(bool((rows <= fragment_rows[owner]).all()), "the rows of a file")
-    _require(bool((row_start <= fragment_rows[owner] - rows).all()), "the rows of a file")
-    fields, columns = items("fields")
-    (page_rows, pages), (offsets, bounds) = items("page_rows"), items("page_offsets")
-    (_, crc_counts), (starts, start_counts) = items("page_crcs"), items("value_starts")
-    _require(bool((columns >= 1).all() and (pages >= 1).all() and (bounds == pages + 1).all()), "the pages of a file")
-    _require(bool((crc_counts == pages).all() and (start_counts == pages * columns).all()), "the pages of a file")
-    _require(bool((np.asarray(page_rows) >= 1).all() and (_sums(page_rows, pages) == rows).all()), "the rows of a page")
-    first, last = np.cumsum(bounds) - bounds, np.cumsum(bounds) - 1
-    at = np.asarray(offsets)
-    _require(bool((at[first] >= 0).all() and (at[last] <= length).all()), "the offset of a page")
-    sizes = np.delete(np.diff(at), last[:-1])
-    _require(bool((sizes > 0).all()), "the offset of a page")
-    inside = np.asarray(starts)
-    _require(bool((inside >= -1).all() and (inside < np.repeat(sizes, np.repeat(columns, pages))).all()), "the values")
-    of_file = np.repeat(np.arange(len(files)), columns)
-    _check_coverage(owner[of_file], np.asarray(fields), row_start[of_file], rows[of_file], fragment_rows)
-    changed, changes = items("changed")
-    bitmaps = pc.binary_length(changed.field("rows")).to_numpy()
-    _require(
-        bool(((bitmaps == 0) | (bitmaps == -(-np.repeat(rows, changes) // 8))).all()), "the changed rows of a file"
-    )
-
-
-def _check_coverage(
-    owner: npt.NDArray[np.int64],
-    fields: npt.NDArray[np.int64],
-    row_start: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    fragment_rows: npt.NDArray[np.int64],
-) -> None:
-    """Raise `ValueError` unless the files of each field cover all rows of their fragment once."""
-    order = np.lexsort((row_start, fields, owner))
-    owner, fields, row_start, rows = owner[order], fields[order], row_start[order], rows[order]
-    new = np.ones(len(order) + 1, bool)
-    new[1:-1] = (np.diff(owner) != 0) | (np.diff(fields) != 0)
-    expected = np.where(new[:-1], 0, np.roll(row_start + rows, 1))
-    complete = ~new[1:] | (row_start + rows == fragment_rows[owner])
-    _require(bool((row_start == expected).all() and complete.all()), "the rows that the files of a column cover")
-
-
-def _lengths(lists: pa.ListArray) -> npt.NDArray[np.int64]:
-    """The number of items of each list."""
-    return np.diff(np.asarray(lists.offsets)).astype(np.int64)
-
-
-def _sums(values: Any, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The sum of the items of each list, given all items and the number in each."""
-    totals = np.concatenate([[0], np.cumsum(np.asarray(values), dtype=np.int64)])
-    ends = np.cumsum(lengths)
-    return np.asarray(totals[ends] - totals[ends - lengths], np.int64)
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{what} cannot be right")
 
 
 def _members(value: Any) -> dict[str, Any]:

@@ -198,7 +198,8 @@ class FragmentWriter:
             if last < rows and sizes[-last:].sum() < _MIN_FILE_FILL * group.file_bytes:
                 rows -= last
         for fields in group.parts:
-            part = {id: array.slice(0, rows) for id, array in arrays.items() if any(abs(id) == f.id for f in fields)}
+            ids = [id for known in fields for id in (known.id, -known.id) if id in arrays]
+            part = {id: arrays[id].slice(0, rows) for id in ids}
             self._pending += write_columns(self._files, fields, part, row_start=group.next_row)
         group.next_row += rows
         rest = {id: array.slice(rows) for id, array in arrays.items()}
