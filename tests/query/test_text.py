@@ -283,6 +283,22 @@ def hostile_pages(table: PagedTable, name: str) -> list[pa.RecordBatch]:
     return found
 
 
+def test_a_page_that_ends_before_its_rows_is_corrupt() -> None:
+    store = memory_store()
+    ds = new_table(store, new_rows(np.random.default_rng(5), 40))
+    ds.create_index("caption", kind="text")
+    index = open_index(ds._reader, ds.schema["caption"], "text")
+    assert index is not None
+    table = index.segments[0].tables["postings"]
+    data = b"\xff\xff\xff\xff\0\0\0\0"  # the end of an Arrow stream
+    hostile = PagedTable(store, lambda _: "hostile", table.ref, table._layout)
+    places = {"offset": [0], "length": [len(data)], "crc": [crc32c(data)]}
+    hostile.directory = pa.table(table.directory.to_pydict() | places, schema=table.directory.schema)
+    store.put("hostile", data)
+    with pytest.raises(CorruptError, match="has no rows"):
+        hostile.read([0])
+
+
 @pytest.mark.parametrize("name", ["postings", "positions", "lengths"])
 def test_hostile_pages_with_valid_checksums_are_corrupt(name: str) -> None:
     store = memory_store()

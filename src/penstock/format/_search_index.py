@@ -19,6 +19,7 @@ from penstock.format._layout import corrupt_error, decoding, new_id, search_inde
 from penstock.format._sealed import from_json, load_json
 from penstock.types import Buffer, ByteRange, RowRange
 
+_SINGLE_THREADED = pa.ipc.IpcReadOptions(use_threads=False)
 _MAGIC_BYTES = 8
 _COVERED_SCHEMA = pa.schema([("file", pa.string()), ("starts", pa.list_(pa.int64())), ("ends", pa.list_(pa.int64()))])
 _PAGE_COLUMNS = (
@@ -220,12 +221,20 @@ def check_directory(table: pa.Table, objects: Sequence[IndexObject], where: str)
         raise corrupt_error(where, "a page lies outside its object")
 
 
-def decode_index_page(data: Buffer, schema: pa.Schema, rows: int, crc: int, where: str) -> pa.RecordBatch:
+def decode_index_page(
+    data: Buffer, schema: pa.Schema, rows: int, crc: int, where: str, *, is_compressed: bool
+) -> pa.RecordBatch:
     """Verify and decode a page; uncompressed arrays are views of it. Raises `CorruptError`."""
     if crc32c(data) != crc:
         raise corrupt_error(where, "its checksum does not match the directory")
     with decoding(where):
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+        if is_compressed:  # a page is small: threads cost more than they save
+            stream = pa.py_buffer(b"".join([schema.serialize(), data]))
+            batch = next(pa.ipc.open_stream(stream, options=_SINGLE_THREADED), None)
+            if batch is None:
+                raise CorruptError(f"{where} has no rows and not {rows}")
+        else:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
         batch.validate(full=True)
         if len(batch) != rows:
             raise CorruptError(f"{where} has {len(batch)} rows and not {rows}")

@@ -196,7 +196,8 @@ class PagedTable:
     def _decode(self, page: int, data: memoryview) -> pa.RecordBatch:
         key = self._key_of(self.ref.objects[self._places["object"][page]].id)
         rows, crc = self._places["rows"][page], self._places["crc"][page]
-        return decode_index_page(data, self.schema, rows, crc, f"page {page} of {self._store.uri}/{key}")
+        is_compressed, where = self._layout.compression is not None, f"page {page} of {self._store.uri}/{key}"
+        return decode_index_page(data, self.schema, rows, crc, where, is_compressed=is_compressed)
 
 
 def read_pages_of(reads: Sequence[PageRead]) -> list[list[pa.RecordBatch]]:

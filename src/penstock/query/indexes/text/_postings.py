@@ -20,6 +20,7 @@ MAX_BLOCK = 1 << 16
 _LARGEST = 1 << 46
 """Of the numbers of a block, whose sum is then an int64."""
 
+_FEW = 1 << 12
 _WIDTHS = {0, 1, 2, 4, 8}
 _DTYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 
@@ -181,6 +182,8 @@ def decode_blocks(entries: pa.RecordBatch, where: str) -> tuple[Int64Array, Post
     Lengths of `LENGTHS` are one more than those of the rows, so that they are positive.
     """
     counts = block_counts(entries, where)
+    if len(entries) == 1 and counts[0] < _FEW:
+        return counts, _decode_block(entries, int(counts[0]), where)
     steps = unpack_numbers(entries.column("rows"), counts, where)
     starts = run_starts(counts)[:-1]
     first = _numbers(entries, "first")
@@ -194,6 +197,27 @@ def decode_blocks(entries: pa.RecordBatch, where: str) -> tuple[Int64Array, Post
     if (found > lengths).any():
         raise CorruptError(f"{where}: a row has a word more often than it has words")
     return counts, Postings(rows, found, lengths)
+
+
+def _decode_block(entries: pa.RecordBatch, count: int, where: str) -> Postings:
+    """As `decode_blocks` for a word with one small block, as most words have, in fewer steps."""
+    values: dict[str, Numbers] = {}
+    for name in ("rows", "counts", "lengths"):
+        data = entries.column(name)[0].as_buffer() if name in entries.schema.names else b""
+        width, rest = divmod(len(data), count)
+        if rest or width not in _WIDTHS:
+            raise CorruptError(f"{where}: a block has a number of bytes that does not fit its count")
+        values[name] = np.frombuffer(data, _DTYPES[width]) if width else np.ones(count, np.uint8)
+        if not values[name].all() or (width == 8 and values[name].max() > _LARGEST):
+            raise CorruptError(f"{where}: a block has an impossible number")
+    rows = np.cumsum(values["rows"], dtype=np.int64)
+    first = entries.column("first")[0].as_py()
+    rows += first - rows[0]
+    if first < 0 or rows[-1] < 0:
+        raise CorruptError(f"{where}: a block has an impossible row id")
+    if (values["counts"] > values["lengths"]).any():
+        raise CorruptError(f"{where}: a row has a word more often than it has words")
+    return Postings(rows, values["counts"], values["lengths"])
 
 
 def block_counts(entries: pa.RecordBatch, where: str) -> Int64Array:
