@@ -2,10 +2,9 @@
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock, local
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from penstock.query.indexes import vector_kind
 from penstock.query.search._metrics import VectorQuery, best, inner_products, squared_norms
 from penstock.query.search._scores import Float32Array, Ranked
 from penstock.storage import Prefetch, read_ahead
-from penstock.table import FragmentRows, Int64Array, Pages, Reader, dense_runs, fetch_pages, gather, gather_dense
+from penstock.table import FragmentRows, Int64Array, Pages, Reader, dense_runs, fetch_pages, gather
 from penstock.types import ByteRange
 
 T = TypeVar("T")
@@ -143,25 +142,20 @@ def _read_ahead(reader: Reader, read: Callable[[Block], T], tasks: Iterator[Bloc
 
 
 def _score(reader: Reader, field: Field, query: VectorQuery, block: Block) -> Float32Array:
-    pieces = _dense_pieces(reader, field, block)
-    if pieces is not None:
-
-        def read_again(rows: Int64Array) -> npt.NDArray[Any]:
-            found = reader.raw_columns([field], [block.positions[rows]])[0][field.name].dense
-            assert found is not None
-            return found
-
-        with suppress(CorruptError):  # perhaps damaged in transit: read again, which names the page if it is damaged
-            return _score_pieces(field, query, block, pieces, read_again)
+    try:
+        pieces = _dense_pieces(reader, field, block)
+        if pieces is not None:
+            return _score_pieces(field, query, block, pieces)
+    except CorruptError:  # perhaps damaged in transit: read again, which names the page if it is damaged
+        pass
     with reader.missing_as_corrupt():
         pages = fetch_pages(reader.store, [block.selected], [field.id], max_workers=1)
-    values = gather_dense(field, [block.selected], pages)
-    if values is not None:
-        return _score_pieces(field, query, block, [values[None]], lambda rows: values[rows])
+    runs = dense_runs(field, block.selected, pages)
+    if runs is not None:
+        return _score_pieces(field, query, block, runs)
     array = gather(reader.snapshot.schema, field, [block.selected], pages, as_arrow=True).array
     assert array is not None
-    parsed = vector_kind(field).view(array)
-    scores = _score_pieces(field, query, block, [parsed[None]], lambda rows: parsed[rows])
+    scores = _score_pieces(field, query, block, [vector_kind(field).view(array)[None]])
     if array.null_count:
         scores[~np.asarray(array.is_valid())] = np.nan
     return scores
@@ -170,72 +164,63 @@ def _score(reader: Reader, field: Field, query: VectorQuery, block: Block) -> Fl
 def _dense_pieces(reader: Reader, field: Field, block: Block) -> Iterator[npt.NDArray[Any]] | None:
     """The values of a block of whole dense pages, a few pages at a time; None for another block.
 
-    A piece is verified one moment before it is scored, so that the processor's cache still has it; on a local store
-    each piece is read into the memory of the one before it, which costs less than to map pages of the file.
+    Pages are verified one moment before they are scored, so that the processor's cache still has them.
     """
     file, rows = block.file, block.selected.contiguous
     if file is None or rows is None or file.dense_row_bytes != field.fixed_row_bytes:
         return None
     first = bisect_right(file.row_ends, rows.start - file.row_start)
     end = bisect_left(file.row_ends, rows.stop - file.row_start) + 1
-    return _read_pieces(reader, field, block, file, range(first, end))
+    with reader.missing_as_corrupt():
+        whole = ByteRange(file.offsets[first], file.offsets[end])
+        data = next(iter(reader.store.get_parts(file.key, [whole])))
+    pages = Pages()
+    pages.add(file, first, data)
+    runs = dense_runs(field, block.selected, pages)
+    return None if runs is None else _verified(file, first, data, runs)
 
 
-def _read_pieces(
-    reader: Reader, field: Field, block: Block, file: DataFile, pages: range
+def _verified(
+    file: DataFile, page: int, data: memoryview, runs: Sequence[npt.NDArray[Any]]
 ) -> Iterator[npt.NDArray[Any]]:
-    offsets, crcs, rows = file.offsets, file.page_crcs.tolist(), block.selected.rows
-    whole, start = memoryview(b""), offsets[pages.start]
-    if not reader.store.is_local:
-        with reader.missing_as_corrupt():
-            whole = reader.store.get(file.key, byte_range=ByteRange(start, offsets[pages.stop]))
-    count, done = max(1, _PIECE_BYTES * len(crcs) // max(1, offsets[-1] - offsets[0])), 0
-    for first in pages[::count]:
-        end = min(first + count, pages.stop)
-        if reader.store.is_local:
-            data = _buffer(offsets[end] - offsets[first])
-            with reader.missing_as_corrupt():
-                reader.store.read_into(file.key, offsets[first], [data])
-        else:
-            data = whole[offsets[first] - start : offsets[end] - start]
-        for page in range(first, end):
-            if crc32c(data[offsets[page] - offsets[first] : offsets[page + 1] - offsets[first]]) != crcs[page]:
-                raise CorruptError(f"the checksum of page {page} of {file.key} does not match")
-        stop = min(len(rows), file.row_start + file.row_ends[end - 1] - int(rows[0]))
-        held = Pages()
-        held.add(file, first, data)
-        yield from dense_runs(field, FragmentRows(block.selected.fragment, rows[done:stop]), held) or ()
-        done = stop
+    offsets, crcs, start = file.offsets, file.page_crcs.tolist(), file.offsets[page]
+    count = max(1, _PIECE_BYTES * len(crcs) // max(1, offsets[-1] - offsets[0]))
+    for run in runs:
+        for first in range(0, len(run), count):
+            piece = run[first : first + count]
+            for _ in range(len(piece)):
+                if crc32c(data[offsets[page] - start : offsets[page + 1] - start]) != crcs[page]:
+                    raise CorruptError(f"the checksum of page {page} of {file.key} does not match")
+                page += 1
+            yield piece
 
 
-_buffers = local()
-
-
-def _buffer(size: int) -> memoryview:
-    """The memory that this thread reads pieces into."""
-    if len(getattr(_buffers, "data", b"")) < size:
-        _buffers.data = bytearray(size)
-    return memoryview(_buffers.data)[:size]
-
-
-def _score_pieces(
-    field: Field,
-    query: VectorQuery,
-    block: Block,
-    pieces: Iterable[npt.NDArray[Any]],
-    rows_at: Callable[[Int64Array], npt.NDArray[Any]],
-) -> Float32Array:
-    """Scores of a block whose values come in pieces of shape [pages, rows, length]; `rows_at` gives rows by index."""
-    products, done = np.empty(len(block.selected.rows), query.vector.dtype), 0
+def _score_pieces(field: Field, query: VectorQuery, block: Block, pieces: Iterable[npt.NDArray[Any]]) -> Float32Array:
+    """Scores of a block whose values come in pieces of shape [pages, rows, length]."""
+    count, done = len(block.selected.rows), 0
+    products = np.empty(count, query.vector.dtype)
     squares, known = _known_squares(field, block) if query.needs_norms else (None, True)
+    seen: list[npt.NDArray[Any]] = []
+    ends: list[int] = []
     for piece in pieces:
         values, part = query.as_floats(piece), slice(done, done + piece.shape[0] * piece.shape[1])
         products[part] = inner_products(values, query.vector)
         if squares is not None and not known:
             squares[part] = squared_norms(values)
+        seen.append(piece)
+        ends.append(part.stop)
         done = part.stop
     if squares is not None and not known:
         _keep_squares(field, block, squares)
+
+    def rows_at(rows: Int64Array) -> npt.NDArray[Any]:
+        found = np.empty((len(rows), seen[0].shape[-1]), seen[0].dtype)
+        pieces_of = np.searchsorted(ends, rows, side="right")
+        for number in np.unique(pieces_of).tolist():
+            mine, start = pieces_of == number, ends[number - 1] if number else 0
+            found[mine] = seen[number].reshape(-1, found.shape[1])[rows[mine] - start]
+        return found
+
     return query.scores(products, squares, rows_at)
 
 
