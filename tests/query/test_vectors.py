@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Column, Dataset, Embedding, Tensor, Text
-from penstock.errors import InvalidInputError
+from penstock.errors import CorruptError, InvalidInputError
 from penstock.query.search import VectorScores
 from penstock.storage import open_store
 from penstock.table import Int64Array
@@ -123,6 +123,23 @@ def test_pages_without_an_allowed_row_are_not_read() -> None:
     assert store.requests.total() == 2
     assert store.bytes.total() < 150_000
     assert scores.top(3, allowed=np.zeros(0, np.int64), exact=True).positions.tolist() == []
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_damaged_page_is_named(remote: bool) -> None:
+    memory = open_store("memory://")
+    store = CountingStore(memory) if remote else memory
+    ds = penstock.create(store, {"v": Column(Embedding(4), page_bytes=4096)})
+    ds.append({"v": np.ones((2000, 4), np.float32)})
+    ds.commit()
+    [file] = next(iter(ds._reader.tree.fragments(ds._reader.snapshot.nodes))).files_of(ds.schema["v"].id)
+    data = bytearray(memory.get(file.key))
+    data[file.offsets[3] - 1] ^= 1
+    memory.put(file.key, bytes(data))
+    scores = scores_of(ds, np.ones(4), "cosine")
+    with pytest.raises(CorruptError, match="page 2"):
+        scores.top(5, allowed=None, exact=True)
+    assert len(scores.top(5, allowed=np.arange(1500, 1800), exact=True).positions) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Similarity of vectors: cosine, Euclidean distance and inner product, computed in blocks with BLAS."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -73,10 +73,17 @@ class VectorQuery:
         """Rows in the dtype of the query; a view if they have it."""
         return values.astype(self.vector.dtype, copy=False)
 
-    def scores(self, values: FloatArray, squares: npt.NDArray[np.float32] | None) -> Float32Array:
-        """Scores of rows: an array of shape [..., length], and their `squared_norms` if the metric needs them."""
+    def scores(
+        self,
+        products: FloatArray,
+        squares: npt.NDArray[np.float32] | None,
+        rows_at: Callable[[Int64Array], npt.NDArray[Any]],
+    ) -> Float32Array:
+        """Scores of rows from their `inner_products` with the query, and their `squared_norms` if it needs them.
+
+        Rows that lose digits in float32 are scored again in float64; `rows_at` gives them by index.
+        """
         with np.errstate(all="ignore"):
-            products = inner_products(values, self.vector)
             if squares is None:
                 found, doubtful = products, ~np.isfinite(products)
             elif self.metric == "cosine":
@@ -92,11 +99,9 @@ class VectorQuery:
                 np.sqrt(found, out=found)
             scores: Float32Array = found.astype(np.float32, copy=False)
             rows = np.flatnonzero(doubtful)
-            if len(rows):
-                flat = values.reshape(-1, values.shape[-1])
-                for start in range(0, len(rows), _WIDE_ROWS):
-                    some = rows[start : start + _WIDE_ROWS]
-                    scores[some] = self._scores_in_float64(flat[some].astype(np.float64))
+            for start in range(0, len(rows), _WIDE_ROWS):
+                some = rows[start : start + _WIDE_ROWS]
+                scores[some] = self._scores_in_float64(rows_at(some).astype(np.float64))
         return scores
 
     def _scores_in_float64(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,25 +1,29 @@
 """Exact scores of vectors: pages are read ahead in threads, and each thread scores what it has read."""
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.format import DataFile, Field, Fragment
+from penstock.errors import CorruptError
+from penstock.format import DataFile, Field, Fragment, crc32c
 from penstock.query.indexes import vector_kind
-from penstock.query.search._metrics import FloatArray, VectorQuery, best, squared_norms
+from penstock.query.search._metrics import VectorQuery, best, inner_products, squared_norms
 from penstock.query.search._scores import Float32Array, Ranked
 from penstock.storage import Prefetch, read_ahead
-from penstock.table import FragmentRows, Int64Array, Reader, dense_runs, fetch_pages, gather
+from penstock.table import FragmentRows, Int64Array, Pages, Reader, dense_runs, fetch_pages, gather
+from penstock.types import ByteRange
 
 T = TypeVar("T")
 
 _BLOCK_BYTES = 16 << 20
 _FEW_ROWS = 128
+_PIECE_BYTES = 1 << 20
 _LOCAL_PREFETCH = Prefetch(2, 64 << 20)
 _REMOTE_PREFETCH = Prefetch(16, 64 << 20)
 _CACHED_NORM_BYTES = 64 << 20
@@ -67,8 +71,10 @@ def scan_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int
 def _few_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int64Array) -> Float32Array:
     """`scan_scores` without threads that read ahead."""
     raw = reader.raw_columns([field], [positions])[0][field.name]
-    values = query.as_floats(vector_kind(field).view(raw.array) if raw.dense is None else raw.dense)
-    scores = query.scores(values, squared_norms(values) if query.needs_norms else None)
+    rows = vector_kind(field).view(raw.array) if raw.dense is None else raw.dense
+    values = query.as_floats(rows)
+    squares = squared_norms(values) if query.needs_norms else None
+    scores = query.scores(inner_products(values, query.vector), squares, lambda some: rows[some])
     if raw.array is not None and raw.array.null_count:
         scores[~np.asarray(raw.array.is_valid())] = np.nan
     return scores
@@ -136,26 +142,86 @@ def _read_ahead(reader: Reader, read: Callable[[Block], T], tasks: Iterator[Bloc
 
 
 def _score(reader: Reader, field: Field, query: VectorQuery, block: Block) -> Float32Array:
-    selected = block.selected
+    try:
+        pieces = _dense_pieces(reader, field, block)
+        if pieces is not None:
+            return _score_pieces(field, query, block, pieces)
+    except CorruptError:  # perhaps damaged in transit: read again, which names the page if it is damaged
+        pass
     with reader.missing_as_corrupt():
-        pages = fetch_pages(reader.store, [selected], [field.id], max_workers=1)
-    runs = dense_runs(field, selected, pages)
-    valid: npt.NDArray[np.bool_] | None = None
-    if runs is None:
-        array = gather(reader.snapshot.schema, field, [selected], pages, as_arrow=True).array
-        assert array is not None
-        runs = [vector_kind(field).view(array)[None]]
-        valid = np.asarray(array.is_valid()) if array.null_count else None
-    values = [query.as_floats(run) for run in runs]
-    squares = _squares(field, block, values) if query.needs_norms else None
-    scores, done = np.empty(len(selected.rows), np.float32), 0
-    for run in values:
-        part = slice(done, done + run.shape[0] * run.shape[1])
-        scores[part] = query.scores(run, None if squares is None else squares[part])
-        done = part.stop
-    if valid is not None:
-        scores[~valid] = np.nan
+        pages = fetch_pages(reader.store, [block.selected], [field.id], max_workers=1)
+    runs = dense_runs(field, block.selected, pages)
+    if runs is not None:
+        return _score_pieces(field, query, block, runs)
+    array = gather(reader.snapshot.schema, field, [block.selected], pages, as_arrow=True).array
+    assert array is not None
+    scores = _score_pieces(field, query, block, [vector_kind(field).view(array)[None]])
+    if array.null_count:
+        scores[~np.asarray(array.is_valid())] = np.nan
     return scores
+
+
+def _dense_pieces(reader: Reader, field: Field, block: Block) -> Iterator[npt.NDArray[Any]] | None:
+    """The values of a block of whole dense pages, a few pages at a time; None for another block.
+
+    Pages are verified one moment before they are scored, so that the processor's cache still has them.
+    """
+    file, rows = block.file, block.selected.contiguous
+    if file is None or rows is None or file.dense_row_bytes != field.fixed_row_bytes:
+        return None
+    first = bisect_right(file.row_ends, rows.start - file.row_start)
+    end = bisect_left(file.row_ends, rows.stop - file.row_start) + 1
+    with reader.missing_as_corrupt():
+        whole = ByteRange(file.offsets[first], file.offsets[end])
+        data = next(iter(reader.store.get_parts(file.key, [whole])))
+    pages = Pages()
+    pages.add(file, first, data)
+    runs = dense_runs(field, block.selected, pages)
+    return None if runs is None else _verified(file, first, data, runs)
+
+
+def _verified(
+    file: DataFile, page: int, data: memoryview, runs: Sequence[npt.NDArray[Any]]
+) -> Iterator[npt.NDArray[Any]]:
+    offsets, crcs, start = file.offsets, file.page_crcs.tolist(), file.offsets[page]
+    count = max(1, _PIECE_BYTES * len(crcs) // max(1, offsets[-1] - offsets[0]))
+    for run in runs:
+        for first in range(0, len(run), count):
+            piece = run[first : first + count]
+            for _ in range(len(piece)):
+                if crc32c(data[offsets[page] - start : offsets[page + 1] - start]) != crcs[page]:
+                    raise CorruptError(f"the checksum of page {page} of {file.key} does not match")
+                page += 1
+            yield piece
+
+
+def _score_pieces(field: Field, query: VectorQuery, block: Block, pieces: Iterable[npt.NDArray[Any]]) -> Float32Array:
+    """Scores of a block whose values come in pieces of shape [pages, rows, length]."""
+    count, done = len(block.selected.rows), 0
+    products = np.empty(count, query.vector.dtype)
+    squares, known = _known_squares(field, block) if query.needs_norms else (None, True)
+    seen: list[npt.NDArray[Any]] = []
+    ends: list[int] = []
+    for piece in pieces:
+        values, part = query.as_floats(piece), slice(done, done + piece.shape[0] * piece.shape[1])
+        products[part] = inner_products(values, query.vector)
+        if squares is not None and not known:
+            squares[part] = squared_norms(values)
+        seen.append(piece)
+        ends.append(part.stop)
+        done = part.stop
+    if squares is not None and not known:
+        _keep_squares(field, block, squares)
+
+    def rows_at(rows: Int64Array) -> npt.NDArray[Any]:
+        found = np.empty((len(rows), seen[0].shape[-1]), seen[0].dtype)
+        pieces_of = np.searchsorted(ends, rows, side="right")
+        for number in np.unique(pieces_of).tolist():
+            mine, start = pieces_of == number, ends[number - 1] if number else 0
+            found[mine] = seen[number].reshape(-1, found.shape[1])[rows[mine] - start]
+        return found
+
+    return query.scores(products, squares, rows_at)
 
 
 class _Norms:
@@ -181,14 +247,20 @@ class _Norms:
 _NORMS = _Norms()
 
 
-def _squares(field: Field, block: Block, runs: Sequence[FloatArray]) -> npt.NDArray[np.float32]:
-    """The squared norms of a block's rows."""
+def _known_squares(field: Field, block: Block) -> tuple[npt.NDArray[np.float32], bool]:
+    """The squared norms of a block's rows if an earlier query computed them, and whether it did."""
     if block.file is None:
-        return np.concatenate([squared_norms(run) for run in runs])
-    known, rows = _NORMS.of_file(block.file, field), block.selected.rows - block.file.row_start
-    inside = rows if block.selected.contiguous is None else slice(int(rows[0]), int(rows[-1]) + 1)
-    squares = known[inside]
-    if np.isnan(squares).any():
-        squares = np.concatenate([squared_norms(run) for run in runs])
-        known[inside] = squares
-    return squares
+        return np.empty(len(block.selected.rows), np.float32), False
+    squares = _NORMS.of_file(block.file, field)[_rows_in_file(block)]
+    return squares.copy(), not np.isnan(squares).any()
+
+
+def _keep_squares(field: Field, block: Block, squares: npt.NDArray[np.float32]) -> None:
+    if block.file is not None:
+        _NORMS.of_file(block.file, field)[_rows_in_file(block)] = squares
+
+
+def _rows_in_file(block: Block) -> slice | Int64Array:
+    assert block.file is not None
+    rows = block.selected.rows - block.file.row_start
+    return rows if block.selected.contiguous is None else slice(int(rows[0]), int(rows[-1]) + 1)
