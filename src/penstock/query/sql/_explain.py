@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from penstock.errors import escape_controls
 from penstock.query.scan import Relation, ScanTrace, TableScan
-from penstock.query.sql._connection import QueryLimits
+from penstock.query.sql._connection import QueryLimits, RunOptions
 from penstock.query.sql._errors import translated
 from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
-from penstock.query.sql._run import RunOptions, answer, prepare
+from penstock.query.sql._run import answer, prepare
 from penstock.query.sql._topk import top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question
