@@ -52,7 +52,7 @@ from penstock.format.kinds import (
 from penstock.history import VacuumResult
 from penstock.ingest import ImageCost, IngestOptions, IngestProgress, Reject
 from penstock.plan import Shuffle, ShuffleQuality
-from penstock.query import Udf, udf
+from penstock.query import Explanation, IndexInfo, RelationPlan, Udf, udf
 from penstock.storage import RetryPolicy
 from penstock.table import Conflict, VerifyReport
 
@@ -72,10 +72,12 @@ __all__ = [
     "DeviceOptions",
     "Dtype",
     "Embedding",
+    "Explanation",
     "Field",
     "Image",
     "ImageCost",
     "ImageTransform",
+    "IndexInfo",
     "IngestOptions",
     "IngestProgress",
     "IngestResult",
@@ -91,6 +93,7 @@ __all__ = [
     "Mixture",
     "Points",
     "Reject",
+    "RelationPlan",
     "RetryPolicy",
     "SampleView",
     "SavedView",

@@ -16,6 +16,11 @@ COMMANDS: list[list[str]] = [
     ["sync", ADDRESS],
     ["info", ADDRESS],
     ["head", ADDRESS],
+    ["query", ADDRESS, "SELECT count(*) FROM ds"],
+    ["search", ADDRESS, "--text", "red"],
+    ["index", "create", ADDRESS, "words", "--kind", "text"],
+    ["index", "list", ADDRESS],
+    ["index", "drop", ADDRESS, "x_scalar"],
     ["log", ADDRESS],
     ["diff", ADDRESS, "0"],
     ["checkout", ADDRESS, "1"],
@@ -43,9 +48,10 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("PENSTOCK_STORAGE", raising=False)
     source = tmp_path / "source"
     source.mkdir()
-    (source / "a.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+    (source / "a.jsonl").write_text('{"x": 1, "words": "red"}\n{"x": 2, "words": "blue"}\n')
     penstock.ingest(source, ADDRESS)
     dataset = penstock.load(ADDRESS)
+    dataset.create_index("x", "scalar")
     dataset.branches.create("other")
     dataset.tags.create("v1")
     return source
@@ -58,11 +64,13 @@ def test_a_command_accepts_an_address(run: RunCommand, source: Path, words: list
 
 
 def test_every_command_is_tested() -> None:
-    assert {words[0] for words in COMMANDS} == {command.name for command in app.registered_commands}
+    assert {words[0] for words in COMMANDS} == {
+        command.name for command in (*app.registered_commands, *app.registered_groups)
+    }
 
 
-@pytest.mark.parametrize("command", ["info", "branch", "tag", "doctor", "verify"])
+@pytest.mark.parametrize("command", ["info", "branch", "tag", "doctor", "verify", "index list"])
 def test_an_unknown_address_fails(run: RunCommand, source: Path, command: str) -> None:
-    result = run(command, "penstock://org/tabel")
+    result = run(*command.split(), "penstock://org/tabel")
     assert (result.code, result.out) == (1, "")
     assert "penstock://org/table" in result.err  # the closest name

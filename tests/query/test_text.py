@@ -14,7 +14,9 @@ from penstock.format import crc32c, new_id
 from penstock.query import TextScores
 from penstock.query.indexes import PagedTable, open_index
 from penstock.query.indexes._kinds import KINDS
-from penstock.query.indexes.text import TextKind, Tokenizer
+from penstock.query.indexes.text import Postings, TextKind, Tokenizer
+from penstock.query.search._bm25 import Part
+from penstock.query.search._text_cache import SegmentCache
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore
 from tests.query.text_reference import bm25
@@ -97,7 +99,7 @@ def test_scores_are_those_of_plain_bm25_whatever_happens_to_the_table(
 ) -> None:
     rng, store = np.random.default_rng(seed), memory_store()
     ds = new_table(store, new_rows(rng, 50))
-    options = {} if language is None else {"stem": language}
+    options: dict[str, Any] = {} if language is None else {"stem": language}
     ds.create_index("caption", kind="text", **options)
     other = ds.branches.create("other")
     for operation in operations:
@@ -193,16 +195,41 @@ def test_a_query_reads_the_pages_of_its_words_from_s3() -> None:
     opened = penstock.load(store)
     size = sum(item.size for item in store.list("index/search/"))
     assert len(opened)
-    for query, first, again in (("w77 w1234 w4321", 5, 3), ('"w1 w2" w5', 4, 3)):
-        for limit in (first, again):  # the first reads the header and directories
-            store.reset()
-            assert len(scores(opened, query).top(10, allowed=None, exact=False).positions)
-            assert store.requests["get"] <= limit
-            assert store.bytes["get"] < size
-    store.reset()
-    found = scores(opened, "w77")
-    found.at(found.top(10, allowed=None, exact=False).positions)
-    assert store.requests["get"] <= 2
+    # the first query reads the header and the directory of postings; the first phrase reads that of positions
+    for query, requests in (("w77 w1234 w4321", 5), ("w78 w1235 w4322", 3), ('"w1 w2" w5', 6), ('"w3 w5" w77', 3)):
+        store.reset()
+        planned = scores(opened, query).pages()
+        assert len(scores(opened, query).top(10, allowed=None, exact=False).positions)
+        assert 0 < store.requests["get"] <= requests
+        assert store.bytes["get"] < size / 2
+        assert 0 < sum(read.table.bytes_of(read.pages) for read in planned) <= store.bytes["get"]
+        store.reset()
+        found = scores(opened, query)
+        found.at(np.sort(found.top(100, allowed=None, exact=False).positions))
+        assert not store.requests["get"]  # what was read is remembered
+        assert (found.index, found.pages(), len(found.unindexed)) == ("caption_text", [], 0)
+
+
+def test_the_words_not_used_for_longest_are_forgotten() -> None:
+    cache = SegmentCache(max_bytes=20_000)
+    numbers = np.arange(1, 301)
+    postings = Postings(numbers, np.ones(300, np.uint8), np.ones(300, np.uint8))
+    for word in ("a", "b", "c", "d"):
+        cache.add(word, postings)
+    for word in ("a", "b", "c", "d"):
+        assert cache.postings(word, with_positions=False) is postings
+        assert cache.postings(word, with_positions=True) is None
+    cache.postings("a", with_positions=False)
+    for word in ("e", "f", "g"):
+        cache.add(word, postings)
+    known = [word for word in "abcdefg" if cache.postings(word, with_positions=False) is not None]
+    assert known == ["a", "d", "e", "f", "g"]
+    cache.add("a", Part(postings, 2.0, 3.0))
+    assert cache.part("a", 2.0, 3.0) is not None
+    assert cache.part("a", 2.0, 3.5) is None
+    assert cache.part("d", 2.0, 3.0) is None
+    cache.add("a", Part(postings._replace(rows=np.arange(9_000)), 2.0, 3.0))
+    assert cache.postings("a", with_positions=False) is None
 
 
 def test_a_scan_is_not_repeated() -> None:
@@ -224,6 +251,8 @@ def test_errors_say_what_to_do() -> None:
         ds.create_index("n", kind="text")
     with pytest.raises(InvalidInputError, match=r"column 'n' holds .* words are searched in text"):
         TextScores(ds._reader, ds.schema["n"], "words")
+    with pytest.raises(InvalidInputError, match="1,025 words and phrases; 1,024 are the most"):
+        scores(ds, " ".join(f"w{number}" for number in range(1025)))
     with pytest.raises(InvalidInputError, match="no option 'metric'; it has: stem"):
         ds.create_index("caption", kind="text", metric="cosine")
     with pytest.raises(InvalidInputError, match="name of a language"):

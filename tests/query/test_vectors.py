@@ -27,7 +27,8 @@ def scores_of(ds: Dataset, query: Any, metric: str, name: str = "v") -> VectorSc
 
 def reference(rows: list[Any], query: Any, metric: str) -> npt.NDArray[np.float64]:
     """Scores in float64, one row at a time."""
-    q, found = np.asarray(query, np.float64), []
+    q = np.asarray(query, np.float64)
+    found: list[Any] = []
     for row in rows:
         v = None if row is None else np.asarray(row, np.float64)
         if v is None or not np.isfinite(v).all():
@@ -93,7 +94,7 @@ def test_huge_tiny_and_close_vectors_keep_their_digits(metric: str) -> None:
     ds = penstock.create("memory://", {"v": Embedding(2)})
     ds.append({"v": rows})
     ds.commit()
-    expected = reference(rows, np.float32([1, 2]), metric)
+    expected = reference(rows, np.array([1, 2], np.float32), metric)
     found = scores_of(ds, [1, 2], metric)
     for _ in range(2):  # the second time with known norms
         np.testing.assert_allclose(found.at(np.arange(len(rows))), expected, rtol=1e-5, atol=1e-9)

@@ -9,10 +9,8 @@ import snowballstemmer  # type: ignore[import-untyped]
 
 
 def is_cjk(char: str) -> bool:
-    return any(
-        name in unicodedata.name(char, "")
-        for name in ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "BOPOMOFO", "HANGUL")
-    )
+    scripts = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "BOPOMOFO", "HANGUL")
+    return any(name in unicodedata.name(char, "") for name in scripts)
 
 
 def words_of(text: str, stem: Callable[[str], str] = str) -> list[str]:
@@ -57,13 +55,13 @@ def bm25(texts: Sequence[str | None], query: str, language: str | None = None) -
         parts += [tuple(words)] if quoted and words else [(word,) for word in words]
     counts = [[occurrences(part, words or []) for words in documents] for part in dict.fromkeys(parts)]
     scores = []
-    for row, words in enumerate(documents):
-        score = nan if words is None else 0.0
+    for row, document in enumerate(documents):
+        score = nan if document is None else 0.0
         for count in counts:
             frequency = sum(each > 0 for each in count)
             idf = log(1 + (len(lengths) - frequency + 0.5) / (frequency + 0.5))
-            if words:
-                ratio = len(words) * len(lengths) / sum(lengths)
+            if document:
+                ratio = len(document) * len(lengths) / sum(lengths)
                 score += idf * count[row] * 2.2 / (count[row] + 1.2 * (0.25 + 0.75 * ratio))
         scores.append(score)
     return scores

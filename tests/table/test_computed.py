@@ -195,8 +195,8 @@ def test_more_columns_on_top_and_other_names(uri: Path) -> None:
         renamed={"x": "episode", "picture": "image"},
     )
     view = View(second, ["n", "y", "x", "title", "name", "picture", "image"], rows)
-    stored = View(reader, ["episode", "name", "image"], rows).to_numpy()
-    found = view.to_numpy()
+    stored: dict[str, Any] = View(reader, ["episode", "name", "image"], rows).to_numpy()
+    found: dict[str, Any] = view.to_numpy()
     assert found["n"].tolist() == rows.tolist()
     assert found["y"].tolist() == (rows * 2).tolist()
     assert found["x"].tolist() == stored["episode"].tolist()
@@ -236,7 +236,7 @@ def test_memory_follows_the_rows_with_values_and_nothing_is_written(tmp_path: Pa
     rows = np.array([7, 150_000, 299_999])
     reader = with_computed(ds._reader, rows, pa.table({"x": rows * 1.5, "v": [[0.5] * 64] * 3}))
     assert reader.store.held_bytes < 100_000  # type: ignore[attr-defined]  # 300,000 rows would have 80 MB
-    assert View(reader, ["x"], rows).to_numpy()["x"].tolist() == (rows * 1.5).tolist()
+    assert View(reader, ["x"], rows)["x"][:].tolist() == (rows * 1.5).tolist()
     assert not store.requests["put"]
     assert not store.requests["create"]
 

@@ -1,7 +1,8 @@
-"""From the result of a question to the rows and columns of a view."""
+"""Ask a question, and make the rows and columns of a view from its result."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +10,48 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.format import value_kind
 from penstock.format.kinds import Kind
-from penstock.query import ComputedColumn, HandleColumn, QueryResult, Relation, TableColumn
+from penstock.query import (
+    ComputedColumn,
+    HandleColumn,
+    Params,
+    QueryLimits,
+    QueryResult,
+    Relation,
+    Scores,
+    TableColumn,
+    TextScores,
+    Udf,
+    VectorScores,
+    run_sql,
+)
 from penstock.table import ROW_ID, Int64Array, Reader, memory_table, take_positions, with_computed
 
-_READ_ROWS = 256
+_READ_BYTES = 8 << 20
+_FIRST_ROWS = 16
+_MAX_ROWS = 1 << 14
+_METRICS = {"cosine_similarity": "cosine", "l2_distance": "l2", "dot": "dot"}
+
+
+def ask(
+    sql: str,
+    relations: Mapping[str, Relation],
+    params: Params,
+    *,
+    functions: Iterable[Udf],
+    limits: QueryLimits,
+    exact: bool,
+) -> Relation:
+    """The rows and columns of the answer to one SELECT; raises as `run_sql` does."""
+    result = run_sql(sql, relations, params, limits=limits, functions=functions, scores=make_scores, exact=exact)
+    return Answer(result, relations, limits.memory_bytes).relation()
+
+
+def make_scores(relation: Relation, function: str, column: str, argument: Any) -> Scores:
+    """The scores of a function in SQL."""
+    field = relation.field(column)
+    if function in _METRICS:
+        return VectorScores(relation.reader, field, argument, _METRICS[function])
+    return TextScores(relation.reader, field, argument)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,17 +168,23 @@ class Answer:
         return pa.chunked_array(parts, kind)
 
     def _read(self, relation: Relation, column: HandleColumn) -> Iterator[pa.Array]:
-        for start in range(0, len(column.indices), _READ_ROWS):
-            part = column.indices.slice(start, _READ_ROWS)
+        """The values in parts of some MiB."""
+        start, count = 0, _FIRST_ROWS
+        while start < len(column.indices):
+            part = column.indices.slice(start, count)
             present = np.asarray(part.drop_null(), np.int64)
             values = relation.reader.arrow([column.column], take_positions(relation.rows, present))[column.column]
             valid = np.asarray(part.is_valid())
-            at = pa.array(np.cumsum(valid) - 1, mask=~valid)
-            found = values.combine_chunks()
-            if isinstance(found, pa.ExtensionArray):
-                yield pa.ExtensionArray.from_storage(found.type, found.storage.take(at))
-            else:
-                yield found.take(at)
+            found = _taken(values.combine_chunks(), pa.array(np.cumsum(valid) - 1, mask=~valid))
+            yield found
+            start += count
+            count = int(np.clip(_READ_BYTES * len(found) // max(1, found.nbytes), 1, _MAX_ROWS))
+
+
+def _taken(array: pa.Array, indices: pa.Array) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(array.type, array.storage.take(indices))
+    return array.take(indices)
 
 
 def _indices(column: HandleColumn) -> Int64Array | None:

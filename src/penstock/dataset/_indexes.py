@@ -30,8 +30,8 @@ class Indexes:
     ) -> str:
         """Commit an index of a column, and return the new version; an index that exists gets the rows it lacks.
 
-        kind: "vector" (options `metric`: "cosine", "l2" or "dot"; `lists`), "text" (options `stem`: a language such as
-            "english"; `positions` for phrases) or "scalar" (numbers, labels, bools, times, text).
+        kind: "vector" (options `metric`: "cosine", "l2" or "dot"; `lists`), "text" (option `stem`: a language such as
+            "english") or "scalar" (numbers, labels, bools, times, text).
         name: by default the column and the kind, such as `emb_vector`.
 
         It is stored with the table, in bounded memory; interrupted, the same call continues. Rows that are added or

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.dataset._answers import Answer
+from penstock.dataset._answers import ask, make_scores
 from penstock.dataset._options import as_bytes
 from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
 from penstock.plan import derive_key, random_u64
-from penstock.query import Params, QueryLimits, Relation, TableScan, Udf, run_sql
+from penstock.query import Explanation, Params, QueryLimits, Relation, TableScan, Udf, explain_sql, run_sql
 from penstock.table import take_positions
 
 if TYPE_CHECKING:
@@ -70,8 +70,16 @@ class Questions:
         """
         limits = query_limits(timeout_s, memory_limit)
         relations = {"ds": self._relation()}
-        result = run_sql(sql, relations, params, limits=limits, functions=functions, exact=exact)
-        return self._of(Answer(result, relations, limits.memory_bytes).relation(), sql)
+        return self._of(ask(sql, relations, params, functions=functions, limits=limits, exact=exact), sql)
+
+    def explain(
+        self, sql: str, params: Params = None, *, functions: Iterable[Udf] = (), analyze: bool = False
+    ) -> Explanation:
+        """What `query` would read: fragments and pages that statistics leave, indexes, bytes; `print` shows it.
+
+        With `analyze`, the question is answered, and the bytes are those that were read. Raises as `query` does.
+        """
+        return explain_sql(sql, {"ds": self._relation()}, params, functions=functions, analyze=analyze)
 
     def where(self, condition: str, params: Params = None) -> "View":
         """A view of the rows that meet a condition in SQL, such as `"label = 'grasp' AND meta.camera = 'left'"`.
@@ -80,7 +88,8 @@ class Questions:
         `query` does.
         """
         relation = self._relation()
-        result = run_sql(f"SELECT * FROM ds WHERE (\n{condition}\n)", {"ds": _with_all_columns(relation)}, params)
+        sql, relations = f"SELECT * FROM ds WHERE (\n{condition}\n)", {"ds": _with_all_columns(relation)}
+        result = run_sql(sql, relations, params, scores=make_scores)
         if result.rows is None:
             raise InvalidInputError(f"{condition!r} is not a condition on single rows; use query() for a whole SELECT")
         return self._of(_chosen(relation, np.sort(result.rows)), condition)
@@ -94,8 +103,8 @@ class Questions:
         if not terms:
             raise InvalidInputError('order_by needs at least one term, such as "reward DESC"')
         relation = self._relation()
-        ordered = f"SELECT * FROM ds ORDER BY {', '.join(terms)}"
-        result = run_sql(ordered, {"ds": _with_all_columns(relation)}, params)
+        sql, relations = f"SELECT * FROM ds ORDER BY {', '.join(terms)}", {"ds": _with_all_columns(relation)}
+        result = run_sql(sql, relations, params, scores=make_scores)
         if result.rows is None or len(result.rows) != len(relation.rows):
             raise InvalidInputError(f"{', '.join(terms)!r} is not an order of rows; use query() for a whole SELECT")
         return self._of(_chosen(relation, result.rows), f"ORDER BY {', '.join(terms)}")
@@ -115,6 +124,16 @@ class Questions:
         numbers = random_u64(derive_key(_SAMPLE, seed), np.arange(total))
         chosen = np.sort(np.argsort(numbers, kind="stable")[:count]) if count < total else np.arange(total)
         return self._of(_chosen(relation, chosen))
+
+    def explain(
+        self, sql: str, params: Params = None, *, functions: Iterable[Udf] = (), analyze: bool = False
+    ) -> Explanation:
+        """What `query` would read: fragments and pages that statistics leave, indexes, bytes; print it.
+
+        It reads no rows. With `analyze` it answers the query, and counts what was read. Raises as `query` does.
+        """
+        relations = {"ds": self._relation()}
+        return explain_sql(sql, relations, params, functions=functions, scores=make_scores, analyze=analyze)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """All rows as a pandas data frame; media stay encoded, and tensors are arrays. Needs the extra `pandas`."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from penstock.dataset._answers import Answer
+from penstock.dataset._answers import ask
 from penstock.dataset._questions import MEMORY_LIMIT, TIMEOUT_S, query_limits
 from penstock.dataset._view import View
 from penstock.errors import InvalidInputError
-from penstock.query import Params, Udf, run_sql
+from penstock.query import Params, Udf
 
 
 def sql(
@@ -31,5 +31,4 @@ def sql(
             raise InvalidInputError(f"{name} is a {type(table).__name__}; tables in SQL are datasets and views")
     limits = query_limits(timeout_s, memory_limit)
     relations = {name: table._relation() for name, table in tables.items()}
-    result = run_sql(sql, relations, params, limits=limits, functions=functions, exact=exact)
-    return View._of(Answer(result, relations, limits.memory_bytes).relation(), sql)
+    return View._of(ask(sql, relations, params, functions=functions, limits=limits, exact=exact), sql)

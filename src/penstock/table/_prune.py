@@ -269,7 +269,8 @@ def _stored_rows(fragment: Fragment, start: int, positions: Positions) -> Int64A
     """The rows of a fragment at positions of the table."""
     if isinstance(positions, range):
         positions = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
-    return positions - start if fragment.deleted is None else fragment.live_rows[positions - start]
+    indices = positions - start if start else positions  # to subtract nothing would copy megabytes
+    return indices if fragment.deleted is None else fragment.live_rows[indices]
 
 
 def _candidates(fragment: Fragment, start: int, inside: Positions, slices: Sequence[tuple[int, int]]) -> CandidateRows:

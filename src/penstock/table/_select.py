@@ -78,7 +78,7 @@ def _filter(reader: Reader, expression: pc.Expression) -> Int64Array:
     candidates = candidate_rows(reader, expression, range(reader.snapshot.live), PruneCounts())
 
     def matches(task: Sequence[CandidateRows]) -> Int64Array:
-        positions = np.concatenate([part.positions for part in task])
+        positions = task[0].positions if len(task) == 1 else np.concatenate([part.positions for part in task])
         columns = comparable_columns(reader, fields, [part.selected for part in task])
         try:
             return np.asarray(pa.table({**columns, "_": positions}).filter(expression)["_"])

@@ -62,7 +62,7 @@ def _lloyd(points: Float32Array, centroids: Float32Array, *, spherical: bool) ->
         before = clusters
         sums, counts = _sums(points, clusters, len(centroids))
         filled = counts > 0
-        centroids[filled] = sums[filled] / counts[filled, None]
+        centroids[filled] = sums[filled] / counts[filled, None].astype(np.float32)
         _refill(points, clusters, centroids, np.flatnonzero(~filled))
         if spherical:
             centroids = _unit(centroids)
@@ -90,7 +90,7 @@ def _refill(points: Float32Array, clusters: Int32Array, centroids: Float32Array,
 
 
 def _unit(points: Float32Array) -> Float32Array:
-    norms = np.sqrt(squares(points))
+    norms: Float32Array = np.sqrt(squares(points))
     norms[norms == 0] = 1
     unit: Float32Array = points / norms[:, None]
     return unit

@@ -193,7 +193,8 @@ def sample_positions(positions: Int64Array, count: int) -> Int64Array:
     length = count // runs
     free = np.maximum(np.diff(edges) - length, 0)
     starts = edges[:-1] + np.random.default_rng(_SEED).integers(0, free + 1)
-    return positions[(starts[:, None] + np.arange(length)).reshape(-1)]
+    chosen: Int64Array = (starts[:, None] + np.arange(length)).reshape(-1)
+    return positions[chosen]
 
 
 def quantise(vectors: Float32Array, lists: Int32Array, centroids: Float32Array) -> Codes:

@@ -108,10 +108,11 @@ class TableScan:
 
     def _make_schema(self) -> pa.Schema:
         relation = self._relation
-        types = {name: pa.int64() if name == ROW_ID else column_type(relation.field(name)) for name in relation.columns}
-        types.update({name: column.type for name, column in self._derived.items()})
-        if self._hidden:
-            types |= {ROW_ID: pa.int64(), ROW: pa.int64()}
+        # The engine reads the first column of a table of which it needs no column, as for count(*).
+        types = {ROW: pa.int64(), ROW_ID: pa.int64()} if self._hidden else {}
+        for name in relation.columns:
+            types[name] = pa.int64() if name == ROW_ID else column_type(relation.field(name))
+        types |= {name: column.type for name, column in self._derived.items()}
         for handle, column in self._handles.items():
             types[handle] = pa.struct([(f"~{self._name}.{column}", pa.int64())])
         return pa.schema(list(types.items()))

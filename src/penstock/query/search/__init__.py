@@ -1,7 +1,6 @@
 """Scores of rows: vector similarity and text relevance, exact or by an index."""
 
-from penstock.query.search._fuse import top_combined, top_ranks
-from penstock.query.search._hybrid import Fuse, search_top
+from penstock.query.search._fuse import Fuse, search_top, top_combined, top_ranks
 from penstock.query.search._scores import Ranked, Scores
 from penstock.query.search._text import TextScores
 from penstock.query.search._vectors import VectorScores

@@ -1,11 +1,14 @@
-"""One ranking out of several: weighted sums by a threshold algorithm, and reciprocal rank fusion.
+"""The best rows by one score or several: weighted sums by a threshold algorithm, and reciprocal rank fusion.
 
 The threshold algorithm reads each ranking from its best row down, and stops when no row that it has not met can be
 among the best: a row that a ranking has not named scores there at most as much as the last one it named.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count as count_from
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,10 @@ from penstock.errors import InvalidInputError
 from penstock.query.search._scores import Float32Array, Ranked, Scores
 from penstock.table import Int64Array
 
-RANK_CONSTANT = 60
+Fuse: TypeAlias = Literal["rrf"] | Mapping[str, float]
+"""How rankings become one: by their ranks, or by the weights of their scores."""
+
+_RANK_CONSTANT = 60
 """Added to ranks in reciprocal rank fusion, as in the paper that introduced it (Cormack and others, 2009)."""
 
 _MIN_DEPTH = 100
@@ -24,7 +30,54 @@ _GROWTH = 4
 Float64Array = npt.NDArray[np.float64]
 
 
-def depth_of(count: int) -> int:
+def search_top(
+    scores: Mapping[str, Scores],
+    count: int,
+    *,
+    allowed: Int64Array | None,
+    exact: bool,
+    fuse: Fuse,
+    without: Sequence[int] = (),
+) -> Ranked:
+    """The best rows by named scores, among the `allowed` ones (ascending positions; None for all).
+
+    One score ranks alone. Several are fused by reciprocal rank over the first rows of each ranking, or by the sum of
+    their scores with weights, where distances count negatively. Positions in `without` are left out.
+
+    Raises `InvalidInputError` for weights that do not fit the scores.
+    """
+    weights = _weights(fuse, list(scores))
+    kept = [_Without(each, tuple(without)) if without else each for each in scores.values()]
+    if weights is not None:
+        terms = [
+            (weights[name] if each.higher_is_better else -weights[name], each)
+            for name, each in zip(scores, kept, strict=True)
+        ]
+        return top_combined(terms, count, allowed, exact)
+    if len(kept) == 1:
+        return kept[0].top(count, allowed=allowed, exact=exact)
+    return top_ranks([each.top(_depth(count), allowed=allowed, exact=exact) for each in kept], count)
+
+
+def _weights(fuse: Fuse, names: Sequence[str]) -> Mapping[str, float] | None:
+    """The weight of each score; None to fuse by rank."""
+    if isinstance(fuse, str):
+        if fuse != "rrf":
+            raise InvalidInputError(f"{fuse!r} does not fuse rankings; choose 'rrf' or weights by name")
+        return None
+    if set(fuse) != set(names) or len(names) < 2:
+        example = dict.fromkeys(sorted({*names, "vector", "text"}), 0.5)
+        raise InvalidInputError(
+            f"weights are for a search by a vector and a text, one for each, such as {example}; this one has weights"
+            f" for {', '.join(sorted(fuse)) or 'nothing'}, and searches by {', '.join(names)}"
+        )
+    for name, weight in fuse.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise InvalidInputError(f"the weight of {name} is {weight!r}; weights are numbers above 0")
+    return fuse
+
+
+def _depth(count: int) -> int:
     """Rows to take of each ranking at first, to find the best `count` of their fusion."""
     return max(_MIN_DEPTH, _DEPTH_PER_ROW * count)
 
@@ -32,7 +85,7 @@ def depth_of(count: int) -> int:
 def top_ranks(rankings: Sequence[Ranked], count: int) -> Ranked:
     """The best rows by the sum of `1 / (60 + rank)` over the rankings that name them; ranks start at 1."""
     positions = np.concatenate([_NO_ROWS, *(ranking.positions for ranking in rankings)])
-    shares = [1 / (RANK_CONSTANT + np.arange(1, len(ranking.positions) + 1)) for ranking in rankings]
+    shares = [1 / (_RANK_CONSTANT + np.arange(1, len(ranking.positions) + 1)) for ranking in rankings]
     found, inverse = np.unique(positions, return_inverse=True)
     sums = np.zeros(len(found))
     np.add.at(sums, inverse, np.concatenate([np.zeros(0), *shares]))
@@ -54,7 +107,7 @@ def top_combined(scores: Sequence[tuple[float, Scores]], count: int, allowed: In
             )
     if count < 1 or not scores:
         return Ranked(_NO_ROWS, np.zeros(0, np.float32))
-    depth = depth_of(count)
+    depth = _depth(count)
     if allowed is not None and len(allowed) <= depth:
         parts = [weight * term.at(allowed).astype(np.float64) for weight, term in scores]
         return _best(allowed, np.sum(parts, axis=0), count)
@@ -146,6 +199,27 @@ def _best(positions: Int64Array, sums: Float64Array, count: int) -> Ranked:
     valid = np.flatnonzero(~np.isnan(scores))
     order = valid[np.lexsort((positions[valid], -scores[valid]))[:count]]
     return Ranked(positions[order], scores[order])
+
+
+@dataclass(frozen=True)
+class _Without:
+    """Scores whose rankings lack some rows."""
+
+    scores: Scores
+    positions: tuple[int, ...]
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.scores.higher_is_better
+
+    def at(self, positions: Int64Array) -> Float32Array:
+        found = self.scores.at(positions)
+        return np.where(np.isin(positions, self.positions), np.float32(np.nan), found)
+
+    def top(self, count: int, *, allowed: Int64Array | None, exact: bool) -> Ranked:
+        found = self.scores.top(count + len(self.positions), allowed=allowed, exact=exact)
+        keep = np.flatnonzero(~np.isin(found.positions, self.positions))[:count]
+        return Ranked(found.positions[keep], found.scores[keep])
 
 
 _NO_ROWS = np.zeros(0, np.int64)

@@ -118,32 +118,34 @@ def inner_products(values: FloatArray, vector: FloatArray) -> FloatArray:
     """The inner product of each row of an array of shape [..., rows, length] with a vector.
 
     In products too small for BLAS to start threads: the callers are threads themselves, and waiting for others that
-    are not scheduled costs more than the product.
+    are not scheduled costs more than the product. All of one shape, so that equal rows have equal products.
     """
     *outer, rows, length = values.shape
     step = max(1, _SINGLE_THREADED // length)
     whole = rows - rows % step
-    if whole == 0:
-        return np.asarray(values @ vector).reshape(-1)
     found = np.empty((*outer, rows), values.dtype)
     blocks = values[..., :whole, :].reshape(*outer, whole // step, step, length)
     found[..., :whole] = (blocks @ vector).reshape(*outer, whole)
     if whole < rows:
-        found[..., whole:] = values[..., whole:, :] @ vector
+        padded = np.zeros((*outer, step, length), values.dtype)
+        padded[..., : rows - whole, :] = values[..., whole:, :]
+        found[..., whole:] = (padded @ vector)[..., : rows - whole]
     return found.reshape(-1)
 
 
 def squared_norms(values: FloatArray) -> npt.NDArray[np.float32]:
     """The squared norm of each row of an array of shape [..., length]."""
     with np.errstate(all="ignore"):
-        return np.einsum("...i,...i->...", values, values).reshape(-1).astype(np.float32, copy=False)
+        found: FloatArray = np.einsum("...i,...i->...", values, values)
+    return found.reshape(-1).astype(np.float32, copy=False)
 
 
 def _norms(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     largest = np.abs(values).max(axis=1)
     largest[largest == 0] = 1
     scaled = values / largest[:, None]
-    return largest * np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    found: npt.NDArray[np.float64] = largest * np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    return found
 
 
 def best(scores: npt.NDArray[Any], count: int, *, higher_is_better: bool) -> Int64Array:

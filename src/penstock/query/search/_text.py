@@ -5,16 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.errors import InvalidInputError
 from penstock.format import Field
-from penstock.query.indexes import OpenIndex, open_index
+from penstock.query.indexes import OpenIndex, PageRead, open_index
 from penstock.query.indexes.text import TextKind, Tokenizer, check_text
 from penstock.query.search._bm25 import RowScores, Statistics, idf
 from penstock.query.search._scores import Float32Array, Ranked
-from penstock.query.search._text_index import SegmentMatches, has_value, match_index
+from penstock.query.search._text_index import SegmentMatches, has_value, match_index, pages_of_query
 from penstock.query.search._text_scan import Matches, scan_text
 from penstock.table import Int64Array, Reader
 
 _NONE = np.zeros(0, np.int64)
+_MAX_PARTS = 1024
 
 
 class _Source(NamedTuple):
@@ -36,7 +38,7 @@ class TextScores:
     an index changes no score. Without one, the column is read; rows that an index lacks are read as well. Words are
     split as the index splits them; `tokenizer` searches without the index, by its words.
 
-    Raises `InvalidInputError` if the column holds no text.
+    Raises `InvalidInputError` if the column holds no text, or for a query of very many words.
     """
 
     higher_is_better = True
@@ -50,6 +52,23 @@ class TextScores:
             tokenizer = self._index.kind.tokenizer
         self._tokenizer = tokenizer or Tokenizer()
         self._query = self._tokenizer.query(text)
+        parts = len(self._query.words) + len(self._query.phrases)
+        if parts > _MAX_PARTS:
+            raise InvalidInputError(f"a text query has {parts:,} words and phrases; {_MAX_PARTS:,} are the most")
+
+    @property
+    def index(self) -> str | None:
+        """The name of the index that answers; None if the column is read."""
+        return None if self._index is None else self._index.name
+
+    def pages(self) -> list[PageRead]:
+        """The pages of the index that a search reads; pages of words that were searched before are remembered."""
+        return [] if self._index is None else pages_of_query(self._index, self._query)
+
+    @property
+    def unindexed(self) -> Int64Array:
+        """Ascending positions of rows whose text is read, because no index answers them."""
+        return np.arange(self._reader.snapshot.live) if self._index is None else self._index.uncovered
 
     def at(self, positions: Int64Array) -> Float32Array:
         """The scores of rows at ascending positions; NaN for a row without a value."""
@@ -86,8 +105,7 @@ class TextScores:
     @cached_property
     def _scanned(self) -> Matches:
         """What is found by reading the rows that no index answers."""
-        rows = np.arange(self._reader.snapshot.live) if self._index is None else self._index.uncovered
-        return scan_text(self._reader, self._field, rows, self._tokenizer, self._query)
+        return scan_text(self._reader, self._field, self.unindexed, self._tokenizer, self._query)
 
     @cached_property
     def _sources(self) -> list[_Source]:

@@ -82,9 +82,7 @@ class _Plan(NamedTuple):
 def match_index(index: OpenIndex, query: Query) -> list[SegmentMatches]:
     """The matches of a query in each segment of an index; rows that it does not answer are left out."""
     words, where = query_words(query), f"index {index.name!r}"
-    if len(index.segments) > 1:
-        thread_map(lambda segment: segment.tables["postings"].directory, index.segments, max_workers=8)
-    plans = [_plan(segment, index.stale(number), words) for number, segment in enumerate(index.segments)]
+    plans = _plans(index, words)
     found = read_pages_of([read for plan in plans for read in plan.reads])
     matches = []
     for number, plan in enumerate(plans):
@@ -102,6 +100,17 @@ def match_index(index: OpenIndex, query: Query) -> list[SegmentMatches]:
         matched = match_query(query, plan.known)
         matches.append(SegmentMatches(number, matched, statistics, query.words, plan.cache))
     return matches
+
+
+def pages_of_query(index: OpenIndex, query: Query) -> list[PageRead]:
+    """The pages that `match_index` reads."""
+    return [read for plan in _plans(index, query_words(query)) for read in plan.reads if read.pages]
+
+
+def _plans(index: OpenIndex, words: Mapping[str, bool]) -> list[_Plan]:
+    if len(index.segments) > 1:
+        thread_map(lambda segment: segment.tables["postings"].directory, index.segments, max_workers=8)
+    return [_plan(segment, index.stale(number), words) for number, segment in enumerate(index.segments)]
 
 
 def _plan(segment: Segment, stale: Int64Array, words: Mapping[str, bool]) -> _Plan:

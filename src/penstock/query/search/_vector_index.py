@@ -25,6 +25,7 @@ _LISTS_OF_1000 = 32
 _MIN_RATIO = 200
 _MAX_REQUESTS = 40
 _GROWTH = 2
+_MARGIN = 16
 
 
 class Candidates(NamedTuple):
@@ -42,6 +43,19 @@ class _Entries(NamedTuple):
     segments: Int64Array
     row_ids: Int64Array
     scores: Float32Array
+
+    @classmethod
+    def join(cls, parts: "Sequence[_Entries]") -> "_Entries":
+        """The entries of all parts."""
+        parts = [_NO_ENTRIES, *parts]
+        return cls(
+            np.concatenate([part.segments for part in parts]),
+            np.concatenate([part.row_ids for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+        )
+
+
+_NO_ENTRIES = _Entries(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,20 +118,20 @@ class VectorSearch:
         share = 1.0 if self.allowed is None else len(self.allowed) / max(1, live)
         deep = int(np.searchsorted(self._sizes, _MIN_RATIO * count / max(share, 1e-9)) + 1)
         usual = max(_MIN_LISTS, round(_LISTS_OF_1000 * (len(self._centroids) / 1000) ** 0.5))
-        return min(len(self._centroids), max(usual, deep))
+        return int(min(len(self._centroids), max(usual, deep)))
 
     def cost(self, count: int) -> int:
         """Bytes that the first round trip reads."""
-        return sum(table.bytes_of(pages) for table, pages in self._reads(0, self.first_lists(count)))
+        return sum(read.table.bytes_of(read.pages) for read in self._reads(0, self.first_lists(count)))
 
     def top(self, count: int) -> Candidates:
         """At least `count` candidates, if there are as many; deleted and changed rows are not among them."""
         done, lists = 0, self.first_lists(count)
         seen: list[set[int]] = [set() for _ in self._tables]
-        found, far = _Entries(*(np.zeros(0, type) for type in (np.int64, np.int64, np.float32))), np.zeros(0, np.int64)
+        found, far = _NO_ENTRIES, np.zeros(0, np.int64)
         while True:
             entries, new_far = self._read(self._reads(done, lists), seen)
-            found = _Entries(*(np.concatenate(both) for both in zip(found, entries, strict=True)))
+            found = _Entries.join([found, entries])
             far, done = np.union1d(far, new_far), lists
             positions, scores, depth = self._rank(found, count)
             if done == len(self._centroids) or (len(positions) >= count and depth * _MIN_RATIO <= len(found.row_ids)):
@@ -137,7 +151,7 @@ class VectorSearch:
         """Read and score pages that are not among the `seen` ones; also the positions of rows of the far list."""
         with self.index.reader.missing_as_corrupt():
             found = read_pages_of(reads)
-        segments, ids, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+        scored: list[_Entries] = []
         far = [np.zeros(0, np.int64)]
         for segment, pages in enumerate(found):
             fresh = [page for at, page in zip(reads[segment].pages, pages, strict=True) if at not in seen[segment]]
@@ -146,12 +160,10 @@ class VectorSearch:
                 number, row_ids = self._list_of(page), np.asarray(page.column("row_id"), np.int64)
                 if number == FAR_LIST:
                     far.append(self.index.positions(segment, row_ids))
-                    continue
-                segments.append(np.full(len(page), segment))
-                ids.append(row_ids)
-                scores.append(self._score(number, page))
+                else:
+                    scored.append(_Entries(np.full(len(page), segment), row_ids, self._score(number, page)))
         positions = self._is_allowed(np.concatenate(far))
-        entries = _Entries(*map(np.concatenate, (segments, ids, scores)))
+        entries = _Entries.join(scored)
         if not np.isfinite(entries.scores).all():
             raise self._corrupt("a scale or norm that is no number")
         return entries, positions[positions >= 0]
@@ -176,11 +188,12 @@ class VectorSearch:
             return found
         away = self._vector - self._centroids[number]
         squares = away @ away - 2 * scales * inner_products(codes, away) + np.asarray(page.column("norm"))
-        return np.sqrt(np.maximum(squares, 0)).astype(np.float32, copy=False)
+        distances: Float32Array = np.sqrt(np.maximum(squares, 0))
+        return distances.astype(np.float32, copy=False)
 
     def _rank(self, entries: _Entries, count: int) -> tuple[Int64Array, Float32Array, int]:
         """The best allowed rows, their scores, and how many entries are as good or better than the last one wanted."""
-        total, take = len(entries.row_ids), 4 * count
+        total, take = len(entries.row_ids), 4 * count + 2 * _MARGIN
         if self.allowed is not None:
             take = int(take * self.index.reader.snapshot.live / max(1, len(self.allowed)))
         positions = np.zeros(0, np.int64)
@@ -188,7 +201,8 @@ class VectorSearch:
             order = best(entries.scores, take, higher_is_better=self.query.higher_is_better)
             positions = self._positions(entries, order)
             good = np.flatnonzero(positions >= 0)
-            if len(good) >= 2 * count or len(order) >= total or take >= total:
+            good = good[np.sort(np.unique(positions[good], return_index=True)[1])]
+            if len(good) >= 2 * count + _MARGIN or take >= total:
                 break
             take *= 4
         depth = int(good[count - 1]) + 1 if count and len(good) >= count else total

@@ -189,5 +189,6 @@ def _squares(field: Field, block: Block, runs: Sequence[FloatArray]) -> npt.NDAr
     inside = rows if block.selected.contiguous is None else slice(int(rows[0]), int(rows[-1]) + 1)
     squares = known[inside]
     if np.isnan(squares).any():
-        squares = known[inside] = np.concatenate([squared_norms(run) for run in runs])
+        squares = np.concatenate([squared_norms(run) for run in runs])
+        known[inside] = squares
     return squares

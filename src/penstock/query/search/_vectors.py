@@ -18,8 +18,8 @@ _REQUEST_BYTES = 128 << 10
 """A request to a remote store costs as much as reading so many bytes."""
 _LOCAL_WEIGHT = 3
 """To read and score a byte of an index costs as much as so many bytes of the table, if they are local."""
-_EXTRA = 16
-"""Rows that are scored again beside twice those wanted."""
+_EXTRA = 10
+"""Rows beside those wanted that are scored again, at least."""
 
 
 class VectorScores:
@@ -70,7 +70,7 @@ class VectorScores:
         found = search.top(count)
         ranked = Ranked(found.positions[:count], found.scores[:count])
         if self._reader.store.is_local:
-            ranked = self._exact(found.positions[: 2 * count + _EXTRA], count)
+            ranked = self._exact(found.positions[: count + max(_EXTRA, count // 2)], count)
         rest = _union(found.far, _uncovered(search.index, search.allowed))
         if not len(rest):
             return ranked

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError
+from penstock.query.sql._connection import import_duckdb
 
 _Error = TypeVar("_Error", bound=PenstockError)
 _MAX_LINE = 100
@@ -57,8 +58,7 @@ def near_matches(name: str, known: Iterable[str]) -> str:
 @contextmanager
 def translated(errors: SqlErrors, failures: list[BaseException]) -> Iterator[None]:
     """Raise an error of a scan or a function as itself, and an error of DuckDB as one of Penstock."""
-    import duckdb
-
+    duckdb = import_duckdb()
     try:
         yield
     except PenstockError:

@@ -11,6 +11,7 @@ from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import answer, prepare
+from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question
@@ -74,7 +75,7 @@ def explain_sql(
     *,
     limits: QueryLimits | None = None,
     functions: Iterable[Udf] = (),
-    scores: MakeScores | None = None,
+    scores: MakeScores = make_scores,
     analyze: bool = False,
 ) -> Explanation:
     """Explain a question without reading rows, or with `analyze` by answering it; raises as `run_sql` does.

@@ -17,6 +17,7 @@ from penstock.query.sql._late import LateColumns, late_columns
 from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import parse, unparse
 from penstock.query.sql._result import HandleColumn, QueryResult, distinct_names, make_result
+from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, scan_name
@@ -33,7 +34,7 @@ def run_sql(
     *,
     limits: QueryLimits | None = None,
     functions: Iterable[Udf] = (),
-    scores: MakeScores | None = None,
+    scores: MakeScores = make_scores,
     exact: bool = False,
     cancel: threading.Event | None = None,
 ) -> QueryResult:
@@ -41,7 +42,7 @@ def run_sql(
 
     params: values for `?` and `$1` by position, or for `$name` by name.
     functions: functions of the user that the SQL may call.
-    scores: makes the scores of `cosine_similarity`, `l2_distance`, `dot` and `bm25`.
+    scores: makes the scores of `cosine_similarity`, `l2_distance`, `dot` and `bm25`; by default those of the table.
     exact: whether approximate indexes are not used.
     cancel: ends the question when it is set.
 
@@ -54,7 +55,7 @@ def run_sql(
 
 
 def prepare(
-    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores | None
+    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores
 ) -> tuple[Question, Node]:
     """A question and its syntax tree."""
     errors = SqlErrors(sql if isinstance(sql, str) else "")
@@ -63,7 +64,7 @@ def prepare(
     with translated(errors, []):
         node = parse(sql, errors)
         named = {each.name.lower(): each for each in functions}
-        question = Question(sql, relations, named_params(params), named, scores, errors)
+        question = Question(sql, relations, named_params(params), named, scores or make_scores, errors)
         question.check_params(_parameters(node))
     return question, node
 

@@ -1,5 +1,6 @@
 """Functions that SQL has here beside those of the engine: scores, shapes, names of classes."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,8 @@ def score_column(question: Question, origin: Origin, name: str, given: list[Node
     elif not isinstance(argument, str):
         raise question.errors.invalid(f"bm25 takes the words to look for as a text, not {argument!r}", given[1])
     key = argument.tobytes() if isinstance(argument, np.ndarray) else argument.encode()
-    import hashlib
-
     column_name = f"~{name}.{origin.column}.{hashlib.blake2b(key, digest_size=8).hexdigest()}"
     if (relation, column_name) not in question.scores:
-        if question.make_scores is None:
-            raise question.errors.invalid(f"{name} is not available here", given[0])
         try:
             scores = question.make_scores(origin.base.relation, name, origin.column, argument)
         except PenstockError as error:

@@ -27,7 +27,7 @@ class Question:
     params: Mapping[str, Any]
     functions: Mapping[str, Udf]
     """Functions of the user, by lower-case name."""
-    make_scores: MakeScores | None
+    make_scores: MakeScores
     errors: SqlErrors
     derived: dict[str, dict[str, Derived]] = field(default_factory=dict)
     """By the name of a relation: columns that its scan computes."""
