@@ -64,7 +64,7 @@ def prepare(
     with translated(errors, []):
         node = parse(sql, errors)
         named = {each.name.lower(): each for each in functions}
-        question = Question(sql, relations, named_params(params), named, scores or make_scores, errors)
+        question = Question(sql, relations, named_params(params), named, scores, errors)
         question.check_params(_parameters(node))
     return question, node
 
