@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.errors import escape_controls
 from penstock.query.scan import Relation, ScanTrace, TableScan
 from penstock.query.sql._connection import QueryLimits, RunOptions
@@ -134,8 +136,5 @@ def _result_bytes(question: Question, result: QueryResult) -> int:
         return 0
     relation = question.relations[result.relation]
     names = {each.column for each in result.columns if isinstance(each, TableColumn)} - {ROW_ID}
-    positions = sorted({int(position) for position in relation.positions[result.rows]})
-    import numpy as np
-
-    located = relation.reader.locate(np.array(positions, np.int64))
+    located = relation.reader.locate(np.unique(relation.positions[result.rows]))
     return sum(request.bytes for request in page_requests(located, [relation.field(name).id for name in names]))
