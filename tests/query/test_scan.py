@@ -154,6 +154,32 @@ def test_the_best_rows_are_found_without_their_heavy_columns(counted: Any) -> No
     assert as_table(joined, source)["image"].to_pylist() == in_memory(source["ds"])["image"].slice(1, 3).to_pylist()
 
 
+def test_columns_are_computed_for_the_rows_of_the_answer_only(counted: Any) -> None:
+    made, store = counted
+    source = {"ds": relation(made)}
+    seen: list[int] = []
+
+    @udf(returns="int64")
+    def size(image: pa.Array) -> list[int]:
+        seen.append(len(image))
+        return [len(each) for each in image.to_pylist()]
+
+    sql = (
+        "SELECT id + 1 AS next, size(image) AS a, *, octet_length(image) AS b FROM ds"
+        " WHERE id > 9 ORDER BY reward, next LIMIT 5"
+    )
+    store.reset()
+    found = run_sql(sql, source, functions=[size])
+    assert sum(seen) == 5
+    assert read_bytes(store) < ROWS * 40 + 5 * 20_000 * 2
+    table = as_table(found, source)
+    assert table.column_names == ["next", "a", "id", "reward", "image", "text", "b"]
+    best = in_memory(source["ds"]).filter(pc.field("id") > 9).sort_by("reward").slice(0, 5)
+    assert table["id"].to_pylist() == best["id"].to_pylist()
+    assert table["next"].to_pylist() == [each + 1 for each in best["id"].to_pylist()]
+    assert table["a"].to_pylist() == table["b"].to_pylist() == [5000] * 5
+
+
 @pytest.mark.parametrize(
     ("sql", "exact"),
     [

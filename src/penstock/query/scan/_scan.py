@@ -119,7 +119,8 @@ class TableScan:
 
     def as_dataset(self) -> Any:
         """This scan as a `pyarrow.dataset.Dataset`: engines recognise one by its class."""
-        cls = _dataset_class(type(self))  # type: ignore[arg-type]  # a class is hashable
+        own: Any = type(self)
+        cls = _dataset_class(own)
         dataset = cls.__new__(cls)
         dataset.__dict__.update(self.__dict__)
         return dataset

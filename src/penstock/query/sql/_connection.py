@@ -2,19 +2,24 @@
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import InvalidInputError
+from penstock.query.scan import ScanTrace
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _MAX_DATABASES = 4
+_GRACE_S = 0.5
+"""How long an interrupted statement is waited for; a batch in flight ends by itself."""
+_POLL_S = 0.05
 _T = TypeVar("_T")
 
 
@@ -118,16 +123,26 @@ def connected(limits: QueryLimits) -> Iterator["DuckDBPyConnection"]:
         connection.close()
 
 
-class Interrupted(Exception):  # noqa: N818
-    """The question was ended by its time limit or by its caller."""
+@dataclass(frozen=True)
+class RunOptions:
+    """How a question is answered, beside what it asks."""
+
+    limits: QueryLimits
+    trace: ScanTrace
+    cancel: threading.Event | None
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        return None if self.limits.time_s is None else self.started_s + self.limits.time_s - time.monotonic()
 
 
-def run_interruptibly(
-    connection: "DuckDBPyConnection | None", work: Callable[[], _T], limits: QueryLimits, cancel: threading.Event | None
-) -> _T:
+def run_interruptibly(connection: "DuckDBPyConnection | None", work: Callable[[], _T], options: RunOptions) -> _T:
     """Return `work()`, which runs in another thread, and perhaps runs statements of a connection.
 
-    Ctrl-C, `cancel` and the time limit interrupt the connection and end the wait at once.
+    Ctrl-C, `cancel` and the time limit interrupt the connection and end the wait at once; raises `InvalidInputError`
+    for the last two.
     """
     done = threading.Event()
     outcome: list[Any] = []
@@ -140,10 +155,9 @@ def run_interruptibly(
         finally:
             done.set()
 
-    thread = threading.Thread(target=run, name="penstock-query", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="penstock-query", daemon=True).start()
     try:
-        _wait(done, limits, cancel)
+        _wait(done, options)
     except BaseException:
         if connection is not None:
             connection.interrupt()
@@ -158,21 +172,15 @@ def run_interruptibly(
     return result  # type: ignore[no-any-return]
 
 
-_GRACE_S = 0.5
-"""How long an interrupted statement is waited for; a batch in flight ends by itself."""
-_POLL_S = 0.05
-
-
-def _wait(done: threading.Event, limits: QueryLimits, cancel: threading.Event | None) -> None:
-    import time
-
-    end = None if limits.time_s is None else time.monotonic() + limits.time_s
+def _wait(done: threading.Event, options: RunOptions) -> None:
     while True:
-        left = None if end is None else end - time.monotonic()
+        left = options.left_s
         if left is not None and left <= 0:
-            raise Interrupted(f"the question took longer than its limit of {limits.time_s:g} s")
-        step = _POLL_S if cancel is not None else left
-        if done.wait(step if left is None or step is None else min(step, left)):
+            raise InvalidInputError(
+                f"the question took longer than its limit of {options.limits.time_s:g} s; ask for less, or raise it"
+            )
+        steps = [step for step in (left, None if options.cancel is None else _POLL_S) if step is not None]
+        if done.wait(min(steps, default=None)):
             return
-        if cancel is not None and cancel.is_set():
-            raise Interrupted("the question was cancelled")
+        if options.cancel is not None and options.cancel.is_set():
+            raise InvalidInputError("the question was cancelled")

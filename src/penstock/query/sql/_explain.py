@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.errors import escape_controls
 from penstock.query.scan import Relation, ScanTrace, TableScan
-from penstock.query.sql._connection import QueryLimits
+from penstock.query.sql._connection import QueryLimits, RunOptions
 from penstock.query.sql._errors import translated
 from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
-from penstock.query.sql._run import RunOptions, answer, prepare
+from penstock.query.sql._run import answer, prepare
 from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import top_k
 from penstock.query.sql._udf import Udf
@@ -134,8 +136,5 @@ def _result_bytes(question: Question, result: QueryResult) -> int:
         return 0
     relation = question.relations[result.relation]
     names = {each.column for each in result.columns if isinstance(each, TableColumn)} - {ROW_ID}
-    positions = sorted({int(position) for position in relation.positions[result.rows]})
-    import numpy as np
-
-    located = relation.reader.locate(np.array(positions, np.int64))
+    located = relation.reader.locate(np.unique(relation.positions[result.rows]))
     return sum(request.bytes for request in page_requests(located, [relation.field(name).id for name in names]))

@@ -60,10 +60,10 @@ class QueryResult:
 def make_result(rewritten: Rewritten, table: pa.Table, handles: dict[str, tuple[str, str]]) -> QueryResult:
     """The answer from what the engine returned; `handles` maps members of structs to relations and columns."""
     if rewritten.relation is None:
-        names = _distinct(list(table.column_names))
+        names = distinct_names(list(table.column_names))
         columns = [_column(name, values, handles) for name, values in zip(names, table.columns, strict=True)]
         return QueryResult(None, None, tuple(columns), table.num_rows)
-    names = _distinct([output.name for output, _ in rewritten.outputs])
+    names = distinct_names([output.name for output, _ in rewritten.outputs])
     found: list[ResultColumn] = []
     for name, (output, engine_name) in zip(names, rewritten.outputs, strict=True):
         if engine_name is None:
@@ -96,7 +96,7 @@ def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(pa.float64())
 
 
-def _distinct(names: list[str]) -> list[str]:
+def distinct_names(names: list[str]) -> list[str]:
     """Names with a number at the end where one repeats."""
     taken: set[str] = set()
     found = []

@@ -11,11 +11,12 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.query.scan import Relation, ScanTrace, TableScan, column_type
 from penstock.query.sql._ast import Node
-from penstock.query.sql._connection import Interrupted, QueryLimits, connected, run_interruptibly
+from penstock.query.sql._connection import QueryLimits, RunOptions, connected, run_interruptibly
 from penstock.query.sql._errors import SqlErrors, translated
+from penstock.query.sql._late import LateColumns, late_columns
 from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import parse, unparse
-from penstock.query.sql._result import HandleColumn, QueryResult, make_result
+from penstock.query.sql._result import HandleColumn, QueryResult, distinct_names, make_result
 from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
@@ -24,15 +25,6 @@ from penstock.table import Int64Array
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a question is answered, beside what it asks."""
-
-    limits: QueryLimits
-    trace: ScanTrace
-    cancel: threading.Event | None
 
 
 def run_sql(
@@ -81,12 +73,12 @@ def answer(question: Question, node: Node, options: RunOptions, *, exact: bool) 
     """Run a prepared question."""
     with translated(question.errors, []):
         rewritten = Queries(question).outermost(node)
-        search = top_k(question, rewritten)
-    return (
-        execute(question, rewritten, options)
-        if search is None
-        else _search(question, rewritten, search, options, exact)
-    )
+        search, late = top_k(question, rewritten), late_columns(question, rewritten)
+    if options.trace.dry:
+        return execute(question, rewritten, options)
+    if search is not None:
+        return _search(question, rewritten, search, options, exact)
+    return execute(question, rewritten, options) if late is None else _in_two(question, rewritten, late, options)
 
 
 def _search(question: Question, rewritten: Rewritten, search: TopK, options: RunOptions, exact: bool) -> QueryResult:
@@ -98,24 +90,39 @@ def _search(question: Question, rewritten: Rewritten, search: TopK, options: Run
         allowed = np.unique(relation.positions[kept.rows])
     elif len(relation.rows) != relation.reader.snapshot.live or not relation.ascending:
         allowed = relation.distinct
-    if options.trace.dry:
-        return execute(question, rewritten, options)
-    found = run_interruptibly(
-        None, lambda: candidates(search, relation, allowed, exact=exact), options.limits, options.cancel
-    )
+    found = run_interruptibly(None, lambda: candidates(search, relation, allowed, exact=exact), options)
     if found is None:
         return execute(question, rewritten, options)
     part, indices = restricted(relation, found)
-    result = execute(
-        question, Rewritten(search.rest, search.relation, rewritten.outputs), options, {search.relation: part}
-    )
+    rest = Rewritten(search.rest, search.relation, rewritten.outputs)
+    return _reindexed(execute(question, rest, options, {search.relation: part}), indices)
+
+
+def _in_two(question: Question, rewritten: Rewritten, late: LateColumns, options: RunOptions) -> QueryResult:
+    """Find the rows, then compute costly columns for them."""
+    first = execute(question, late.rows, options)
+    assert first.relation is not None
+    assert first.rows is not None
+    relation = question.relations[first.relation]
+    part = replace(relation, rows=relation.positions[first.rows])
+    second = _reindexed(execute(question, late.columns, options, {first.relation: part}), first.rows)
+    early, later = iter(first.columns), iter(second.columns)
+    names = {name for _, name in late.columns.outputs}
+    columns = [next(later if name in names else early) for _, name in rewritten.outputs]
+    given = distinct_names([output.name for output, _ in rewritten.outputs])
+    renamed = [replace(column, name=name) for column, name in zip(columns, given, strict=True)]
+    return replace(first, columns=tuple(renamed))
+
+
+def _reindexed(result: QueryResult, indices: Int64Array) -> QueryResult:
+    """A result over some rows of a relation as one over all, by the index of each row."""
+    assert result.rows is not None
     columns = [
         replace(each, indices=_taken(indices, each.indices))
-        if isinstance(each, HandleColumn) and each.relation == search.relation
+        if isinstance(each, HandleColumn) and each.relation == result.relation
         else each
         for each in result.columns
     ]
-    assert result.rows is not None
     return replace(result, rows=indices[result.rows], columns=tuple(columns))
 
 
@@ -131,9 +138,7 @@ def execute(
     with translated(question.errors, run.failures), connected(options.limits) as connection:
         text = unparse(rewritten.node)
         try:
-            table = run_interruptibly(connection, lambda: run.fetch(connection, text), options.limits, options.cancel)
-        except Interrupted as error:
-            raise InvalidInputError(f"{error}; ask for less, or raise the limit") from None
+            table = run_interruptibly(connection, lambda: run.fetch(connection, text), options)
         finally:
             run.close(connection)
     return make_result(rewritten, table, run.handle_members)

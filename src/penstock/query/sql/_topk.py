@@ -44,7 +44,7 @@ class TopK:
 def top_k(question: Question, rewritten: Rewritten) -> TopK | None:
     """The search that a question asks for; None if it needs all rows, or another order."""
     node = rewritten.node
-    if rewritten.relation is None or not _is_simple(node):
+    if rewritten.relation is None or not is_row_by_row(node):
         return None
     order = [each for each in node["modifiers"] if each["type"] == "ORDER_MODIFIER"]
     limit = [each for each in node["modifiers"] if each["type"] == "LIMIT_MODIFIER"]
@@ -70,7 +70,7 @@ def top_k(question: Question, rewritten: Rewritten) -> TopK | None:
     return TopK(rewritten.relation, tuple(terms), count, where, {**node, "where_clause": None})
 
 
-def _is_simple(node: Node) -> bool:
+def is_row_by_row(node: Node) -> bool:
     """Whether a query selects from one relation, row by row."""
     if node["from_table"]["type"] != "BASE_TABLE" or node["from_table"].get("sample") or node.get("sample"):
         return False
