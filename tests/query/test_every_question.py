@@ -16,7 +16,7 @@ import penstock
 from penstock.format import new_id
 from penstock.storage import open_store
 
-NAMES = ["grasp", "push", "place"]
+NAMES = ("grasp", "push", "place")
 WORDS = ["red", "robot", "arm", "left", "cup", "blue"]
 LENGTH = 6
 SCHEMA: dict[str, Any] = {
@@ -115,11 +115,12 @@ def check_search(ds: penstock.Dataset, memory: pa.Table, rng: np.random.Generato
     cosine = embeddings @ vector / (np.linalg.norm(embeddings, axis=1) * np.linalg.norm(vector))
     relevance = bm25(memory["caption"].to_pylist(), "red robot")
     left = np.array([row["camera"] == "left" for row in map(json.loads, memory["meta"].to_pylist())], bool)
-    for scores, condition, exact, asked in [
+    cases: list[tuple[Any, Any, bool, dict[str, Any]]] = [
         (cosine, None, True, {"vector": vector}),
         (relevance, None, False, {"text": "red robot"}),
         (0.7 * cosine + 0.3 * relevance, left, True, {"vector": vector, "text": "red robot"}),
-    ]:
+    ]
+    for scores, condition, exact, asked in cases:
         allowed = np.ones(len(memory), bool) if condition is None else condition
         wanted = np.where(allowed, scores, -np.inf)
         if list(asked) == ["text"]:

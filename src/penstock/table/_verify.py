@@ -20,7 +20,6 @@ from penstock.format import (
     Commit,
     DataFile,
     IndexEntry,
-    IndexHeader,
     IndexObject,
     IngestManifest,
     Manifest,
@@ -139,8 +138,10 @@ class Verifier:
         thread_map(self._check_list, list(lists), max_workers=_WORKERS)
         checked: dict[str, IndexObject] = {}
         for entry in indexes.values():
-            if (header := self._check_index(entry)) is not None:
-                checked |= {search_index_key(entry.id, ref.id, "arrow"): ref for ref in header.all_objects}
+            with self._reporting():
+                header = self._check(entry.key, partial(decode_index_header, entry))
+                found = [] if header is None else header.all_objects
+                checked |= {search_index_key(entry.id, ref.id, "arrow"): ref for ref in found}
         thread_map(lambda one: self._check(one[0], one[1].verify), list(checked.items()), max_workers=_WORKERS)
         return _AllFields(tuple(fields.values())), list(nodes)
 
@@ -152,11 +153,6 @@ class Verifier:
             else:
                 decode = listed.decode if isinstance(listed, IngestManifest) else partial(decode_quarantine, listed)
             self._check(listed.key, decode)
-
-    def _check_index(self, entry: IndexEntry) -> IndexHeader | None:
-        with self._reporting():
-            return self._check(entry.key, partial(decode_index_header, entry))
-        return None
 
     def _check_snapshot(self, ref: SnapshotRef) -> Snapshot | None:
         with self._reporting():

@@ -1,6 +1,7 @@
 """Filters as expressions of Arrow: which columns they need, and which rows match."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -8,16 +9,21 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.table import Int64Array
+from penstock.table.filters import field_names, parse_expression
 
 _INDEX = "~index"
-_FIRST_INDICES = pa.array(np.arange(1 << 18, dtype=np.int32))
+_MAX_CACHED_ROWS = 1 << 18
 
 
 def referenced_columns(schema: pa.Schema, expression: pc.Expression) -> list[str]:
-    """The columns that an expression needs: it cannot be bound without them.
+    """The columns that an expression needs.
 
-    Halves of the columns are left out at a time, so a few columns of many are found in a few attempts.
+    If its tree cannot be read, those without which it cannot be bound: halves of the columns are left out at a time, so
+    a few columns of many are found in a few attempts.
     """
+    if (term := parse_expression(expression)) is not None and field_names(term) <= set(schema.names):
+        needed = field_names(term)
+        return [name for name in schema.names if name in needed]
     empty = schema.empty_table()
     _check_binds(empty, expression)
     if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
@@ -32,7 +38,12 @@ def matching_rows(table: pa.Table, expression: pc.Expression) -> Int64Array:
 
 
 def _indices(count: int) -> pa.Array:
-    return _FIRST_INDICES.slice(0, count) if count <= len(_FIRST_INDICES) else pa.array(np.arange(count))
+    return _first_indices().slice(0, count) if count <= _MAX_CACHED_ROWS else pa.array(np.arange(count))
+
+
+@cache
+def _first_indices() -> pa.Array:
+    return pa.array(np.arange(_MAX_CACHED_ROWS, dtype=np.int32))
 
 
 def _needed(empty: pa.Table, expression: pc.Expression, names: Sequence[str]) -> list[str]:

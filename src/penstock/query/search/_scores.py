@@ -28,7 +28,7 @@ class Scores(Protocol):
         """The exact scores of rows at ascending positions; NaN for a row without a value."""
 
     def top(self, count: int, *, allowed: Int64Array | None, exact: bool) -> Ranked:
-        """The best rows among the `allowed` ones (ascending positions; None for all); rows with the score NaN are not ranked.
+        """The best rows among the `allowed` ones (ascending positions; None for all), without rows whose score is NaN.
 
         Uses an index if the version has one; with `exact`, an approximate index is not used, and scores are exact.
         """
