@@ -18,6 +18,7 @@ from penstock.table import take_positions
 if TYPE_CHECKING:
     import pandas
     import polars
+    import pyarrow.dataset
 
     from penstock.dataset._view import View
 
@@ -136,9 +137,15 @@ class Questions:
 
         Media stay encoded. Needs the extra `polars`.
         """
-        scan = TableScan(self._relation()).as_dataset()
-        frame: polars.LazyFrame = _imported("polars", "Polars").scan_pyarrow_dataset(scan)
+        frame: polars.LazyFrame = _imported("polars", "Polars").scan_pyarrow_dataset(self.to_arrow_dataset())
         return frame
+
+    def to_arrow_dataset(self) -> "pyarrow.dataset.Dataset":
+        """A `pyarrow.dataset.Dataset` for engines that take one, such as DataFusion and DuckDB.
+
+        They push columns and filters to it, which it applies exactly; media stay encoded.
+        """
+        return TableScan(self._relation()).as_dataset()
 
     def save_view(self, name: str, description: str | None = None) -> None:
         """Save this view with its table under a name; `penstock.load(…, view=name)` opens it on any machine.
