@@ -89,7 +89,7 @@ def test_new_names_have_no_control_characters(name: str) -> None:
         ds.add_column(name, int, fill=0)
     with pytest.raises(InvalidInputError, match="printable"):
         ds.rename_column("x", name)
-    with pytest.raises(InvalidInputError, match="cannot be a branch or a tag"):
+    with pytest.raises(InvalidInputError, match="cannot be the name of a branch"):
         ds.branches.create(name)
-    with pytest.raises(InvalidInputError, match="cannot be a branch or a tag"):
+    with pytest.raises(InvalidInputError, match="cannot be the name of a branch"):
         ds.tags.create(name)

@@ -23,6 +23,7 @@ from penstock.format import (
     decode_index_table,
     search_index_key,
 )
+from penstock.history import Tree
 from penstock.query.indexes._coverage import Coverage, Covered, coverage_of
 from penstock.query.indexes._kind import IndexKind
 from penstock.query.indexes._kinds import kind_from_options
@@ -192,15 +193,16 @@ class OpenIndex:
         return found
 
 
-_contents: "WeakKeyDictionary[Store, OrderedDict[str, IndexContents]]" = WeakKeyDictionary()
+_contents: "WeakKeyDictionary[Tree, OrderedDict[str, IndexContents]]" = WeakKeyDictionary()
+"""By tree, which contents do not refer to: they go with the last reader."""
 _contents_lock = Lock()
 
 
 def contents_of(reader: Reader, entry: IndexEntry) -> IndexContents:
-    """The contents of an index; the header is read once for a store."""
+    """The contents of an index; the header is read once for all versions of a session."""
     store = reader.store
     with _contents_lock:
-        known = _contents.setdefault(store, OrderedDict())
+        known = _contents.setdefault(reader.tree, OrderedDict())
         if entry.header.id in known:
             known.move_to_end(entry.header.id)
             return known[entry.header.id]

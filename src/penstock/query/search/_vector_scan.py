@@ -6,23 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import CorruptError
-from penstock.format import DataFile, Field, Fragment, crc32c
+from penstock.format import DataFile, Field, Fragment, Node, crc32c
+from penstock.history import Tree
 from penstock.query.indexes import vector_kind
 from penstock.query.search._metrics import VectorQuery, best, inner_products, squared_norms
 from penstock.query.search._scores import Float32Array, Ranked
 from penstock.storage import Prefetch, read_ahead
-from penstock.table import FragmentRows, Int64Array, Pages, Reader, dense_runs, fetch_pages, gather
+from penstock.table import FragmentRows, Int64Array, Pages, RandomRowReader, Reader, dense_runs, fetch_pages, gather
 from penstock.types import ByteRange
 
 T = TypeVar("T")
 
 _BLOCK_BYTES = 16 << 20
 _FEW_ROWS = 128
+_FEW_LOCAL_ROWS = 4096
 _PIECE_BYTES = 1 << 20
 _LOCAL_PREFETCH = Prefetch(2, 64 << 20)
 _REMOTE_PREFETCH = Prefetch(16, 64 << 20)
@@ -57,7 +60,7 @@ def scan_top(reader: Reader, field: Field, query: VectorQuery, count: int, allow
 
 def scan_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int64Array) -> Float32Array:
     """The exact scores of rows at ascending positions."""
-    if len(positions) <= _FEW_ROWS:
+    if len(positions) <= (_FEW_LOCAL_ROWS if reader.store.is_local else _FEW_ROWS):
         return _few_scores(reader, field, query, positions)
     scores, done = np.empty(len(positions), np.float32), 0
     for part in _read_ahead(
@@ -70,14 +73,50 @@ def scan_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int
 
 def _few_scores(reader: Reader, field: Field, query: VectorQuery, positions: Int64Array) -> Float32Array:
     """`scan_scores` without threads that read ahead."""
-    raw = reader.raw_columns([field], [positions])[0][field.name]
-    rows = vector_kind(field).view(raw.array) if raw.dense is None else raw.dense
+    rows, missing = _random_rows(reader, field, positions), None
+    if rows is None:
+        raw = reader.raw_columns([field], [positions])[0][field.name]
+        rows = vector_kind(field).view(raw.array) if raw.dense is None else raw.dense
+        missing = None if raw.array is None else np.asarray(raw.array.is_null())
     values = query.as_floats(rows)
     squares = squared_norms(values) if query.needs_norms else None
     scores = query.scores(inner_products(values, query.vector), squares, lambda some: rows[some])
-    if raw.array is not None and raw.array.null_count:
-        scores[~np.asarray(raw.array.is_valid())] = np.nan
+    if missing is not None:
+        scores[missing] = np.nan
     return scores
+
+
+class _VersionReader:
+    """Reads rows of the version that was last asked for, so that its pages are verified once."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._version: tuple[Node, ...] | None = None
+        self._rows: RandomRowReader
+
+    def read(self, reader: Reader, field: Field, positions: Int64Array) -> npt.NDArray[Any] | None:
+        """One column; None if pages must be read, or if another thread reads, or did when this process was forked."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._version != reader.snapshot.nodes:
+                self._version, self._rows = reader.snapshot.nodes, RandomRowReader(reader.store)
+            located = reader.locate(positions)
+            return self._rows.read(field, located, np.arange(len(positions)), len(positions), np.empty)
+        finally:
+            self._lock.release()
+
+
+_readers: "WeakKeyDictionary[Tree, _VersionReader]" = WeakKeyDictionary()
+"""By tree, which nothing here refers to."""
+
+
+def _random_rows(reader: Reader, field: Field, positions: Int64Array) -> npt.NDArray[Any] | None:
+    """Rows of local files without the rest of their pages; None if pages must be read."""
+    if not reader.store.is_local:
+        return None
+    with reader.missing_as_corrupt():
+        return _readers.setdefault(reader.tree, _VersionReader()).read(reader, field, positions)
 
 
 def scan_bytes(reader: Reader, field: Field, positions: Int64Array) -> tuple[int, int]:

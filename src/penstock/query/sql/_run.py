@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
-from penstock.query.scan import Relation, ScanTrace, TableScan, column_type
+from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type
 from penstock.query.sql._ast import Node
 from penstock.query.sql._connection import QueryLimits, RunOptions, connected, run_interruptibly
 from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._late import LateColumns, late_columns
 from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import parse, unparse
+from penstock.query.sql._plain_filter import plain_filter
 from penstock.query.sql._result import HandleColumn, QueryResult, distinct_names, make_result
 from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
@@ -73,12 +75,25 @@ def answer(question: Question, node: Node, options: RunOptions, *, exact: bool) 
     """Run a prepared question."""
     with translated(question.errors, []):
         rewritten = Queries(question).outermost(node)
+        condition = plain_filter(question, rewritten)
         search, late = top_k(question, rewritten), late_columns(question, rewritten)
+    if condition is not None:
+        return _filtered(question, rewritten, condition, options)
     if options.trace.dry:
         return execute(question, rewritten, options)
     if search is not None:
         return _search(question, rewritten, search, options, exact)
     return execute(question, rewritten, options) if late is None else _in_two(question, rewritten, late, options)
+
+
+def _filtered(question: Question, rewritten: Rewritten, condition: pc.Expression, options: RunOptions) -> QueryResult:
+    """Answer a question that a scan answers alone."""
+    run = _Run(question, options, question.relations)
+    assert rewritten.relation is not None
+    scan = run.scan(rewritten.relation, question.relations[rewritten.relation])
+    with translated(question.errors, run.failures):
+        table = run_interruptibly(None, lambda: scan.to_table([ROW], condition), options)
+    return make_result(rewritten, table, {})
 
 
 def _search(question: Question, rewritten: Rewritten, search: TopK, options: RunOptions, exact: bool) -> QueryResult:
@@ -165,7 +180,7 @@ class _Run:
     def fetch(self, connection: "DuckDBPyConnection", text: str) -> pa.Table:
         """The result in memory; raises `InvalidInputError` if it is larger than the limit."""
         for name, relation in self.relations.items():
-            connection.register(scan_name(name), self._scan(name, relation).as_dataset())
+            connection.register(scan_name(name), self.scan(name, relation).as_dataset())
         self._register_functions(connection)
         params = self.question.engine_params()
         found = connection.sql(text, params=params) if params else connection.sql(text)
@@ -178,7 +193,8 @@ class _Run:
                 raise InvalidInputError("the result is larger than the memory limit; select less, or raise the limit")
         return pa.Table.from_batches(batches, reader.schema)
 
-    def _scan(self, name: str, relation: Relation) -> TableScan:
+    def scan(self, name: str, relation: Relation) -> TableScan:
+        """The rows of a relation, with what the question derives from them."""
         return _GuardedScan(
             relation,
             name=name,
