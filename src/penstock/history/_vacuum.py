@@ -206,7 +206,7 @@ class Vacuum:
             for prefix in _PREFIXES
             for item in list_objects(self.store, prefix)
             if item.key not in reachable
-            and not item.key.endswith(".json")  # names of views are never deleted
+            and not _is_name_of_view(item.key)
             and (item.key in expired or item.modified_s < orphaned_before_s)
         ]
 
@@ -263,6 +263,11 @@ def check_not_expired(store: Store, *commits: Commit) -> None:
             store.head(commit.snapshot.key)
         except NotFoundError:
             raise expired_error(store, commit) from None
+
+
+def _is_name_of_view(key: str) -> bool:
+    """Whether an object names a view; names are never deleted."""
+    return key.startswith("views/") and key.endswith(".json")
 
 
 def _index_names(key: str) -> tuple[str, str]:
