@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidInputError
-from penstock.query.search import Ranked, top_combined, top_ranks
+from penstock.query.search import Ranked, SearchPlan, top_combined, top_ranks
 
 ROWS = 1500
 
@@ -41,6 +41,9 @@ class FakeScores:
         if not exact:
             count = int(count * self._recall)
         return Ranked(rows[order[:count]], self.values[rows[order[:count]]])
+
+    def plan(self, count: int) -> SearchPlan:
+        return SearchPlan(None, count)
 
 
 def brute_force(

@@ -198,16 +198,17 @@ def test_a_query_reads_the_pages_of_its_words_from_s3() -> None:
     # the first query reads the header and the directory of postings; the first phrase reads that of positions
     for query, requests in (("w77 w1234 w4321", 5), ("w78 w1235 w4322", 3), ('"w1 w2" w5', 6), ('"w3 w5" w77', 3)):
         store.reset()
-        planned = scores(opened, query).pages()
+        planned = scores(opened, query).plan(10)
         assert len(scores(opened, query).top(10, allowed=None, exact=False).positions)
         assert 0 < store.requests["get"] <= requests
         assert store.bytes["get"] < size / 2
-        assert 0 < sum(read.table.bytes_of(read.pages) for read in planned) <= store.bytes["get"]
+        assert planned.index == "caption_text"
+        assert 0 < planned.bytes <= store.bytes["get"]
         store.reset()
         found = scores(opened, query)
         found.at(np.sort(found.top(100, allowed=None, exact=False).positions))
         assert not store.requests["get"]  # what was read is remembered
-        assert (found.index, found.pages(), len(found.unindexed)) == ("caption_text", [], 0)
+        assert found.plan(10).bytes == 0
 
 
 def test_the_words_not_used_for_longest_are_forgotten() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidInputError
 from penstock.query import Ranked, Relation, run_sql
+from penstock.query.search import SearchPlan
 from penstock.table import Int64Array
 from tests.query.tables import as_table, make_table, relation
 
@@ -31,6 +32,9 @@ class MemoryScores:
         self.deepest = max(self.deepest, count)
         order = np.argsort(-self.values[rows] if self.higher_is_better else self.values[rows], kind="stable")[:count]
         return Ranked(rows[order], self.values[rows[order]])
+
+    def plan(self, count: int) -> SearchPlan:
+        return SearchPlan(None, count)
 
 
 class Factory:

@@ -98,7 +98,7 @@ class ScanRun:
 
     def plan(self) -> None:
         """Add to the trace what `batches` would read at most, without reading it."""
-        needed = list(dict.fromkeys([*self._filter_columns, *self.columns]))
+        needed = list(dict.fromkeys([*self.filter_columns, *self.columns]))
         rows = self.relation.distinct
         columns: list[tuple[Int64Array, Sequence[str]]] = [(rows, needed)]
         if (answer := self._index_answer) is not None:
@@ -110,12 +110,13 @@ class ScanRun:
                 self.trace.add_bytes(sum(request.bytes for request in requests))
 
     @cached_property
-    def _filter_columns(self) -> list[str]:
+    def filter_columns(self) -> list[str]:
+        """The columns that the filter compares."""
         return [] if self.filter is None else referenced_columns(self.schema, self.filter)
 
     def _matching(self) -> Iterator[Part]:
         """Rows that match, with the filter's columns that are wanted; in the order of the relation."""
-        names = self._filter_columns
+        names = self.filter_columns
         if self.relation.ascending:
             yield from self._filtered(self.relation, names)
             return
@@ -200,12 +201,12 @@ class ScanRun:
 
     def _prunable(self) -> pc.Expression | None:
         """The filter, if its columns are stored as they are compared; a computed one prunes nothing."""
-        fields = self._fields(self._filter_columns)
+        fields = self._fields(self.filter_columns)
         return self.filter if all(map(is_stored_type, fields)) else None
 
     def _projected(self, parts: Iterator[Part]) -> Iterator[Part]:
         """Parts with all columns, in pieces that fit into memory."""
-        known = set(self._filter_columns) if self.relation.ascending and self._index_answer is None else set()
+        known = set(self.filter_columns) if self.relation.ascending and self._index_answer is None else set()
         names = [name for name in self.columns if name not in known]
         fields = self._fields(names)
         if not fields and not any(name in self.derived for name in names):

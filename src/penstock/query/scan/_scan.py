@@ -149,7 +149,8 @@ class TableScan:
 
     def _batches(self, run: ScanRun) -> Iterator[pa.RecordBatch]:
         run.trace.scans += 1
-        run.trace.add_columns([name for name in run.columns if name in self._relation.reader.snapshot.schema])
+        names = dict.fromkeys([*run.filter_columns, *run.columns])
+        run.trace.add_columns([name for name in names if name in self._relation.reader.snapshot.schema])
         if self._trace.dry:
             run.plan()
             return

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
-from penstock.query.search._scores import Float32Array, Ranked, Scores
+from penstock.query.search._scores import Float32Array, Ranked, Scores, SearchPlan
 from penstock.table import Int64Array
 
 Fuse: TypeAlias = Literal["rrf"] | Mapping[str, float]
@@ -220,6 +220,9 @@ class _Without:
         found = self.scores.top(count + len(self.positions), allowed=allowed, exact=exact)
         keep = np.flatnonzero(~np.isin(found.positions, self.positions))[:count]
         return Ranked(found.positions[keep], found.scores[keep])
+
+    def plan(self, count: int) -> SearchPlan:
+        return self.scores.plan(count + len(self.positions))
 
 
 _NO_ROWS = np.zeros(0, np.int64)

@@ -7,10 +7,10 @@ import numpy as np
 
 from penstock.errors import InvalidInputError
 from penstock.format import Field
-from penstock.query.indexes import OpenIndex, PageRead, open_index
+from penstock.query.indexes import OpenIndex, open_index
 from penstock.query.indexes.text import TextKind, Tokenizer, check_text
 from penstock.query.search._bm25 import RowScores, Statistics, idf
-from penstock.query.search._scores import Float32Array, Ranked
+from penstock.query.search._scores import Float32Array, Ranked, SearchPlan, column_bytes
 from penstock.query.search._text_index import SegmentMatches, has_value, match_index, pages_of_query
 from penstock.query.search._text_scan import Matches, scan_text
 from penstock.table import Int64Array, Reader
@@ -56,17 +56,16 @@ class TextScores:
         if parts > _MAX_PARTS:
             raise InvalidInputError(f"a text query has {parts:,} words and phrases; {_MAX_PARTS:,} are the most")
 
-    @property
-    def index(self) -> str | None:
-        """The name of the index that answers; None if the column is read."""
-        return None if self._index is None else self._index.name
+    def plan(self, count: int) -> SearchPlan:  # noqa: ARG002
+        """What a search reads; pages of words that were searched before are remembered."""
+        rows = column_bytes(self._reader, self._field, self._unindexed)
+        if self._index is None:
+            return SearchPlan(None, rows)
+        pages = sum(read.table.bytes_of(read.pages) for read in pages_of_query(self._index, self._query))
+        return SearchPlan(self._index.name, pages + rows)
 
-    def pages(self) -> list[PageRead]:
-        """The pages of the index that a search reads; pages of words that were searched before are remembered."""
-        return [] if self._index is None else pages_of_query(self._index, self._query)
-
     @property
-    def unindexed(self) -> Int64Array:
+    def _unindexed(self) -> Int64Array:
         """Ascending positions of rows whose text is read, because no index answers them."""
         return np.arange(self._reader.snapshot.live) if self._index is None else self._index.uncovered
 
@@ -105,7 +104,7 @@ class TextScores:
     @cached_property
     def _scanned(self) -> Matches:
         """What is found by reading the rows that no index answers."""
-        return scan_text(self._reader, self._field, self.unindexed, self._tokenizer, self._query)
+        return scan_text(self._reader, self._field, self._unindexed, self._tokenizer, self._query)
 
     @cached_property
     def _sources(self) -> list[_Source]:

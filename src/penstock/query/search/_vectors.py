@@ -9,7 +9,7 @@ import numpy.typing as npt
 from penstock.format import Field
 from penstock.query.indexes import OpenIndex, VectorKind, open_index
 from penstock.query.search._metrics import VectorQuery, best
-from penstock.query.search._scores import Float32Array, Ranked
+from penstock.query.search._scores import Float32Array, Ranked, SearchPlan, column_bytes
 from penstock.query.search._vector_index import VectorSearch
 from penstock.query.search._vector_scan import merge_ranked, scan_bytes, scan_scores, scan_top
 from penstock.table import Int64Array, Reader
@@ -49,6 +49,15 @@ class VectorScores:
         if search is None or (allowed is not None and self._scan_is_cheaper(search, count, allowed)):
             return scan_top(self._reader, self._field, self._query, count, allowed)
         return self._search(search, count)
+
+    def plan(self, count: int) -> SearchPlan:
+        """What a search reads; the rows that are scored again from the table are not counted."""
+        search = self.search(None)
+        if search is None:
+            rows = np.arange(self._reader.snapshot.live)
+            return SearchPlan(None, column_bytes(self._reader, self._field, rows))
+        lacking = column_bytes(self._reader, self._field, search.index.uncovered)
+        return SearchPlan(search.index.name, search.cost(count) + lacking)
 
     def search(self, allowed: Int64Array | None) -> VectorSearch | None:
         """The search that an index of this metric can answer; None if there is no such index."""

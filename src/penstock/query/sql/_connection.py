@@ -1,5 +1,6 @@
 """Sandboxed connections to DuckDB, and the limits of a question."""
 
+import atexit
 import os
 import threading
 import time
@@ -80,6 +81,12 @@ class _Databases:
         with self._lock:
             self._open.pop((limits.memory_bytes, limits.threads), None)
 
+    def close(self) -> None:
+        """Close all, at the end of the program: the engine reports what is left open."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
     def forget(self) -> None:
         """In a forked child: the threads of the databases do not exist there, and to close one would wait for them."""
         self._lost.append(self._open)
@@ -87,6 +94,7 @@ class _Databases:
 
 
 _databases = _Databases()
+atexit.register(_databases.close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_databases.forget)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.errors import escape_controls
 from penstock.query.scan import Relation, ScanTrace, TableScan
+from penstock.query.search import SearchPlan
 from penstock.query.sql._connection import QueryLimits, RunOptions
 from penstock.query.sql._errors import translated
 from penstock.query.sql._params import Params
@@ -14,7 +15,7 @@ from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import answer, prepare
 from penstock.query.sql._score_functions import make_scores
-from penstock.query.sql._topk import top_k
+from penstock.query.sql._topk import TopK, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question
 from penstock.table import ROW_ID, page_requests
@@ -96,12 +97,12 @@ def explain_sql(
     if not analyze:
         _plan_rest(question, trace)
     plans = tuple(_relation_plan(name, trace) for name in trace.relations)
-    used = sorted({each for _, each in question.scores}) if search is not None else []
-    searches = [_described(question, name) for name in used]
-    total = sum(plan.bytes_to_read for plan in plans)
+    planned = _searches(question, search)
+    searches = tuple(f"{name}: {plan}" for name, plan in planned)
+    total = sum(plan.bytes_to_read for plan in plans) + sum(plan.bytes for _, plan in planned)
     if not analyze:
-        return Explanation(text, plans, tuple(searches), total, None, None)
-    return Explanation(text, plans, tuple(searches), total, len(result), _result_bytes(question, result))
+        return Explanation(text, plans, searches, total, None, None)
+    return Explanation(text, plans, searches, total, len(result), _result_bytes(question, result))
 
 
 def _plan_rest(question: Question, trace: ScanTrace) -> None:
@@ -121,14 +122,12 @@ def _relation_plan(name: str, trace: ScanTrace) -> RelationPlan:
     )  # fmt: skip
 
 
-def _described(question: Question, name: str) -> str:
-    """A score by its function and column, and what answers it."""
-    function, column, _ = name.removeprefix("~").rsplit(".", 1)[0].partition(".")[0], name.split(".")[1], None
-    for (_, known), scores in question.scores.items():
-        explain = getattr(scores, "explain", None)
-        if known == name and explain is not None:
-            return f"{function}({column}): {explain()}"
-    return f"{function}({column})"
+def _searches(question: Question, search: TopK | None) -> list[tuple[str, SearchPlan]]:
+    """The scores that a question ranks by, and what their searches read."""
+    if search is None:
+        return []
+    found = {name: scores.plan(search.count) for (_, name), scores in question.scores.items()}
+    return [("{}({})".format(*name.removeprefix("~").split(".")[:2]), plan) for name, plan in sorted(found.items())]
 
 
 def _result_bytes(question: Question, result: QueryResult) -> int:
