@@ -104,7 +104,7 @@ shuffles = st.sampled_from([None, SHUFFLE, replace(SHUFFLE, lanes=5, spread=2.5)
     columns, functions, shuffles, st.sampled_from([1, 7, 32]), st.integers(1, 3), st.sampled_from([1, 2, 3, 5]),
     st.sampled_from([None, 4 << 20]), st.booleans(), st.integers(0, 300),
 )  # fmt: skip
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 def test_processes_build_the_same_batches_as_threads(
     columns: list[str] | None,
     functions: dict[str, Any],

@@ -583,7 +583,7 @@ def test_any_sequence_of_version_operations_equals_the_model() -> None:
     run_state_machine_as_test(
         HistoryMachine,
         settings=settings(
-            max_examples=100,
+            max_examples=50,
             stateful_step_count=50,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes longer than finding
@@ -609,7 +609,7 @@ CHANGES: list[Callable[[HistoryMachine, st.DataObject], object]] = [
 
 
 @settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes longer than finding
     report_multiple_bugs=False,

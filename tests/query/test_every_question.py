@@ -153,7 +153,7 @@ OPERATIONS = ["append", "delete", "update", "add column", "compact", "extend", "
 
 
 @given(st.lists(st.sampled_from(OPERATIONS), min_size=1, max_size=4), st.integers(0, 1 << 20))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_questions_are_answered_as_over_the_rows_in_memory(operations: list[str], seed: int) -> None:
     rng, store = np.random.default_rng(seed), open_store(f"memory://{new_id()}")
     ds = penstock.create(store, SCHEMA)

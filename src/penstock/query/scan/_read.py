@@ -102,7 +102,7 @@ class ScanRun:
         rows = self.relation.distinct
         columns: list[tuple[Int64Array, Sequence[str]]] = [(rows, needed)]
         if (answer := self._index_answer) is not None:
-            matches, unchecked = (_within(rows, found) for found in (answer.matches, answer.unchecked))
+            matches, unchecked = (_within(self.relation, found) for found in (answer.matches, answer.unchecked))
             columns = [(matches, self.columns), (unchecked, needed)]
         for chosen, names in columns:
             for part in self._candidates(replace(self.relation, rows=chosen), names):
@@ -152,7 +152,7 @@ class ScanRun:
         if self._index_answer is None:
             yield from self._scanned(relation, names)
             return
-        matches, unchecked = (_within(relation.distinct, found) for found in self._index_answer[:2])
+        matches, unchecked = (_within(relation, found) for found in self._index_answer[:2])
         checked = self._scanned(replace(relation, rows=unchecked), names) if len(unchecked) else iter(())
         positions = np.union1d(matches, np.concatenate([matches[:0], *(part.positions for part in checked)]))
         for selected in relation.reader.locate(positions):
@@ -309,12 +309,11 @@ class ScanRun:
         return sum(_column_bytes(first, each) for each in fields)
 
 
-def _within(rows: Int64Array, found: Int64Array) -> Int64Array:
-    """Those of some ascending positions that are among ascending rows."""
-    at = np.searchsorted(rows, found)
-    inside = at < len(rows)
-    inside[inside] = rows[at[inside]] == found[inside]
-    return found[inside]
+def _within(relation: Relation, found: Int64Array) -> Int64Array:
+    """Those of some ascending positions that are among the rows of a relation."""
+    if isinstance(relation.rows, range) and relation.rows.step == 1:
+        return found[slice(*np.searchsorted(found, (relation.rows.start, relation.rows.stop)))]
+    return np.intersect1d(found, relation.distinct, assume_unique=True)
 
 
 def _column_bytes(fragment: Fragment | None, column: Field) -> float:
