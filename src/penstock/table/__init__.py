@@ -24,7 +24,14 @@ from penstock.table._random_read import RandomRowReader
 from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch
 from penstock.table._row_index import row_values
 from penstock.table._rows import append_rows, delete_rows, update_rows
-from penstock.table._select import Where, find_positions, is_position, resolve_positions, take_positions
+from penstock.table._select import (
+    Where,
+    find_positions,
+    is_position,
+    resolve_positions,
+    sorted_distinct,
+    take_positions,
+)
 from penstock.table._session import Session, author
 from penstock.table._verify import Verifier, VerifyReport
 from penstock.table.merging import Conflict, OnConflict, merge
@@ -88,6 +95,7 @@ __all__ = [
     "rename_column",
     "resolve_positions",
     "row_values",
+    "sorted_distinct",
     "split_uri",
     "storable",
     "take",

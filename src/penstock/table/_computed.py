@@ -234,9 +234,14 @@ class _Writer:
 
 def _encode_part(field: Field, values: pa.Array, rows: Int64Array, size: int) -> tuple[DataFile, bytes]:
     """A file of `size` rows with values at some of them."""
-    indices = np.full(size, len(values), np.int64)
-    indices[rows] = np.arange(len(values))
-    array = take(concat([values, _empty_value(field)]), indices)
-    pages = split_rows(row_sizes(array), field.page_bytes)
+    if pa.types.is_primitive(values.type) and not pa.types.is_boolean(values.type) and not values.null_count:
+        numbers = np.zeros(size, values.type.to_pandas_dtype())
+        numbers[rows] = values.to_numpy()
+        array, pages = pa.array(numbers, values.type), [size]
+    else:
+        indices = np.full(size, len(values), np.int64)
+        indices[rows] = np.arange(len(values))
+        array = take(concat([values, _empty_value(field)]), indices)
+        pages = split_rows(row_sizes(array), field.page_bytes)
     file, data = encode_file([FileColumn(field)], [array], row_start=0, page_rows=pages)
     return file, bytes(data)

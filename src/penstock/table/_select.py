@@ -73,6 +73,12 @@ def take_positions(positions: range | Int64Array, indices: Int64Array) -> Int64A
     return positions.start + positions.step * indices if isinstance(positions, range) else positions[indices]
 
 
+def sorted_distinct(positions: Int64Array) -> Int64Array:
+    """Positions ascending and without repeats; several times as fast as `numpy.unique`, which hashes integers."""
+    rows = np.sort(positions)
+    return rows[np.concatenate([[True], rows[1:] != rows[:-1]])] if len(rows) > 1 else rows
+
+
 def _filter(reader: Reader, expression: pc.Expression) -> Int64Array:
     fields = _referenced_fields(reader, expression)
     candidates = candidate_rows(reader, expression, range(reader.snapshot.live), PruneCounts())

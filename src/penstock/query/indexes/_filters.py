@@ -16,13 +16,13 @@ from penstock.query.indexes._kind import KEY
 from penstock.query.indexes._open import OpenIndex, open_index
 from penstock.query.indexes._pages import PageRead, read_pages_of
 from penstock.query.indexes._scalar import ScalarKind
-from penstock.table import Int64Array, Reader
+from penstock.table import Int64Array, Reader, sorted_distinct
 from penstock.table.filters import ColumnBounds, Term, field_names, may_match, parse_expression
 
 _MAX_SHARE = 0.1
 """An index that leaves more than this share of the rows is not used: to read the column costs less."""
-_PAGE_SHARE = 4
-"""Pages may hold so many times more rows than that before they are read, because not all of them match."""
+_MAX_PAGE_ROWS = 1 << 14
+"""So many rows of pages are always read: not all of them match."""
 _MIN_ROWS = 1024
 _EMPTY = np.zeros(0, np.int64)
 
@@ -79,7 +79,7 @@ class _IndexFilter:
             values, missing = segment.tables["values"], segment.tables["missing"]
             reads.append(PageRead(values, self._surviving_pages(values.directory)))
             reads.append(PageRead(missing, range(len(missing))))
-        if sum(read.table.rows_of(read.pages) for read in reads) > _PAGE_SHARE * limit:
+        if sum(read.table.rows_of(read.pages) for read in reads) > max(limit, _MAX_PAGE_ROWS):
             return None
         nothing = pa.nulls(1, self._kind.type)
         keep_nulls = bool(self._survives(nothing, nothing, null=True)[0])
@@ -129,5 +129,5 @@ def _wider(bounds: pa.Array, *, up: bool) -> pa.Array:
 
 
 def _ascending(parts: Iterable[Int64Array]) -> Int64Array:
-    found = np.unique(np.concatenate(list(parts)))
+    found = sorted_distinct(np.concatenate(list(parts)))
     return found[found >= 0]

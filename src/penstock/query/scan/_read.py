@@ -154,7 +154,7 @@ class ScanRun:
             return
         matches, unchecked = (_within(relation, found) for found in self._index_answer[:2])
         checked = self._scanned(replace(relation, rows=unchecked), names) if len(unchecked) else iter(())
-        positions = np.union1d(matches, np.concatenate([matches[:0], *(part.positions for part in checked)]))
+        positions = np.sort(np.concatenate([matches, *(part.positions for part in checked)]))
         for selected in relation.reader.locate(positions):
             mine, positions = positions[: len(selected.rows)], positions[len(selected.rows) :]
             yield Part((selected,), mine, relation.indices_of(mine))

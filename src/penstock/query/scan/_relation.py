@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Audio, Bytes, Image, Kind, Linked, List, Struct, Tensor
-from penstock.table import Int64Array, Reader
+from penstock.table import Int64Array, Reader, sorted_distinct, take_positions
 from penstock.types import cached_property
 
 ROW = "~row"
@@ -44,7 +44,11 @@ class Relation:
     @cached_property
     def distinct(self) -> Int64Array:
         """The positions ascending and without repeats."""
-        return self.positions if self.ascending else np.unique(self.positions)
+        return self.positions if self.ascending else sorted_distinct(self.positions)
+
+    def at(self, indices: Int64Array) -> Int64Array:
+        """Positions of rows by their index."""
+        return take_positions(self.rows, indices)
 
     def indices_of(self, positions: Int64Array) -> Int64Array:
         """The index of each position in the rows, which must ascend."""

@@ -24,7 +24,6 @@ _RANK_CONSTANT = 60
 """Added to ranks in reciprocal rank fusion, as in the paper that introduced it (Cormack and others, 2009)."""
 
 _MIN_DEPTH = 100
-_DEPTH_PER_ROW = 4
 _GROWTH = 4
 
 Float64Array = npt.NDArray[np.float64]
@@ -79,7 +78,7 @@ def _weights(fuse: Fuse, names: Sequence[str]) -> Mapping[str, float] | None:
 
 def _depth(count: int) -> int:
     """Rows to take of each ranking at first, to find the best `count` of their fusion."""
-    return max(_MIN_DEPTH, _DEPTH_PER_ROW * count)
+    return max(_MIN_DEPTH, count)
 
 
 def top_ranks(rankings: Sequence[Ranked], count: int) -> Ranked:

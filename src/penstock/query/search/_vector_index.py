@@ -22,7 +22,7 @@ from penstock.types import cached_property
 
 _MIN_LISTS = 32
 _LISTS_OF_1000 = 32
-_MIN_RATIO = 200
+_MIN_RATIO = 128
 _MAX_REQUESTS = 40
 _GROWTH = 2
 _MARGIN = 16
@@ -154,28 +154,29 @@ class VectorSearch:
         scored: list[_Entries] = []
         far = [np.zeros(0, np.int64)]
         for segment, pages in enumerate(found):
-            fresh = [page for at, page in zip(reads[segment].pages, pages, strict=True) if at not in seen[segment]]
-            seen[segment].update(reads[segment].pages)
-            for page in fresh:
-                number, row_ids = self._list_of(page), np.asarray(page.column("row_id"), np.int64)
+            lists = page_keys(reads[segment].table)[np.array(reads[segment].pages, np.int64)].tolist()
+            for at, number, page in zip(reads[segment].pages, lists, pages, strict=True):
+                if at in seen[segment]:
+                    continue
+                self._check_page(number, page)
+                row_ids = np.asarray(page.column("row_id"), np.int64)
                 if number == FAR_LIST:
                     far.append(self.index.positions(segment, row_ids))
                 else:
                     scored.append(_Entries(np.full(len(page), segment), row_ids, self._score(number, page)))
+            seen[segment].update(reads[segment].pages)
         positions = self._is_allowed(np.concatenate(far))
         entries = _Entries.join(scored)
         if not np.isfinite(entries.scores).all():
             raise self._corrupt("a scale or norm that is no number")
         return entries, positions[positions >= 0]
 
-    def _list_of(self, page: pa.RecordBatch) -> int:
-        """The list of a page; raises `CorruptError` for a page that cannot be scored."""
-        keys, code = np.asarray(page.column("key")), page.column("code")
-        number = int(keys[0]) if len(keys) else FAR_LIST
-        nulls = any(column.null_count for column in page.columns) or code.values.null_count
-        if nulls or (keys != number).any() or not FAR_LIST <= number < len(self._centroids):
+    def _check_page(self, number: int, page: pa.RecordBatch) -> None:
+        """Raise `CorruptError` for a page that cannot be scored."""
+        nulls = any(column.null_count for column in page.columns) or page.column("code").values.null_count
+        keys = np.asarray(page.column("key")) if not nulls else ()
+        if nulls or {int(keys[0]), int(keys[-1])} != {number} or not FAR_LIST <= number < len(self._centroids):
             raise self._corrupt("no list, or nulls")
-        return number
 
     def _corrupt(self, what: str) -> CorruptError:
         return CorruptError(f"a page of index {self.index.name!r} has {what}; drop the index and create it again")

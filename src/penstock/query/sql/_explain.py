@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from penstock.errors import escape_controls
 from penstock.query.scan import Relation, ScanTrace, TableScan
 from penstock.query.search import SearchPlan
@@ -14,11 +12,10 @@ from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import answer, prepare
-from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import TopK, top_k
 from penstock.query.sql._udf import Udf
-from penstock.query.sql.rewrite import MakeScores, Queries, Question
-from penstock.table import ROW_ID, page_requests
+from penstock.query.sql.rewrite import MakeScores, Queries, Question, make_scores
+from penstock.table import ROW_ID, page_requests, sorted_distinct
 
 
 @dataclass(frozen=True)
@@ -135,5 +132,5 @@ def _result_bytes(question: Question, result: QueryResult) -> int:
         return 0
     relation = question.relations[result.relation]
     names = {each.column for each in result.columns if isinstance(each, TableColumn)} - {ROW_ID}
-    located = relation.reader.locate(np.unique(relation.positions[result.rows]))
+    located = relation.reader.locate(sorted_distinct(relation.at(result.rows)))
     return sum(request.bytes for request in page_requests(located, [relation.field(name).id for name in names]))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import InvalidInputError
 from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type
@@ -19,11 +18,10 @@ from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import parse, unparse
 from penstock.query.sql._plain_filter import plain_filter
 from penstock.query.sql._result import HandleColumn, QueryResult, distinct_names, make_result
-from penstock.query.sql._score_functions import make_scores
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
-from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, scan_name
-from penstock.table import Int64Array
+from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, make_scores, scan_name
+from penstock.table import Int64Array, sorted_distinct
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -75,19 +73,19 @@ def answer(question: Question, node: Node, options: RunOptions, *, exact: bool) 
     """Run a prepared question."""
     with translated(question.errors, []):
         rewritten = Queries(question).outermost(node)
-        condition = plain_filter(question, rewritten)
         search, late = top_k(question, rewritten), late_columns(question, rewritten)
-    if condition is not None:
-        return _filtered(question, rewritten, condition, options)
     if options.trace.dry:
-        return execute(question, rewritten, options)
+        return _kept(question, rewritten, options)
     if search is not None:
         return _search(question, rewritten, search, options, exact)
-    return execute(question, rewritten, options) if late is None else _in_two(question, rewritten, late, options)
+    return _kept(question, rewritten, options) if late is None else _in_two(question, rewritten, late, options)
 
 
-def _filtered(question: Question, rewritten: Rewritten, condition: pc.Expression, options: RunOptions) -> QueryResult:
-    """Answer a question that a scan answers alone."""
+def _kept(question: Question, rewritten: Rewritten, options: RunOptions) -> QueryResult:
+    """Answer by a scan alone if it can, else by the engine."""
+    condition = plain_filter(question, rewritten)
+    if condition is None:
+        return execute(question, rewritten, options)
     run = _Run(question, options, question.relations)
     assert rewritten.relation is not None
     scan = run.scan(rewritten.relation, question.relations[rewritten.relation])
@@ -101,8 +99,9 @@ def _search(question: Question, rewritten: Rewritten, search: TopK, options: Run
     relation = question.relations[search.relation]
     allowed: Int64Array | None = None
     if search.where is not None:
-        kept = execute(question, Rewritten(search.where, search.relation, []), options)
-        allowed = np.unique(relation.positions[kept.rows])
+        kept = _kept(question, Rewritten(search.where, search.relation, []), options)
+        assert kept.rows is not None
+        allowed = sorted_distinct(relation.at(kept.rows))
     elif len(relation.rows) != relation.reader.snapshot.live or not relation.ascending:
         allowed = relation.distinct
     found = run_interruptibly(None, lambda: candidates(search, relation, allowed, exact=exact), options)

@@ -199,6 +199,8 @@ def _with_unmatched(search: TopK, allowed: Int64Array, found: Int64Array, missin
 
 def restricted(relation: Relation, positions: Int64Array) -> tuple[Relation, Int64Array]:
     """A relation with the rows at ascending positions only, and the index of each of its rows in the whole one."""
+    if isinstance(relation.rows, range) and relation.rows.step == 1:
+        return replace(relation, rows=positions), positions - relation.rows.start
     at = np.searchsorted(positions, relation.positions)
     inside = at < len(positions)
     inside[inside] = positions[at[inside]] == relation.positions[inside]

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from penstock.query.scan import Derived, Relation
-from penstock.query.search import Scores
+from penstock.query.search import Scores, TextScores, VectorScores
 from penstock.query.sql._ast import Node
 from penstock.query.sql._errors import SqlErrors
 from penstock.query.sql._params import engine_value
@@ -15,7 +15,16 @@ from penstock.query.sql._udf import Udf
 MakeScores: TypeAlias = Callable[[Relation, str, str, Any], Scores]
 """Scores of a relation's rows: (relation, function, column, argument)."""
 
+_METRICS = {"cosine_similarity": "cosine", "dot": "dot", "l2_distance": "l2"}
 _numbers = count()
+
+
+def make_scores(relation: Relation, function: str, column: str, argument: Any) -> Scores:
+    """The scores of a relation's rows by a function; raises `InvalidInputError` for an argument that does not fit."""
+    field = relation.field(column)
+    if function == "bm25":
+        return TextScores(relation.reader, field, argument)
+    return VectorScores(relation.reader, field, argument, _METRICS[function])
 
 
 @dataclass(eq=False)
