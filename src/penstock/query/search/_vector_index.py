@@ -174,8 +174,8 @@ class VectorSearch:
     def _check_page(self, number: int, page: pa.RecordBatch) -> None:
         """Raise `CorruptError` for a page that cannot be scored."""
         nulls = any(column.null_count for column in page.columns) or page.column("code").values.null_count
-        keys = np.asarray(page.column("key")) if not nulls else ()
-        if nulls or {int(keys[0]), int(keys[-1])} != {number} or not FAR_LIST <= number < len(self._centroids):
+        keys = page.column("key")
+        if nulls or {keys[0].as_py(), keys[-1].as_py()} != {number} or not FAR_LIST <= number < len(self._centroids):
             raise self._corrupt("no list, or nulls")
 
     def _corrupt(self, what: str) -> CorruptError:
