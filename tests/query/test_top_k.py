@@ -17,6 +17,8 @@ from tests.query.tables import as_table, make_table, relation
 class MemoryScores:
     """Scores of rows in memory, which count how they are asked."""
 
+    deep_is_cheap = False
+
     def __init__(self, values: Any, *, higher_is_better: bool, is_text: bool) -> None:
         self.values, self.higher_is_better, self.is_text = values.astype(np.float32), higher_is_better, is_text
         self.asked: list[int] = []

@@ -24,7 +24,9 @@ _RANK_CONSTANT = 60
 """Added to ranks in reciprocal rank fusion, as in the paper that introduced it (Cormack and others, 2009)."""
 
 _MIN_DEPTH = 100
+_CHEAP_DEPTH = 10_000
 _GROWTH = 4
+_CHEAP_GROWTH = 16
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -121,7 +123,7 @@ class _Ranking:
 
     def __init__(self, weight: float, scores: Scores, allowed: Int64Array | None, exact: bool, depth: int) -> None:
         self._weight, self._scores, self._allowed, self._exact = weight, scores, allowed, exact
-        self._depth = depth
+        self._depth = max(depth, _CHEAP_DEPTH) if scores.deep_is_cheap else depth
         self._take()
 
     def _take(self) -> None:
@@ -138,8 +140,13 @@ class _Ranking:
 
     def deepen(self) -> None:
         """Take more rows."""
-        self._depth *= _GROWTH
+        self._depth *= _CHEAP_GROWTH if self.is_cheap else _GROWTH
         self._take()
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether more rows cost little."""
+        return self._scores.deep_is_cheap
 
     def known(self, positions: Int64Array) -> Float64Array:
         """What it adds to the sums of rows; NaN for rows that it has not named."""
@@ -182,7 +189,7 @@ def _search(rankings: Sequence[_Ranking], count: int) -> Ranked:
         threshold = np.float32(sum(ranking.bound for ranking in rankings))
         if not open_ended or _worst_of_best(sums, count) > threshold:
             return _best(done, sums, count)
-        max(open_ended, key=lambda ranking: ranking.fall).deepen()
+        max(open_ended, key=lambda ranking: (ranking.is_cheap, ranking.fall)).deepen()
 
 
 def _worst_of_best(sums: Float64Array, count: int) -> np.float32:
@@ -210,6 +217,10 @@ class _Without:
     @property
     def higher_is_better(self) -> bool:
         return self.scores.higher_is_better
+
+    @property
+    def deep_is_cheap(self) -> bool:
+        return self.scores.deep_is_cheap
 
     def at(self, positions: Int64Array) -> Float32Array:
         found = self.scores.at(positions)

@@ -39,6 +39,10 @@ class Scores(Protocol):
     def higher_is_better(self) -> bool:
         """Whether the best row has the highest score; distances are better if they are lower."""
 
+    @property
+    def deep_is_cheap(self) -> bool:
+        """Whether a long ranking costs little more than a short one."""
+
     def at(self, positions: Int64Array) -> Float32Array:
         """The exact scores of rows at ascending positions; NaN for a row without a value."""
 

@@ -42,6 +42,7 @@ class TextScores:
     """
 
     higher_is_better = True
+    deep_is_cheap = True
 
     def __init__(self, reader: Reader, field: Field, text: str, *, tokenizer: Tokenizer | None = None) -> None:
         check_text(field)

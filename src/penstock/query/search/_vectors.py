@@ -32,6 +32,8 @@ class VectorScores:
     off by about 1 % of the distance between a vector and its centroid.
     """
 
+    deep_is_cheap = False
+
     def __init__(self, reader: Reader, field: Field, query: Sequence[float] | npt.NDArray[Any], metric: str) -> None:
         self._reader, self._field = reader, field
         self._query = VectorQuery.of(field, query, metric)
