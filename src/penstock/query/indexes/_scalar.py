@@ -14,6 +14,9 @@ from penstock.format.kinds import Label, Tensor, Text
 from penstock.query.indexes._kind import KEY, Run, TableLayout
 from penstock.table import Int64Array, Reader
 
+_PAGE_BYTES = 32 << 10
+"""Small: a filter on a few values reads little beside them."""
+
 
 @dataclass(frozen=True)
 class ScalarKind:
@@ -55,7 +58,7 @@ class ScalarKind:
     @property
     def tables(self) -> Mapping[str, TableLayout]:
         return {
-            "values": TableLayout(pa.schema([(KEY, self._key_type), ("row_id", pa.int64())])),
+            "values": TableLayout(pa.schema([(KEY, self._key_type), ("row_id", pa.int64())]), page_bytes=_PAGE_BYTES),
             "missing": TableLayout(pa.schema([(KEY, pa.int64()), ("nan", pa.bool_())])),
         }
 
