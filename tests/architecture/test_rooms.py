@@ -89,16 +89,26 @@ def test_imports_point_down_and_use_the_public_names_of_a_room(path: Path) -> No
         assert not any(part.startswith("_") for part in parts[1:-1]), f"{path} imports {module}, a private file"
 
 
-ENGINE_LEVELS = ["planning", "window", "assembly", "workers", "sources"]
+FOLDER_LEVELS = {
+    "engine": ["planning", "window", "assembly", "workers", "sources"],
+    "query": ["indexes", "search", "scan", "sql"],
+}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.parent.name == "engine"], ids=str)
-def test_folders_of_the_engine_import_only_lower_ones(path: Path) -> None:
-    here = ENGINE_LEVELS.index(path.parent.name)
+def folder_of(path: Path) -> tuple[str, str] | None:
+    """The room and the folder of a file, if the folders of its room have levels."""
+    room, *inner = path.relative_to(ROOT).parts
+    return (room, inner[0]) if room in FOLDER_LEVELS and len(inner) > 1 else None
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if folder_of(path)], ids=str)
+def test_folders_of_a_room_import_only_lower_ones(path: Path) -> None:
+    room, folder = folder_of(path) or ("", "")
+    levels = FOLDER_LEVELS[room]
     for module in imports(path):
         parts = own_parts(module)
-        if parts[:1] == ["engine"] and parts[1] in ENGINE_LEVELS and parts[1] != path.parent.name:
-            assert ENGINE_LEVELS.index(parts[1]) < here, f"{path} imports {module}, which is not lower"
+        if parts[:1] == [room] and parts[1] in levels and parts[1] != folder:
+            assert levels.index(parts[1]) < levels.index(folder), f"{path} imports {module}, which is not lower"
             assert not any(part.startswith("_") for part in parts[2:-1]), f"{path} imports {module}, a private file"
 
 
