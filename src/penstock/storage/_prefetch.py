@@ -13,6 +13,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _PENDING_PER_THREAD = 2
+_WAIT_S = 60.0
+"""Waits have a limit because a signal does not end one without, where another library restarts system calls."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class _Readers(Generic[T, R]):
         with self._work:
             self._awaited = task
             while task.result is None:
-                self._done.wait()
+                self._done.wait(_WAIT_S)
             self._awaited = None
             return task.result
 
