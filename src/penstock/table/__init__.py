@@ -21,7 +21,7 @@ from penstock.table._quarantine import (
     without_quarantined,
 )
 from penstock.table._random_read import RandomRowReader
-from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch
+from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch, native_type
 from penstock.table._row_index import row_values
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import (
@@ -85,6 +85,7 @@ __all__ = [
     "is_position",
     "memory_table",
     "merge",
+    "native_type",
     "page_requests",
     "quarantine_rows",
     "quarantined_rows",

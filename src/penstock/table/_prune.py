@@ -13,7 +13,7 @@ from penstock.format import DataFile, Field, Fragment, Manifest, Node, Statistic
 from penstock.storage import Prefetch, read_ahead
 from penstock.table._gather import fill_values
 from penstock.table._pages import FragmentRows, Int64Array
-from penstock.table._read import ROW_ID, Reader, as_native_arrow
+from penstock.table._read import ROW_ID, Reader, native_type
 from penstock.table._statistics import compute_statistics, is_ordered
 from penstock.table.filters import ColumnBounds, Term, field_names, may_match, parse_expression, typed_bounds
 
@@ -210,7 +210,7 @@ def _row_ids(part: Node | Fragment) -> tuple[int, int]:
 
 def _typed(field: Field, parts: Sequence[_Part]) -> ColumnBounds:
     lows, highs, nulls, values = zip(*parts, strict=True)
-    kind = _arrow_type(field)
+    kind = native_type(field)
     return ColumnBounds(
         typed_bounds(kind, lows, low=True),
         typed_bounds(kind, highs, low=False),
@@ -225,7 +225,7 @@ def _page_bounds(file: DataFile, field: Field) -> ColumnBounds:
     if found is None:
         return _typed(field, [_Part()] * pages)
     if found.typed is None:
-        kind = _arrow_type(field)
+        kind = native_type(field)
         found.typed = ColumnBounds(
             typed_bounds(kind, found.low, low=True),
             typed_bounds(kind, found.high, low=False),
@@ -234,10 +234,6 @@ def _page_bounds(file: DataFile, field: Field) -> ColumnBounds:
         )
     assert isinstance(found.typed, ColumnBounds)
     return found.typed
-
-
-def _arrow_type(field: Field) -> pa.DataType:
-    return as_native_arrow(field, pa.nulls(0, field.kind.arrow_type)).type
 
 
 def _concat(parts: Sequence[ColumnBounds]) -> ColumnBounds:

@@ -339,6 +339,11 @@ def as_native_arrow(field: Field, array: pa.Array) -> pa.Array:
     return array
 
 
+def native_type(field: Field) -> pa.DataType:
+    """The Arrow type of a column as `as_native_arrow` gives it."""
+    return as_native_arrow(field, pa.nulls(0, field.kind.arrow_type)).type
+
+
 def _sort_unique(rows: Int64Array) -> tuple[Int64Array, Int64Array | None]:
     """Rows ascending without repeats, and the inverse index; None if they are so already."""
     if len(rows) < 2 or (np.diff(rows) > 0).all():

@@ -17,7 +17,7 @@ from penstock.table._gather import gather, gather_dense
 from penstock.table._pages import FragmentRows, Int64Array, fetch_pages
 from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._read import Reader, as_native_arrow
-from penstock.table.filters import field_names, parse_expression
+from penstock.table.filters import referenced_columns
 
 Where: TypeAlias = int | slice | Sequence[int] | Int64Array | pc.Expression
 
@@ -155,13 +155,7 @@ def _referenced_fields(reader: Reader, expression: pc.Expression) -> list[Field]
         empty.filter(expression)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise _filter_error(error, reader) from None
-    term = parse_expression(expression)
-    if term is not None:
-        names = field_names(term)
-        return [field for field in fields if field.name in names]
-    if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
-        return fields
-    return [field for field in fields if not _binds(empty.drop_columns([field.name]), expression)]
+    return [reader.snapshot.schema[name] for name in referenced_columns(empty, expression)]
 
 
 def _comparable(field: Field, array: pa.Array) -> pa.Array:
@@ -179,11 +173,3 @@ def _filter_error(error: Exception, reader: Reader) -> InvalidInputError:
             f"the filter does not fit the table: there is no column {missing[1]!r}; the table has {known}"
         )
     return InvalidInputError(f"the filter does not fit the table: {str(error).splitlines()[0]}")
-
-
-def _binds(table: pa.Table, expression: pc.Expression) -> bool:
-    try:
-        table.filter(expression)
-    except pa.ArrowInvalid:
-        return False
-    return True

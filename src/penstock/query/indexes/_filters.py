@@ -17,7 +17,7 @@ from penstock.query.indexes._open import OpenIndex, open_index
 from penstock.query.indexes._pages import PageRead, read_pages_of
 from penstock.query.indexes._scalar import ScalarKind
 from penstock.table import Int64Array, Reader, sorted_distinct
-from penstock.table.filters import ColumnBounds, Term, field_names, may_match, parse_expression
+from penstock.table.filters import ColumnBounds, Term, field_names, may_match, parse_expression, widened
 
 _MAX_SHARE = 0.1
 """An index that leaves more than this share of the rows is not used: to read the column costs less."""
@@ -113,19 +113,11 @@ class _IndexFilter:
     def _survives(self, low: pa.Array, high: pa.Array, *, null: bool = False) -> npt.NDArray[np.bool_]:
         """Whether the filter may be true for a value between bounds, or for null."""
         if pa.types.is_floating(low.type):
-            low, high = (_wider(bounds, up=up) for bounds, up in ((low, False), (high, True)))
+            low = widened(low.to_numpy(zero_copy_only=False), low=True)
+            high = widened(high.to_numpy(zero_copy_only=False), low=False)
         null_mask = np.full(len(low), null)
         bounds = ColumnBounds(low, high, nulls=null_mask, values=~null_mask)
         return may_match(self._term, {self._kind.column: bounds}, len(low))
-
-
-def _wider(bounds: pa.Array, *, up: bool) -> pa.Array:
-    """Bounds of floats one step wider: Arrow may round a literal before it compares."""
-    dtype = bounds.type.to_pandas_dtype()
-    values = bounds.to_numpy(zero_copy_only=False).astype(dtype)
-    with np.errstate(over="ignore"):
-        moved = np.nextafter(values, dtype(np.inf if up else -np.inf), dtype=dtype)
-    return pa.array(moved.astype(np.float32) if dtype == np.float16 else moved, mask=np.asarray(bounds.is_null()))
 
 
 def _ascending(parts: Iterable[Int64Array]) -> Int64Array:

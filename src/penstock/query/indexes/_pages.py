@@ -51,7 +51,7 @@ class PageWriter:
         for start, end in pairwise(_page_bounds(batch, self._layout)):
             page = batch.slice(start, end - start)
             self._pages.append(page)
-            self._buffered_bytes += page.get_total_buffer_size() if len(page) == len(batch) else page.nbytes
+            self._buffered_bytes += page.nbytes
             if self._buffered_bytes >= _OBJECT_BYTES:
                 self._flush()
 

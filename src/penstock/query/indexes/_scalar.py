@@ -12,7 +12,7 @@ from penstock.errors import InvalidInputError
 from penstock.format import Field
 from penstock.format.kinds import Label, Tensor, Text
 from penstock.query.indexes._kind import KEY, Run, TableLayout
-from penstock.table import Int64Array, Reader
+from penstock.table import Int64Array, Reader, native_type
 
 _PAGE_BYTES = 32 << 10
 """Small: a filter on a few values reads little beside them."""
@@ -82,15 +82,3 @@ class ScalarKind:
     def as_column(self, keys: pa.Array) -> pa.Array:
         """Keys as values of the column."""
         return keys.view(self.type) if pa.types.is_temporal(self.type) else keys.cast(self.type)
-
-
-def native_type(field: Field) -> pa.DataType:
-    """The Arrow type of a column as `Reader.arrow` gives it."""
-    kind = field.kind
-    if isinstance(kind, Tensor):
-        if kind.dtype == "bool":
-            return pa.bool_()
-        if kind.element.logical.kind in "Mm":
-            unit = kind.dtype.partition("[")[2].rstrip("]")
-            return pa.timestamp(unit) if kind.element.logical.kind == "M" else pa.duration(unit)
-    return kind.arrow_type

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from penstock.format import DataFile, Field, Fragment
 from penstock.query.indexes import ScalarAnswer, answer_filter
 from penstock.query.scan._arrow import column_array, is_stored_type
-from penstock.query.scan._filter import matching_rows, referenced_columns
+from penstock.query.scan._filter import filter_columns, matching_rows
 from penstock.query.scan._relation import ROW, Derived, Relation
 from penstock.query.scan._trace import RelationTrace
 from penstock.storage import Prefetch, read_ahead, thread_map
@@ -112,7 +112,7 @@ class ScanRun:
     @cached_property
     def filter_columns(self) -> list[str]:
         """The columns that the filter compares."""
-        return [] if self.filter is None else referenced_columns(self.schema, self.filter)
+        return [] if self.filter is None else filter_columns(self.schema, self.filter)
 
     def _matching(self) -> Iterator[Part]:
         """Rows that match, with the filter's columns that are wanted; in the order of the relation."""

@@ -1,7 +1,15 @@
 """Filters: Arrow expressions as trees, and what bounds of columns say about them."""
 
-from penstock.table.filters._bounds import Bounds, ColumnBounds, typed_bounds
-from penstock.table.filters._expression import Call, FieldRef, Literal, Term, field_names, parse_expression
+from penstock.table.filters._bounds import Bounds, ColumnBounds, typed_bounds, widened
+from penstock.table.filters._expression import (
+    Call,
+    FieldRef,
+    Literal,
+    Term,
+    field_names,
+    parse_expression,
+    referenced_columns,
+)
 from penstock.table.filters._truth import may_match
 
 __all__ = [
@@ -14,5 +22,7 @@ __all__ = [
     "field_names",
     "may_match",
     "parse_expression",
+    "referenced_columns",
     "typed_bounds",
+    "widened",
 ]

@@ -44,17 +44,22 @@ def typed_bounds(kind: pa.DataType, texts: Sequence[str | None], *, low: bool) -
     """
     values = [None if text is None else _load(kind, text) for text in texts]
     if pa.types.is_floating(kind):
-        dtype = kind.to_pandas_dtype()
         with np.errstate(over="ignore"):
-            array = np.array([np.nan if value is None else value for value in values], dtype)
-            wider = np.nextafter(array, dtype(-np.inf if low else np.inf), dtype=dtype)
-        return pa.array(wider.astype(np.float32) if kind == pa.float16() else wider, from_pandas=True)
+            array = np.array([np.nan if value is None else value for value in values], kind.to_pandas_dtype())
+        return widened(array, low=low)
     stored = pa.int64() if pa.types.is_temporal(kind) else kind
     try:
         found = pa.array(values, stored)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         found = pa.array([value if _fits(value, stored) else None for value in values], stored)
     return found if stored == kind else found.view(kind)
+
+
+def widened(bounds: npt.NDArray[Any], *, low: bool) -> pa.Array:
+    """Bounds of floats, one step wider; NaN is unknown."""
+    with np.errstate(over="ignore"):
+        wider = np.nextafter(bounds, bounds.dtype.type(-np.inf if low else np.inf), dtype=bounds.dtype)
+    return pa.array(wider.astype(np.float32) if wider.dtype == np.float16 else wider, from_pandas=True)
 
 
 def _load(kind: pa.DataType, text: str) -> Any:

@@ -61,6 +61,37 @@ def field_names(term: Term) -> set[str]:
     return set()
 
 
+def referenced_columns(empty: pa.Table, expression: pc.Expression) -> list[str]:
+    """The columns that an expression refers to; it must fit a table of all columns and no rows.
+
+    If its tree cannot be read, those without which it does not fit: halves of the columns are left out at a time, so
+    a few columns of many are found in a few attempts.
+    """
+    if (term := parse_expression(expression)) is not None:
+        names = field_names(term)
+        return [name for name in empty.column_names if name in names]
+    if "FieldPath(" in str(expression):  # columns by index: to leave one out would shift the others
+        return list(empty.column_names)
+    return _needed(empty, expression, empty.column_names)
+
+
+def _needed(empty: pa.Table, expression: pc.Expression, names: list[str]) -> list[str]:
+    if not names or _fits(empty.drop_columns(names), expression):
+        return []
+    if len(names) == 1:
+        return names
+    middle = len(names) // 2
+    return [*_needed(empty, expression, names[:middle]), *_needed(empty, expression, names[middle:])]
+
+
+def _fits(table: pa.Table, expression: pc.Expression) -> bool:
+    try:
+        table.filter(expression)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def _term(tokens: Iterator[tuple[str, str]], batch: pa.RecordBatch, kind: str, value: str) -> Term:
     if kind == "field_ref":
         return FieldRef((value,))
