@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,39 @@ def test_every_row_comes_once_while_workers_are_killed(ds: Dataset, options: Any
                     os.kill(worker_processes()[step // 20 % 2], signal.SIGKILL)
         assert found == expected
         assert any("exit code -9" in note for note in loader.stats().notes)
+
+
+class DiesWithBatches:
+    """A transform whose worker process is killed when the batches are written and not sent yet, once."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        _worker_main: Any = import_module("penstock.engine.workers._worker_main")
+        pack = _worker_main.pack
+
+        def pack_and_die(*values: Any, **options: Any) -> Any:
+            found = pack(*values, **options)
+            if 77 in batch["n"] and not self.marker.exists():
+                self.marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            _worker_main.pack = pack
+            return found
+
+        _worker_main.pack = pack_and_die
+        return {"x": batch["x"] + np.uint8(1), "n": batch["n"]}
+
+
+def test_batches_of_a_worker_that_dies_are_made_again_of_the_same_rows(ds: Dataset, tmp_path: Path) -> None:
+    made = DiesWithBatches(tmp_path / "died")
+    with ds.numpy(num_workers=TWO, memory_budget=1 << 20, batch_transform=made, **MIXED) as loader:
+        rows = 0
+        for batch in loader:
+            assert (batch["x"] == (batch["n"] % 251 + 1)[:, None]).all()
+            rows += len(batch["n"])
+    assert rows == ROWS
+    assert (tmp_path / "died").exists()
 
 
 def test_an_error_of_a_worker_has_its_traceback(ds: Dataset) -> None:

@@ -89,6 +89,8 @@ class Finish(NamedTuple):
     run: int
     steps: SpanSteps
     slot: int
+    spare: int | None
+    """A slot for the batches, if the process has none; then that of the span is its next one."""
     parts: Sequence[tuple[Places, Shipment]]
     bad: dict[int, BadSample]
     failure: tuple[int, Exception] | None
@@ -114,6 +116,8 @@ class FinishedSpan(NamedTuple):
 
     run: int
     number: int
+    slot: int
+    """Where arrays of the batches are: the slot of the span, or the spare one in exchange for it."""
     batches: Shipment | Exception
     bad: dict[int, BadSample]
     stats: WorkerStats | None
@@ -184,10 +188,13 @@ class Channel:
         self._connection.close()
 
 
-def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipment, SharedMemory | None]:
+def pack(
+    value: Any, slot: npt.NDArray[np.uint8] | None = None, *, into_slot: bool = False
+) -> tuple[Shipment, SharedMemory | None]:
     """Prepare a value for another process, and put its large arrays into shared memory.
 
-    That is `slot`, whose memory no other value needs, as far as there is room; else new memory.
+    Arrays that are in `slot` stay there. With `into_slot`, others are written to it, as far as there is room; else to
+    new memory.
     """
     buffers: list[memoryview] = []
 
@@ -219,7 +226,7 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
         if inside[index]:
             continue
         gap = next((number for number, (first, last) in enumerate(gaps) if last - first >= len(view)), None)
-        if gap is None or slot is None:
+        if gap is None or slot is None or not into_slot:
             starts[index], end = end, end + _aligned(len(view))
             continue
         starts[index], last = gaps[gap]

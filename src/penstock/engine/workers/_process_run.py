@@ -8,7 +8,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Spans are assigned in order, as many as may be built ahead, and delivered in order; so are errors.
 - This process has no thread of its own: messages are handled while the loop waits for a batch.
 - If a worker process dies, another one takes over its share from the first span that is not answered, and unfinished
-  spans are finished by others. If processes die three times before a span is delivered, the run fails.
+  spans are finished by others: a process writes the batches that functions make to a spare slot of its own, and gets
+  that of the span in exchange. If processes die three times before a span is delivered, the run fails.
 - Slots of a stopped run are not reused, because processes may still write to them.
 """
 
@@ -112,6 +113,8 @@ class ProcessRun:
         self._steps: Iterator[SpanSteps] = iter(())
         self._unassigned: SpanSteps | None = None
         self._pending: dict[int, _PendingSpan] = {}
+        self._spares: dict[int, Slot] = {}
+        """The slots that workers write the next batches of functions to."""
         self._next = 0
         self._deaths = 0
         self._errors: dict[int, BaseException] = {}
@@ -152,6 +155,8 @@ class ProcessRun:
         for span in pending:
             span.close()
             self._pool.slots.drop(span.slot)
+        while self._spares:
+            self._pool.slots.drop(self._spares.popitem()[1])
 
     def next_span(self) -> DeliveredSpan | None:
         """See `SpanStream`."""
@@ -245,7 +250,7 @@ class ProcessRun:
             elif isinstance(message, Part):
                 self._take_part(worker, message, descriptor)
             else:
-                self._take_batches(message, descriptor)
+                self._take_batches(worker, message, descriptor)
 
     def _fail(self, worker: int, error: BaseException) -> None:
         unanswered = [span for span in self._pending.values() if worker in span.missing]
@@ -279,10 +284,22 @@ class ProcessRun:
         span.finisher = busy.index(min(busy))
         descriptors = [descriptor for *_, descriptor in span.parts if descriptor is not None]
         parts = [(places, shipment) for places, shipment, _ in span.parts]
-        message = Finish(self._run, span.steps, span.slot.number, parts, dict(span.bad), span.failure)
+        spare = self._new_spare(span.finisher) if self._formatter.on_host else None
+        message = Finish(self._run, span.steps, span.slot.number, spare, parts, dict(span.bad), span.failure)
         self._pool.send(span.finisher, message, descriptors)
 
-    def _take_batches(self, finished: FinishedSpan, descriptor: int | None) -> None:
+    def _new_spare(self, worker: int) -> int | None:
+        """The number of a slot for the batches that a worker makes, None if it has one."""
+        if worker in self._spares:
+            return None
+        slot = self._spares[worker] = self._pool.slots.take()
+        process = self._pool.processes[worker].id
+        if process not in slot.mapped_by:
+            slot.mapped_by.add(process)
+            self._pool.send(worker, Assign(self._run, {}, [slot.number], [], 0), [slot.memory.fd])
+        return slot.number
+
+    def _take_batches(self, worker: int, finished: FinishedSpan, descriptor: int | None) -> None:
         span = self._pending.get(finished.number)
         if span is None or span.batches is not None:
             if descriptor is not None:
@@ -291,6 +308,8 @@ class ProcessRun:
             span.error = finished.batches
         else:
             span.close_parts()
+            if finished.slot != span.slot.number:
+                span.slot, self._spares[worker] = self._spares[worker], span.slot
             span.batches, span.bad = (finished.batches, descriptor), finished.bad
 
     def _deliver(self, span: _PendingSpan) -> None:
@@ -336,6 +355,8 @@ class ProcessRun:
         if self._stopped:
             return
         code = self._pool.replace(worker)
+        if worker in self._spares:
+            self._pool.slots.drop(self._spares.pop(worker))
         self._deaths += 1
         if self._deaths >= _MAX_DEATHS:
             raise PenstockError(

@@ -166,6 +166,8 @@ class _Worker:
         self._run = 0
         self._stats_sent_s = 0.0
         self._pipeline: Pipeline[_GatheredPart] | None = None
+        self._spare = 0
+        """The slot for the next batches that functions make."""
         self._finishes: SimpleQueue[tuple[Finish, list[int]]] = SimpleQueue()
         Thread(target=self._finish_spans, name="penstock-finish", daemon=True).start()
 
@@ -271,11 +273,15 @@ class _Worker:
                         os.close(descriptor)
 
     def _finish(self, message: Finish, descriptors: list[int]) -> tuple[FinishedSpan, SharedMemory | None]:
-        """Make the batches of a span."""
+        """Make the batches of a span; its slot stays as it is, because another process may have to make them again."""
         steps = message.steps
+        functions = self._spec.formatter.on_host
+        hidden_start = self._spec.slots.values_end
+        if message.spare is not None:
+            self._spare = message.spare
         memory = self._slots.memory(message.slot)
         shared = self._slots.columns(message.slot, steps.rows)
-        if self._spec.formatter.on_host:  # a function may keep what it gets, and the slot is used again
+        if functions:  # which may keep what they get, and the slot is used again
             shared = {name: values.copy() for name, values in shared.items()}
         gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, message.failure)
         nothing = np.zeros(0, np.int64)
@@ -288,10 +294,16 @@ class _Worker:
                 Failure(portable(batch.error)) if isinstance(batch, Failure) else to_transport(batch)
                 for batch in built.batches
             ]
-            shipment, own = pack(batches, memory[: self._spec.slots.values_end])
+            slot = self._spare if functions else message.slot
+            found = self._slots.memory(slot)
+            shipment, own = pack(batches, found[:hidden_start], into_slot=functions)
         except Exception as error:
-            return FinishedSpan(message.run, steps.number, portable(error), gathered.bad, self._new_stats()), None
-        return FinishedSpan(message.run, steps.number, shipment, gathered.bad, self._new_stats()), own
+            failed = portable(error)
+            return FinishedSpan(message.run, steps.number, message.slot, failed, gathered.bad, self._new_stats()), None
+        if functions:
+            found[hidden_start:] = memory[hidden_start:]
+            self._spare = message.slot
+        return FinishedSpan(message.run, steps.number, slot, shipment, gathered.bad, self._new_stats()), own
 
     def _columns(
         self, shared: Mapping[str, npt.NDArray[Any]], rows: int, message: Finish, descriptors: list[int]
