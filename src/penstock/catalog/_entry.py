@@ -1,0 +1,67 @@
+"""What a catalog knows of a table, and what every catalog can do."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from penstock.catalog._address import TableAddress
+from penstock.storage import CredentialIssuer
+
+Access = Literal["read", "write"]
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One table of a catalog; contains no credentials, but may say who issues them."""
+
+    address: TableAddress
+    uri: str
+    """An absolute path, or a URI that `open_store` accepts."""
+    created_us: int
+    """Creation time of the entry, in microseconds since 1970."""
+    table_id: str | None = None
+    """The id of the table, if it was given on registration."""
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the store, such as its endpoint; no secrets."""
+    issuer: CredentialIssuer | None = None
+    """Issues credentials for the table; None if those of the user apply."""
+    dropped_us: int | None = None
+    """When the table was dropped; it can be restored until `purge_us`."""
+    purge_us: int | None = None
+
+
+class TableCatalog(Protocol):
+    """Maps addresses to tables: the embedded catalog of a user, or that of a server."""
+
+    def find(self, address: TableAddress, *, access: Access | None = None) -> CatalogEntry:
+        """The entry of a table; `access` limits its credentials, which else allow all that the user may do.
+
+        Raises `NotFoundError` that suggests similar addresses.
+        """
+
+    def reserve(self, address: TableAddress) -> CatalogEntry:
+        """Assign a location to an address, for a new table; idempotent, so that an interrupted job resumes there."""
+
+    def register(
+        self, address: TableAddress, uri: str | os.PathLike[str], *, table_id: str | None = None
+    ) -> CatalogEntry:
+        """Add an existing table; raises `AlreadyExistsError` if another one has the address."""
+
+    def rename(self, address: TableAddress, new: TableAddress) -> CatalogEntry:
+        """Give a table another address; its objects stay where they are. Raises `AlreadyExistsError`."""
+
+    def drop(self, address: TableAddress) -> CatalogEntry:
+        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored."""
+
+    def restore(self, address: TableAddress) -> CatalogEntry:
+        """Bring back the table of this address that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
+
+    def remove(self, address: TableAddress) -> CatalogEntry:
+        """Forget a table, for ever; its objects stay where they are."""
+
+    def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
+        """All entries that the user may see, or those of a workspace, sorted by address; or the dropped ones."""
+
+    def workspaces(self) -> list[str]:
+        """The names of the workspaces that the user may see, sorted."""
