@@ -1,13 +1,13 @@
-"""Run all benchmarks, or those named; what follows `loader`, `cores`, `query` or `semantics` are its own options."""
+"""Run all benchmarks, or those named; what follows `loader`, `cores`, `query`, `semantics` or `server` are its own options."""
 
 import importlib
 import sys
 
 NAMES = [
     "write", "read", "commits", "opening", "bitflips", "codecs", "history", "petabytes", "ingest", "gpu", "cores",
-    "loader", "semantics", "query",
+    "loader", "semantics", "query", "server",
 ]  # fmt: skip
-WITH_OPTIONS = ("cores", "loader", "query", "semantics")
+WITH_OPTIONS = ("cores", "loader", "query", "semantics", "server")
 
 words = sys.argv[1:]
 first = next((index for index, word in enumerate(words) if word in WITH_OPTIONS), len(words))

@@ -1,0 +1,1 @@
+"""Managed tables: what the server costs, and what its credentials cost a stream."""
