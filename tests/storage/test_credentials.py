@@ -164,6 +164,15 @@ def test_an_account_that_is_not_known_is_not_taken_from_the_environment(
         open_store("az://bucket/t", issuer=issuer, credentials=issuer.issue())
 
 
+def test_credentials_that_do_not_expire_are_not_renewed(gcs: FakeGcs, tmp_path: Path) -> None:
+    options = TokenIssuer(tmp_path, gcs.endpoint, LONG_S).new_options()
+    issuer = FixedIssuer(tmp_path, options, lifetime_s=None)
+    store = open_store(f"{gcs.uri}/t", issuer=issuer, retry=POLICY)
+    assert bytes(store.get("a")) == b"data"
+    assert bytes(pickle.loads(pickle.dumps(store)).get("a")) == b"data"
+    assert count(issuer) == 1
+
+
 def test_a_folder_and_memory_need_no_credentials(tmp_path: Path) -> None:
     issuer = FixedIssuer(tmp_path, {})
     for uri in (str(tmp_path / "t"), "memory://"):
