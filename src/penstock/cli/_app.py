@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli._addresses import ls, mv, register, restore, rm
 from penstock.cli._checkout import checkout
 from penstock.cli._command import command, print_error
 from penstock.cli._compact import compact
@@ -32,8 +33,8 @@ _HELP = """
 A data lake for training: create tables, inspect them, and work with their history.
 
 A URI is a folder, s3://bucket/path, gs://bucket/path, az://container/path or penstock://workspace/table (a name in your
-own catalog, stored in PENSTOCK_HOME). Credentials and settings of the store come from the environment and the files
-that the cloud's own tools use, or from --option. A VERSION is 7, main@7, a tag or a branch.
+own catalog, stored in PENSTOCK_HOME; `penstock ls` lists it). Credentials and settings of the store come from the
+environment and the files that the cloud's own tools use, or from --option. A VERSION is 7, main@7, a tag or a branch.
 
 \b
 Exit codes:
@@ -56,8 +57,9 @@ app = typer.Typer(
 _INGEST = (create, sync)
 _READ = (info, head, query, search, log, diff, checkout)
 _WRITE = (branch, tag, merge, reset)
+_CATALOG = (ls, mv, rm, restore, register)
 _MAINTAIN = (compact, vacuum, verify, doctor)
-for function in (*_INGEST, *_READ, *_WRITE, *_MAINTAIN):
+for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN):
     app.command(function.__name__)(command(function))
 app.add_typer(index, name="index")
 

@@ -9,6 +9,7 @@ from typing import overload
 
 from penstock.catalog import Catalog, TableAddress, is_table_address
 from penstock.dataset._dataset import Dataset
+from penstock.dataset._purge import delete_managed, delete_objects
 from penstock.dataset._saved_views import open_view
 from penstock.dataset._versions import find
 from penstock.dataset._view import View
@@ -118,12 +119,16 @@ def exists(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) ->
 
 def delete(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> None:
     """Delete a table with all its versions, and no other files. Raises `NotFoundError` if there is none."""
-    store = open_location(uri, storage_options)
+    if isinstance(uri, Store) or not is_table_address(text := os.fspath(uri)):
+        store = open_location(uri, storage_options)
+        open_table(store)
+        delete_objects(store)
+        return
+    catalog = Catalog()
+    entry = catalog.find(TableAddress.parse(text))
+    store = open_store(entry.uri, options=storage_options)
     open_table(store)
-    store.delete([TABLE_KEY])
-    store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
-    if not isinstance(uri, Store) and is_table_address(text := os.fspath(uri)):
-        Catalog().remove(TableAddress.parse(text))
+    delete_managed(catalog, entry, store)
 
 
 def verify(
@@ -139,12 +144,6 @@ def verify(
     if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
         raise NotFoundError(f"{store.uri} is not a table: it has no log")
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
-
-
-_OWN_PREFIXES = (
-    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/",
-    "quarantine/", "leases/", "intents/", "vacuums/",
-)  # fmt: skip
 
 
 def open_location(location: UriLike, storage_options: Mapping[str, str] | None) -> Store:
