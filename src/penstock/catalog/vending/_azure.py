@@ -1,5 +1,6 @@
 """Azure: shared access signatures, for a container per table, or for a directory of a hierarchical namespace."""
 
+import base64
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -54,7 +55,9 @@ class AzureVendor(BucketVendor):
                 credential=_credential(self._account, self._account_key),
                 connection_timeout=5,
                 read_timeout=10,
-                retry_total=3,
+                retry_total=2,
+                initial_backoff=1,
+                increment_base=2,
             )
 
     def new_location(self) -> str:
@@ -109,6 +112,7 @@ class AzureVendor(BucketVendor):
 
 def _credential(account: str, key: str | None) -> Any:
     if key is not None:
+        base64.b64decode(key, validate=True)  # the library would ignore wrong characters
         return {"account_name": account, "account_key": key}
     from azure.identity import DefaultAzureCredential
 
