@@ -1,16 +1,20 @@
 """Signatures of Azure: what a container's allows on azurite, and what a directory's says, which azurite refuses."""
 
+import secrets
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 from azure.core.exceptions import HttpResponseError
-from azure.storage.blob import BlobServiceClient
+from azure.storage.blob import BlobServiceClient, UserDelegationKey
 
 from penstock.catalog import Access
 from penstock.catalog.vending import Vendor, make_vendor
+from penstock.catalog.vending._azure import AzureVendor
+from penstock.catalog.vending._locations import make_locations
 from penstock.errors import AccessDeniedError, InvalidInputError, StorageError
 from penstock.storage import open_store
 from tests.catalog.vending.vendors import azure_vendor
@@ -96,6 +100,35 @@ def test_clients_that_use_https_must_not_send_a_signature_in_the_clear() -> None
     credentials = vendor.vend(f"{vendor.storage}-{'0' * 32}", "read")
     assert parse_qs(credentials.options["azure_storage_sas_token"])["spr"] == ["https"]
     assert set(credentials.options) == {"azure_storage_account_name", "azure_storage_sas_token"}
+
+
+class DelegationService:
+    """Issues user delegation keys as an account does for an identity, and counts them."""
+
+    def __init__(self) -> None:
+        self.issued = 0
+
+    def get_user_delegation_key(self, start: datetime, end: datetime) -> Any:
+        self.issued += 1
+        key: Any = UserDelegationKey.__new__(UserDelegationKey)
+        key.signed_oid, key.signed_tid, key.value = "server", "tenant", "AAAA"
+        key.signed_start, key.signed_expiry = start.isoformat(), end.isoformat()
+        key.signed_service, key.signed_version = "b", "2021-08-06"
+        return key
+
+
+def test_without_the_key_of_the_account_an_identity_signs_with_one_delegated_key() -> None:
+    service: Any = DelegationService()
+    vendor = AzureVendor(
+        make_locations("az://lake", [], "container"),
+        options={"account_name": "a"},
+        lifetime_s=900,
+        service=service,
+    )
+    for _ in range(3):
+        fields = parse_qs(token(vendor, f"{vendor.storage}-{secrets.token_hex(16)}", "read"))
+        assert (fields["skoid"], fields["sr"], fields["sp"]) == (["server"], ["c"], ["rl"])
+    assert service.issued == 1
 
 
 def test_a_removed_table_has_no_container() -> None:

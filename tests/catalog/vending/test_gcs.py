@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import obstore
@@ -22,6 +22,9 @@ from penstock.catalog.vending._locations import make_locations
 from penstock.errors import AccessDeniedError, InvalidInputError, StorageError
 from penstock.testing import FakeGcs
 from penstock.testing._gcs import _error
+
+if TYPE_CHECKING:
+    from obstore.store import GCSCredential
 
 STS = "https://sts.googleapis.com/v1/token"
 GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -178,8 +181,8 @@ def test_a_token_reaches_its_table_and_nothing_else(tokens: TokenService) -> Non
         mine, other = (vendor.new_location().removeprefix("gs://bucket/") for _ in range(2))
         for key in (f"{mine}/x", f"{mine}0/x", f"{other}/x", "x", "teams/x"):
             bucket.add(key, b"value")
-        for access in ("read", "write"):
-            options = vendor.vend(f"gs://bucket/{mine}", access).options  # type: ignore[arg-type]
+        for access in get_args(Access):
+            options = vendor.vend(f"gs://bucket/{mine}", access).options
             assert options["google_base_url"] == address
             store = open_gcs(options["google_base_url"], options["google_token"])
             assert obstore.get(store, f"{mine}/x").bytes() == b"value"
@@ -200,11 +203,14 @@ def test_a_token_reaches_its_table_and_nothing_else(tokens: TokenService) -> Non
 
 
 def open_gcs(address: str, token: str) -> GCSStore:
+    def provider() -> "GCSCredential":
+        return {"token": token, "expires_at": None}
+
     return GCSStore(
         "bucket",
-        config={"base_url": address},  # type: ignore[typeddict-unknown-key]
+        config={"base_url": address},
         client_options={"allow_http": True},
-        credential_provider=lambda: {"token": token, "expires_at": None},
+        credential_provider=provider,
     )
 
 

@@ -53,6 +53,18 @@ def test_shared_credentials_open_a_table_and_are_not_called_narrow(kind: str) ->
     assert list(open_store(uri, options=shared.server_options).list()) == []
 
 
+def test_tables_with_many_objects_are_removed_whole() -> None:
+    shared = vendor(new_location("memory").uri, allow_shared=True)
+    uri, other = shared.new_location(), shared.new_location()
+    store = open_store(uri)
+    for number in range(2500):
+        store.put(f"data/{number}", b"")
+    open_store(other).put("key", b"value")
+    shared.remove(uri)
+    assert list(store.list()) == []
+    assert [info.key for info in open_store(other).list()] == ["key"]
+
+
 def test_a_role_is_used_even_if_credentials_may_be_shared() -> None:
     assert s3_vendor(allow_shared=True).narrow
     assert azure_vendor(allow_shared=True).narrow

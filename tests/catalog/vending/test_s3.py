@@ -1,6 +1,10 @@
 """What S3 clients get with their credentials, and what the server says when it gets none."""
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -96,6 +100,52 @@ def test_a_refusal_says_what_to_check(
     with pytest.raises(error, match=message) as raised:
         vendor.vend(vendor.new_location(), "read")
     assert "wrong" not in str(raised.value)
+
+
+@pytest.fixture
+def refusals() -> Iterator[ThreadingHTTPServer]:
+    """A token service that answers the status and the code that are in the path of its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, code, message = unquote(self.path).strip("/").split("/")
+            error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>"
+            body = f"<ErrorResponse>{error}<RequestId>1</RequestId></ErrorResponse>".encode()
+            self.send_response(int(status))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ("400/ValidationError/DurationSeconds exceeds MaxSessionDuration", InvalidInputError, "session duration"),
+        ("400/PackedPolicyTooLarge/size", InvalidInputError, "check the role and the storage"),
+        ("403/ExpiredToken/expired", AccessDeniedError, "renew them"),
+        ("403/RequestExpired/late", AccessDeniedError, "clock"),
+        ("400/Throttling/slowly", StorageError, "wait and retry"),
+        ("503/ServiceUnavailable/later", StorageError, "wait and retry"),
+    ],
+)
+def test_answers_of_the_token_service_are_translated(
+    refusals: ThreadingHTTPServer, answer: str, error: type[Exception], message: str
+) -> None:
+    vendor = s3_vendor_with({"endpoint": f"http://127.0.0.1:{refusals.server_port}/{quote(answer)}"})
+    with pytest.raises(error, match=message) as raised:
+        vendor.vend(vendor.new_location(), "read")
+    assert type(raised.value) is error
 
 
 def test_a_server_without_credentials_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,17 @@ class AzureVendor(BucketVendor):
     """Signatures for one container or directory, by the account's key or else by a key for the server's identity.
 
     Without a hierarchical namespace a signature covers a blob or a container and no prefix, so that each table has a
-    container of its own.
+    container of its own. `service` is the client of the account, given in tests.
     """
 
-    def __init__(self, locations: Locations, *, options: Mapping[str, str], lifetime_s: float) -> None:
+    def __init__(
+        self,
+        locations: Locations,
+        *,
+        options: Mapping[str, str],
+        lifetime_s: float,
+        service: BlobServiceClient | None = None,
+    ) -> None:
         settings = read_settings("az", options, os.environ)
         if "account_name" not in settings:
             raise InvalidInputError("no account of Azure is given; give the storage option account_name")
@@ -50,7 +57,7 @@ class AzureVendor(BucketVendor):
         self._delegation_end = datetime.min.replace(tzinfo=UTC)
         self._lock = threading.Lock()
         with _translated(self._account):
-            self._service = BlobServiceClient(
+            self._service = service or BlobServiceClient(
                 endpoint,
                 credential=_credential(self._account, self._account_key),
                 connection_timeout=5,

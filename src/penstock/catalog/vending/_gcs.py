@@ -109,7 +109,7 @@ def _translated() -> Iterator[None]:
         yield
     except exceptions.TransportError as error:
         raise StorageError(
-            f"Google's token service cannot be reached or is overloaded ({_reason(error)}); check the network, and retry"
+            f"Google's token service cannot be reached or is overloaded ({_reason(error)}); check the network; retry"
         ) from error
     except exceptions.DefaultCredentialsError as error:
         raise InvalidInputError(
