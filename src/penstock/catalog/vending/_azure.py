@@ -136,7 +136,7 @@ def _translated(account: str) -> Iterator[None]:
         if error.status_code in (401, 403) or isinstance(error, exceptions.ClientAuthenticationError):
             raise AccessDeniedError(
                 f"account {account} refuses the server ({reason}); check the account's key and the server's clock, or "
-                "give its identity the roles Storage Blob Data Contributor and Storage Blob Delegator"
+                "the roles of its identity: it contributes to blobs, and delegates signatures"
             ) from error
         raise StorageError(f"account {account} fails ({reason}); wait and retry") from error
     except exceptions.AzureError as error:
