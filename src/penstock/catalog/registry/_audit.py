@@ -2,25 +2,26 @@
 
 import logging
 import threading
-from collections import deque
-from dataclasses import astuple
+from dataclasses import fields
 
 import sqlalchemy as sa
 
 from penstock.catalog.registry._database import Database
 from penstock.catalog.registry._records import AuditEvent
 from penstock.catalog.registry._schema import control_audit, workspace_audit
-from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import InvalidInputError, NotFoundError, StorageError
+from penstock.catalog.registry._workspaces import WorkspaceKey, Workspaces
+from penstock.errors import InvalidInputError, NotFoundError, StorageError, escape_controls
 
 _MAX_BUFFERED = 20_000
 _BATCH = 500
 _MAX_PAGE = 1000
+_MAX_TEXT = 1000
+_FIELDS = [each.name for each in fields(AuditEvent)]
 _logger = logging.getLogger("penstock.registry")
 
 
 class AuditLog:
-    """The logs of all workspaces and, under None, of the server.
+    """The logs of all workspaces and, under None, of the server; thread-safe.
 
     Memory is bounded: while the database is lost, events beyond the buffer are dropped and counted.
     """
@@ -30,11 +31,12 @@ class AuditLog:
         self._workspaces = workspaces
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        self._buffer: deque[tuple[str | None, AuditEvent]] = deque()
+        self._buffers: dict[WorkspaceKey | None, list[AuditEvent]] = {}
+        self._buffered = 0
         self.dropped = 0
 
-    def add(self, workspace: str | None, event: AuditEvent, *, now: bool) -> None:
-        """Log an event; one that cannot be written now is written later, as the request it belongs to has happened."""
+    def add(self, workspace: WorkspaceKey | None, event: AuditEvent, *, now: bool) -> None:
+        """Log an event; one that cannot be written now is written later, since its request has happened."""
         if now:
             try:
                 self._insert(workspace, [event])
@@ -42,49 +44,62 @@ class AuditLog:
             except StorageError as error:
                 _logger.warning("an audit event is delayed: %s", error)
         with self._lock:
-            if len(self._buffer) >= _MAX_BUFFERED:
+            if self._buffered >= _MAX_BUFFERED:
                 self.dropped += 1
-            else:
-                self._buffer.append((workspace, event))
+                return
+            self._buffers.setdefault(workspace, []).append(event)
+            self._buffered += 1
 
-    def events(self, workspace: str | None, before: int | None, limit: int) -> list[AuditEvent]:
+    def events(self, workspace: WorkspaceKey | None, before: int | None, limit: int) -> list[AuditEvent]:
         """The newest events, or the newest before the event of that id."""
         if not 1 <= limit <= _MAX_PAGE:
             raise InvalidInputError(f"a page has 1 to {_MAX_PAGE} events, not {limit}")
         database, table = self._target(workspace)
-        columns = [table.c[name] for name in AuditEvent.__dataclass_fields__]
-        query = sa.select(*columns).order_by(table.c.id.desc()).limit(limit)
+        query = sa.select(*(table.c[name] for name in _FIELDS)).order_by(table.c.id.desc()).limit(limit)
         rows = database.read(query if before is None else query.where(table.c.id < before))
         return [AuditEvent(*row) for row in rows]
 
     def flush(self) -> None:
-        """Write what is buffered; what cannot be written stays buffered, and the error is raised."""
-        with self._flushing:
-            while True:
-                with self._lock:
-                    batch = [self._buffer[i] for i in range(min(_BATCH, len(self._buffer)))]
+        """Write what is buffered; what cannot be written stays, and the last error is raised at the end."""
+        failure: StorageError | None = None
+        with self._flushing:  # batches are written once, in order
+            for workspace in list(self._buffers):
+                try:
+                    self._flush_one(workspace)
+                except StorageError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    def _flush_one(self, workspace: WorkspaceKey | None) -> None:
+        while True:
+            with self._lock:
+                batch = self._buffers[workspace][:_BATCH]
                 if not batch:
+                    del self._buffers[workspace]
                     return
-                by_workspace: dict[str | None, list[AuditEvent]] = {}
-                for workspace, event in batch:
-                    by_workspace.setdefault(workspace, []).append(event)
-                for workspace, events in by_workspace.items():
-                    self._insert(workspace, events)
-                with self._lock:
-                    for _ in batch:
-                        self._buffer.popleft()
+            self._insert(workspace, batch)
+            with self._lock:
+                del self._buffers[workspace][: len(batch)]
+                self._buffered -= len(batch)
 
-    def _insert(self, workspace: str | None, events: list[AuditEvent]) -> None:
+    def _insert(self, workspace: WorkspaceKey | None, events: list[AuditEvent]) -> None:
+        database, table = self._target(workspace)
         try:
-            database, table = self._target(workspace)
-            names = [name for name in AuditEvent.__dataclass_fields__ if name != "id"]
-            values = [dict(zip(names, astuple(event), strict=False)) for event in events]
             with database.transaction() as connection:
-                connection.execute(sa.insert(table).values(values))
+                connection.execute(sa.insert(table).values([_values(event) for event in events]))
         except NotFoundError:  # the log of a workspace ends with it
-            pass
+            _logger.info("audit events of a dropped workspace are gone with it: %d", len(events))
 
-    def _target(self, workspace: str | None) -> tuple[Database, sa.Table]:
+    def _target(self, workspace: WorkspaceKey | None) -> tuple[Database, sa.Table]:
         if workspace is None:
             return self._control, control_audit
-        return self._workspaces.database(workspace), workspace_audit
+        return self._workspaces.open(workspace), workspace_audit
+
+
+def _values(event: AuditEvent) -> dict[str, str | int]:
+    """The columns of an event; its texts may come from anybody, in any length."""
+    found = {name: getattr(event, name) for name in _FIELDS if name != "id"}
+    return {
+        name: escape_controls(value[:_MAX_TEXT]) if isinstance(value, str) else value for name, value in found.items()
+    }

@@ -2,15 +2,16 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.catalog.registry._errors import translated_errors
-from penstock.errors import InvalidInputError
+from penstock.errors import AccessDeniedError, InvalidInputError, NotFoundError
 
 CONTROL_SCHEMA = "penstock"
 _POOL_SIZE = 4  # statements take a millisecond: a few connections serve all threads of a process
@@ -27,15 +28,17 @@ _OPTIONS = "-c statement_timeout=30s -c lock_timeout=20s -c idle_in_transaction_
 class Database:
     """A PostgreSQL login with a schema, or a SQLite file."""
 
-    def __init__(self, url: sa.URL) -> None:
+    def __init__(self, url: sa.URL, *, exists: Callable[[], bool] | None = None) -> None:
+        """`exists` tells whether a database that cannot be opened is there at all."""
         self.url = url
+        self._exists = exists
         self.is_postgresql = url.get_backend_name() == "postgresql"
         self.name = _display_name(url)
         self.engine = _engine(url)
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of a query, in one round trip; repeated once if a pooled connection turns out to be dead."""
-        with translated_errors(self.name):
+        with self._translated_errors():
             try:
                 with self.engine.connect() as connection:
                     return list(connection.execute(statement, parameters))
@@ -51,7 +54,7 @@ class Database:
 
         The block handles the `IntegrityError` that it expects; others are translated like any error.
         """
-        with translated_errors(self.name), self._begun() as connection:
+        with self._translated_errors(), self._begun() as connection:
             try:
                 yield connection
                 connection.exec_driver_sql("COMMIT")
@@ -59,6 +62,16 @@ class Database:
                 with suppress(sa.exc.SQLAlchemyError):  # a lost connection has no transaction
                     connection.exec_driver_sql("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            with translated_errors(self.name):
+                yield
+        except AccessDeniedError:
+            if self._exists is None or self._exists():
+                raise
+            raise NotFoundError(f"{self.name} does not exist: its workspace was dropped") from None
 
     @contextmanager
     def _begun(self) -> Iterator[sa.Connection]:
@@ -152,15 +165,16 @@ def _engine(url: sa.URL) -> sa.Engine:
     }
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(with_options(url, _OPTIONS), connect_args=_CONNECT, **shared)
-    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, poolclass=sa.QueuePool, **shared)
-    sa.event.listen(engine, "connect", _prepare_sqlite)
-    return engine
+    return sa.create_engine(url, creator=partial(_connect_sqlite, Path(url.database or "")), **shared)
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+def _connect_sqlite(file: Path) -> sqlite3.Connection:
+    uri = f"{file.as_uri()}?mode=rw"  # the file of a dropped workspace does not come back
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # SQL reaches no other workspace's file
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = ON")
+    return connection
 
 
 def create_sqlite_file(url: sa.URL) -> None:

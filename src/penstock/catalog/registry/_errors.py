@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from penstock.errors import (
     AccessDeniedError,
     CorruptError,
+    InvalidInputError,
     NotFoundError,
     PenstockError,
     StorageError,
@@ -33,6 +34,10 @@ def translated_errors(database: str) -> Iterator[None]:
     except sa.exc.TimeoutError:
         raise StorageTimeoutError(
             f"every connection to {database} is in use; retry, and check for slow queries or a hanging database"
+        ) from None
+    except (sa.exc.DataError, UnicodeEncodeError, OverflowError):
+        raise InvalidInputError(
+            "a value cannot be stored; leave out control characters and very large numbers"
         ) from None
     except sa.exc.DBAPIError as error:
         raise _translated(error, database) from error.orig

@@ -14,7 +14,6 @@ from penstock.catalog.registry._members import Members
 from penstock.catalog.registry._records import AuditEvent, KeyInfo, MemberInfo, Principal, Role, WorkspaceInfo
 from penstock.catalog.registry._tables import Workspace
 from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import PenstockError
 
 _FLUSH_S = 1.0
 _WEEK_S = 7 * 24 * 3600.0
@@ -26,8 +25,8 @@ _logger = logging.getLogger("penstock.registry")
 class Registry:
     """All that a server knows, on PostgreSQL or SQLite; any number of threads and processes may share a database.
 
-    `url` is `postgresql://user:password@host/database`, `sqlite:///file`, or a path; `clock` gives the seconds since 1970,
-    and `retention_s` for how long dropped tables can be restored. Call `migrate` first.
+    `url` is `postgresql://user:password@host/database`, `sqlite:///file`, or a path; `clock` gives the seconds since
+    1970, and `retention_s` for how long dropped tables can be restored. Call `migrate` first.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], float] = time.time, retention_s: float = _WEEK_S) -> None:
@@ -93,7 +92,6 @@ class Registry:
 
     def workspace(self, name: str) -> Workspace:
         """A workspace; raises `NotFoundError`. What other processes did to it is seen within 3 s."""
-        self._workspaces.database(name)
         return Workspace(name, self._workspaces, self._audit, now_us=self._now_us, retention_s=self._retention_s)
 
     def members(self, workspace: str) -> list[MemberInfo]:
@@ -145,5 +143,5 @@ class Registry:
     def _flush_or_warn(self) -> None:
         try:
             self.flush()
-        except PenstockError as error:
+        except Exception as error:  # the thread goes on: the next attempt may succeed
             _logger.warning("audit events and last uses of keys are delayed: %s", error)
