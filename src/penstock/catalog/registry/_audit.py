@@ -1,5 +1,6 @@
 """The audit log: events of changes are written at once, those of reads in batches by a thread."""
 
+import json
 import logging
 import threading
 from dataclasses import fields
@@ -17,6 +18,13 @@ _BATCH = 500
 _MAX_PAGE = 1000
 _MAX_TEXT = 1000
 _FIELDS = [each.name for each in fields(AuditEvent)]
+# One statement with one parameter: a quarter of the processor time of one statement per event.
+_INSERT_JSON = sa.text(
+    "INSERT INTO audit (time_us, request_id, member, key_id, operation, target, outcome, detail) "
+    "SELECT time_us, request_id, member, key_id, operation, target, outcome, detail "
+    "FROM json_to_recordset(CAST(:rows AS json)) AS rows (time_us bigint, request_id text, member text, key_id text, "
+    "operation text, target text, outcome integer, detail text)"
+)
 _logger = logging.getLogger("penstock.registry")
 
 
@@ -86,8 +94,12 @@ class AuditLog:
     def _insert(self, workspace: WorkspaceKey | None, events: list[AuditEvent]) -> None:
         database, table = self._target(workspace)
         try:
+            values = [_values(event) for event in events]
             with database.transaction() as connection:
-                connection.execute(sa.insert(table).values([_values(event) for event in events]))
+                if database.is_postgresql:
+                    connection.execute(_INSERT_JSON, {"rows": json.dumps(values)})
+                else:
+                    connection.execute(sa.insert(table), values)
         except NotFoundError:  # the log of a workspace ends with it
             _logger.info("audit events of a dropped workspace are gone with it: %d", len(events))
 

@@ -3,11 +3,12 @@
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 
 from penstock.catalog.registry._errors import translated_errors
@@ -35,6 +36,8 @@ class Database:
         self.is_postgresql = url.get_backend_name() == "postgresql"
         self.name = _display_name(url)
         self.engine = _engine(url)
+        self._positional = type(self.engine.dialect)(paramstyle="format" if self.is_postgresql else "qmark")
+        self._compiled: dict[sa.Select[Any], str] = {}
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of a query, in one round trip; repeated once if a pooled connection turns out to be dead."""
@@ -48,6 +51,28 @@ class Database:
             with self.engine.connect() as connection:
                 return list(connection.execute(statement, parameters))
 
+    def look_up(self, statement: sa.Select[Any], value: str) -> list[Any]:
+        """The rows of a query with one parameter, as the driver gives them.
+
+        Every request makes such queries; beside the pool, SQLAlchemy would take two thirds of their processor time.
+        """
+        with self._translated_errors():
+            sql = self._compiled.get(statement)
+            if sql is None:
+                sql = self._compiled[statement] = str(statement.compile(dialect=self._positional))
+            connection = self.engine.raw_connection()
+            try:
+                driver: Any = connection.driver_connection
+                return list(driver.execute(sql, (value,)).fetchall())
+            except (psycopg.Error, sqlite3.Error) as error:
+                if not self.engine.dialect.is_disconnect(error, driver, None):
+                    raise
+                connection.invalidate(error)
+            finally:
+                connection.close()
+        [parameter] = statement.compile().params
+        return self.read(statement, {parameter: value})
+
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """Commit what the block does, or nothing; on SQLite one at a time.
@@ -59,8 +84,10 @@ class Database:
                 yield connection
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
-                with suppress(sa.exc.SQLAlchemyError):  # a lost connection has no transaction
+                try:
                     connection.exec_driver_sql("ROLLBACK")
+                except sa.exc.SQLAlchemyError:
+                    connection.invalidate()  # never goes back to the pool with an open transaction
                 raise
 
     @contextmanager
@@ -162,6 +189,7 @@ def _engine(url: sa.URL) -> sa.Engine:
         "max_overflow": 0,
         "pool_timeout": _POOL_TIMEOUT_S,
         "pool_use_lifo": True,
+        "pool_reset_on_return": None,  # each statement or `transaction` leaves nothing to roll back
     }
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(with_options(url, _OPTIONS), connect_args=_CONNECT, **shared)

@@ -80,7 +80,7 @@ class Keys:
         return verified.principal
 
     def _verify(self, id: str, digest: bytes, now: float) -> _Verified:
-        rows = self._control.read(_FIND, {"id": id})
+        rows = self._control.look_up(_FIND, id)
         row = rows[0] if rows else _UNKNOWN
         stored, member, expires_us, revoked_us, workspace_id, workspace, role = row
         matches = hmac.compare_digest(stored, digest)

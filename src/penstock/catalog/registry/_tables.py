@@ -45,7 +45,7 @@ class Workspace:
     def find(self, table: str) -> TableRow:
         """A table that is not dropped; raises `NotFoundError`."""
         self._check(table)
-        rows = self._database.read(_FIND, {"name": table})
+        rows = self._database.look_up(_FIND, table)
         if not rows:
             raise NotFoundError(self._not_found(table))
         return _row(rows[0])
@@ -199,5 +199,5 @@ class Workspace:
 
 
 def _row(row: Any) -> TableRow:
-    *values, properties = row
-    return TableRow(*values, {} if properties == "{}" else json.loads(properties))
+    id, name, location, owned, *rest, properties = row
+    return TableRow(id, name, location, bool(owned), *rest, {} if properties == "{}" else json.loads(properties))

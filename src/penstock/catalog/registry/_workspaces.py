@@ -102,7 +102,7 @@ class Workspaces:
         now = time.monotonic()
         if key is None or now - found_at > _NAME_CACHE_S:
             check_workspace_name(name)
-            rows = self._control.read(_FIND, {"name": name})
+            rows = self._control.look_up(_FIND, name)
             if not rows:
                 self._found.pop(name, None)
                 raise NotFoundError(_not_found(name))
