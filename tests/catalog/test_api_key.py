@@ -59,7 +59,7 @@ def test_a_damaged_copy_is_refused(change: object) -> None:
 
 
 def test_letters_of_other_alphabets_are_refused() -> None:
-    prefix, id, secret, checksum = new_key().text.split("_")
+    prefix, id, _, checksum = new_key().text.split("_")
     with pytest.raises(InvalidInputError):
         parse_key(f"{prefix}_{id}_{'é' * 43}_{checksum}")
 

@@ -19,7 +19,7 @@ from tests.catalog.registry.conftest import Clock
 def refused() -> Iterator[None]:
     """Every key that is not valid is refused in the same words."""
     with pytest.raises(
-        AccessDeniedError, match="^the API key is not valid: it is mistyped, unknown, expired or revoked"
+        AccessDeniedError, match=r"^the API key is not valid: it is mistyped, unknown, expired or revoked"
     ):
         yield
 
@@ -76,7 +76,7 @@ def test_an_unknown_id_costs_the_same_comparison(registry: Registry, monkeypatch
 
 
 def test_the_right_id_with_another_secret_is_refused(registry: Registry) -> None:
-    text, info = registry.create_key(None, "operator")
+    _, info = registry.create_key(None, "operator")
     other = new_key()
     with registry._control.transaction() as connection:  # a valid checksum, a known id, the digest of another secret
         connection.execute(sa.text("UPDATE keys SET id = :id WHERE id = :old"), {"id": other.id, "old": info.id})
@@ -107,7 +107,7 @@ def test_a_revoked_key_is_refused_here_at_once_and_elsewhere_within_5_s(registry
         with refused():
             registry.authenticate(text)
         assert wait_until_refused(elsewhere, text) < 5
-        assert registry.revoke_key("team", info.id) == revoked, "revoking again changes nothing"
+        assert registry.revoke_key("team", info.id).revoked_us == revoked.revoked_us, "revoking again changes nothing"
     finally:
         elsewhere.close()
 
@@ -189,8 +189,9 @@ def test_only_members_get_keys(registry: Registry) -> None:
         registry.create_key("team", "bob")
     with pytest.raises(NotFoundError, match="no workspace 'nowhere'"):
         registry.create_key("nowhere", "bob")
-    with pytest.raises(NotFoundError, match="no key 'abc'"):
-        registry.revoke_key("team", "abc")
+    for id in ("abc", "a\0b", "\ud800", ""):
+        with pytest.raises(NotFoundError, match="has no key"):
+            registry.revoke_key("team", id)
     text, info = registry.create_key(None, "operator")
     with pytest.raises(NotFoundError):  # the key of another owner
         registry.revoke_key("team", info.id)
@@ -211,8 +212,6 @@ def test_bad_arguments_of_keys_are_refused(registry: Registry) -> None:
             registry.create_key(None, "operator", expires_s=expires_s)
     with pytest.raises(InvalidInputError):
         registry.create_key(None, "operator", note="\0")
-    with pytest.raises(InvalidInputError):
-        registry.revoke_key("team", "a\0b")
     with pytest.raises(InvalidInputError, match="no role"):
         registry.set_member("team", "ann", "owner")  # type: ignore[arg-type]
 

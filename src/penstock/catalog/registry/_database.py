@@ -36,7 +36,10 @@ class Database:
         self.is_postgresql = url.get_backend_name() == "postgresql"
         self.name = _display_name(url)
         self.engine = _engine(url)
-        self._positional = type(self.engine.dialect)(paramstyle="format" if self.is_postgresql else "qmark")
+        self._closed = False
+        sa.event.listen(self.engine, "checkin", self._close_returned)
+        make_dialect: Callable[..., sa.Dialect] = type(self.engine.dialect)
+        self._positional = make_dialect(paramstyle="format" if self.is_postgresql else "qmark")
         self._compiled: dict[sa.Select[Any], str] = {}
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None) -> list[Any]:
@@ -64,8 +67,8 @@ class Database:
             try:
                 driver: Any = connection.driver_connection
                 return list(driver.execute(sql, (value,)).fetchall())
-            except (psycopg.Error, sqlite3.Error) as error:
-                if not self.engine.dialect.is_disconnect(error, driver, None):
+            except psycopg.Error as error:
+                if not driver.closed:
                     raise
                 connection.invalidate(error)
             finally:
@@ -124,7 +127,13 @@ class Database:
         return isinstance(pool, sa.QueuePool) and pool.checkedout() > 0
 
     def close(self) -> None:
+        """Close the connections; those that threads still use are closed when they return."""
+        self._closed = True
         self.engine.dispose()
+
+    def _close_returned(self, _driver: object, record: sa.pool.ConnectionPoolEntry) -> None:
+        if self._closed:
+            record.invalidate()
 
 
 def control_url(text: str) -> sa.URL:

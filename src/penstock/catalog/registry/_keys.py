@@ -15,7 +15,7 @@ from penstock.catalog.registry._database import Database
 from penstock.catalog.registry._members import check_member_name, no_member
 from penstock.catalog.registry._records import KeyInfo, Principal
 from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import AccessDeniedError, InvalidInputError, NotFoundError
+from penstock.errors import AccessDeniedError, InvalidInputError, NotFoundError, escape_controls
 
 _CACHE_S = 3.0
 _MAX_CACHED = 10_000
@@ -132,7 +132,7 @@ class Keys:
         revoked_us = sa.func.coalesce(_k.c.revoked_us, self._now_us())
         with self._control.transaction() as connection:
             id = None if workspace is None else self._workspaces.id_in(connection, workspace)
-            own = (_k.c.id == key_id, _k.c.workspace_id.is_not_distinct_from(id))
+            own = (_k.c.id == escape_controls(key_id), _k.c.workspace_id.is_not_distinct_from(id))
             row = connection.execute(
                 sa.update(_k).where(*own).values(revoked_us=revoked_us).returning(_k.c.member, *_COLUMNS)
             ).first()

@@ -131,6 +131,11 @@ class Registry:
         """The newest events that belong to no workspace; `before` is the id of the last event of the page before."""
         return self._audit.events(None, before, limit)
 
+    @property
+    def audit_events_dropped(self) -> int:
+        """The number of audit events that were lost with the database, as a metric."""
+        return self._audit.dropped
+
     def flush(self) -> None:
         """Write last uses of keys and buffered audit events; a thread does it every second."""
         self._keys.flush()

@@ -199,5 +199,6 @@ class Workspace:
 
 
 def _row(row: Any) -> TableRow:
-    id, name, location, owned, *rest, properties = row
-    return TableRow(id, name, location, bool(owned), *rest, {} if properties == "{}" else json.loads(properties))
+    id, name, location, owned, created_us, dropped_us, purge_us, created_by, text = row
+    properties = {} if text == "{}" else json.loads(text)
+    return TableRow(id, name, location, bool(owned), created_us, dropped_us, purge_us, created_by, properties)
