@@ -9,7 +9,7 @@ from alembic.runtime.migration import MigrationContext
 
 import penstock.catalog.registry
 from penstock.catalog.registry import Registry, _migrations, _schema
-from penstock.errors import AccessDeniedError, NotFoundError, UnsupportedFormatError
+from penstock.errors import NotFoundError, StorageError, UnsupportedFormatError
 
 
 def differences(connection: sa.Connection, metadata: sa.MetaData) -> list[object]:
@@ -69,7 +69,7 @@ def test_a_workspace_behind_is_migrated(registry: Registry, monkeypatch: pytest.
 def test_an_empty_database_says_that_it_needs_migrations(url: str) -> None:
     registry = Registry(url)
     try:
-        with pytest.raises((NotFoundError, AccessDeniedError), match=r"migrate|cannot be opened"):
+        with pytest.raises((NotFoundError, StorageError), match=r"migrate|cannot be opened"):
             registry.workspaces()
     finally:
         registry.close()

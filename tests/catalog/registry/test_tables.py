@@ -228,6 +228,4 @@ def test_any_history_equals_a_dictionarys(kind: str) -> None:
     class Machine(WorkspaceMachine):
         url = new_database() if kind == "postgresql" else ""
 
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine, settings=settings(max_examples=12, stateful_step_count=25, deadline=None)
-    )
+    run_state_machine_as_test(Machine, settings=settings(max_examples=12, stateful_step_count=25, deadline=None))

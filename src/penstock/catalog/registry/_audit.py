@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import fields
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from penstock.catalog.registry._schema import control_audit, workspace_audit
 from penstock.catalog.registry._workspaces import WorkspaceKey, Workspaces
 from penstock.errors import InvalidInputError, NotFoundError, StorageError, escape_controls
 
+_FLUSH_S = 1.0
 _MAX_BUFFERED = 20_000
 _BATCH = 500
 _MAX_PAGE = 1000
@@ -107,6 +109,29 @@ class AuditLog:
         if workspace is None:
             return self._control, control_audit
         return self._workspaces.open(workspace), workspace_audit
+
+
+class Flusher:
+    """A thread that writes what is buffered every second, and once more when it is closed."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-registry", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stop.wait(_FLUSH_S)
+            try:
+                self._flush()
+            except Exception as error:  # the thread goes on: the next attempt may succeed
+                _logger.warning("audit events and last uses of keys are delayed: %s", error)
 
 
 def _values(event: AuditEvent) -> dict[str, str | int]:

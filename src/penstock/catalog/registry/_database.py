@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import sqlalchemy as sa
 
-from penstock.catalog.registry._errors import translated_errors
-from penstock.errors import AccessDeniedError, InvalidInputError, NotFoundError
+from penstock.catalog.registry._errors import DatabaseRefusedError, translated_errors
+from penstock.errors import InvalidInputError, NotFoundError
 
 CONTROL_SCHEMA = "penstock"
 _POOL_SIZE = 4  # statements take a millisecond: a few connections serve all threads of a process
@@ -98,7 +98,7 @@ class Database:
         try:
             with translated_errors(self.name):
                 yield
-        except AccessDeniedError:
+        except DatabaseRefusedError:
             if self._exists is None or self._exists():
                 raise
             raise NotFoundError(f"{self.name} does not exist: its workspace was dropped") from None
@@ -201,7 +201,8 @@ def _engine(url: sa.URL) -> sa.Engine:
         "pool_reset_on_return": None,  # each statement or `transaction` leaves nothing to roll back
     }
     if url.get_backend_name() == "postgresql":
-        return sa.create_engine(with_options(url, _OPTIONS), connect_args=_CONNECT, **shared)
+        limited = url.update_query_dict({"options": f"{_OPTIONS} {url.query.get('options', '')}"})
+        return sa.create_engine(limited, connect_args=_CONNECT, **shared)
     return sa.create_engine(url, creator=partial(_connect_sqlite, Path(url.database or "")), **shared)
 
 

@@ -1,13 +1,11 @@
 """The registry of a server: workspaces, members, API keys, tables and the audit log."""
 
-import logging
-import threading
 import time
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from penstock.catalog.registry._audit import AuditLog
+from penstock.catalog.registry._audit import AuditLog, Flusher
 from penstock.catalog.registry._database import Database, control_url
 from penstock.catalog.registry._keys import Keys
 from penstock.catalog.registry._members import Members
@@ -15,11 +13,9 @@ from penstock.catalog.registry._records import AuditEvent, KeyInfo, MemberInfo, 
 from penstock.catalog.registry._tables import Workspace
 from penstock.catalog.registry._workspaces import Workspaces
 
-_FLUSH_S = 1.0
 _WEEK_S = 7 * 24 * 3600.0
 # The first process to insert the row wins; others wait for its transaction.
 _BOOTSTRAP = sa.text("INSERT INTO settings (name, value) VALUES ('bootstrapped_us', :now) ON CONFLICT DO NOTHING")
-_logger = logging.getLogger("penstock.registry")
 
 
 class Registry:
@@ -40,9 +36,7 @@ class Registry:
         self._members = Members(self._control, self._workspaces, now_us)
         self._keys = Keys(self._control, self._workspaces, now_us)
         self._audit = AuditLog(self._control, self._workspaces)
-        self._stop = threading.Event()
-        self._flusher = threading.Thread(target=self._flush_until_closed, name="penstock-registry", daemon=True)
-        self._flusher.start()
+        self._flusher = Flusher(self.flush)
 
     def migrate(self) -> None:
         """Create or upgrade the databases; processes that start at once take turns, and a newer database is refused."""
@@ -66,9 +60,7 @@ class Registry:
 
     def close(self) -> None:
         """Write what is buffered, and close all connections."""
-        self._stop.set()
-        self._flusher.join()
-        self._flush_or_warn()
+        self._flusher.close()
         self._workspaces.close()
         self._control.close()
 
@@ -140,13 +132,3 @@ class Registry:
         """Write last uses of keys and buffered audit events; a thread does it every second."""
         self._keys.flush()
         self._audit.flush()
-
-    def _flush_until_closed(self) -> None:
-        while not self._stop.wait(_FLUSH_S):
-            self._flush_or_warn()
-
-    def _flush_or_warn(self) -> None:
-        try:
-            self.flush()
-        except Exception as error:  # the thread goes on: the next attempt may succeed
-            _logger.warning("audit events and last uses of keys are delayed: %s", error)

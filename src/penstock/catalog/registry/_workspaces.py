@@ -115,9 +115,9 @@ class Workspaces:
         with self._lock:
             found = self._open.get(key.id)
             if found is None:
+                self._close_unused()
                 url = workspace_url(self._control.url, key.id, key.password)
                 found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id))
-                self._close_unused()
             self._open.move_to_end(key.id)
             return found
 
@@ -140,9 +140,9 @@ class Workspaces:
         return WorkspaceKey(*row)
 
     def _close_unused(self) -> None:
-        """Close the least recently used databases beyond the limit, but none that a thread is using."""
+        """Close the least recently used databases to make room for one, but none that a thread is using."""
         idle = [id for id, database in self._open.items() if not database.in_use]
-        for id in idle[: max(0, len(self._open) - _MAX_OPEN)]:
+        for id in idle[: max(0, len(self._open) + 1 - _MAX_OPEN)]:
             self._open.pop(id).close()
 
 
