@@ -42,6 +42,8 @@ IMPORTERS = {
     "tensorflow": ("adapters/tensorflow.py",),
     "duckdb": ("query/",),
     "ray": ("ingest/ray.py", "adapters/ray.py"),
+    "alembic": ("catalog/",),
+    "psycopg": ("catalog/",),
     "sqlalchemy": ("catalog/",),
     "PIL": ("codecs/", "format/"),
     "simplejpeg": ("codecs/",),
