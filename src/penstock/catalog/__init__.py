@@ -3,5 +3,32 @@
 from penstock.catalog._address import TableAddress, is_table_address
 from penstock.catalog._catalog import Catalog
 from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
+from penstock.catalog._http import ServerApi
+from penstock.catalog._remote import RemoteCatalog, TableCredentials, open_catalog
+from penstock.catalog._settings import (
+    Login,
+    ServerSettings,
+    default_workspace,
+    find_settings,
+    remove_login,
+    write_login,
+)
 
-__all__ = ["Access", "Catalog", "CatalogEntry", "TableAddress", "TableCatalog", "is_table_address"]
+__all__ = [
+    "Access",
+    "Catalog",
+    "CatalogEntry",
+    "Login",
+    "RemoteCatalog",
+    "ServerApi",
+    "ServerSettings",
+    "TableAddress",
+    "TableCatalog",
+    "TableCredentials",
+    "default_workspace",
+    "find_settings",
+    "is_table_address",
+    "open_catalog",
+    "remove_login",
+    "write_login",
+]
