@@ -38,6 +38,9 @@ class RemoteCatalog:
     def __repr__(self) -> str:
         return f"RemoteCatalog({self.settings.url!r})"
 
+    def __str__(self) -> str:
+        return f"the server {self.settings.url}"
+
     def find(self, address: TableAddress, *, access: Access | None = None) -> CatalogEntry:
         """The entry of a table with credentials, by one request; raises `NotFoundError` that suggests others."""
         try:
@@ -167,7 +170,7 @@ class RemoteCatalog:
             known = [entry.address for entry in self._tables(address.workspace, dropped=False)]
         except PenstockError:  # the message is about the table
             known = []
-        return not_found_message(f"the server {self.settings.url}", address, known)
+        return not_found_message(str(self), address, known)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,15 @@
 from penstock.dataset._dataset import Dataset, Summary
 from penstock.dataset._diff import TableDiff
 from penstock.dataset._ingest import IngestResult, SourceLocation, ingest, open_source, sync
+from penstock.dataset._locations import ManagedTable, managed_table, open_entry, open_location
 from penstock.dataset._maintenance import compact, vacuum
 from penstock.dataset._mixture import Mixture, mix
-from penstock.dataset._open import create, delete, exists, load, resolve_uri, verify
+from penstock.dataset._open import create, delete, exists, load, verify
 from penstock.dataset._preview import BlobPreview, preview_rows
 from penstock.dataset._refs import Branches, RefMapping, Tags
 from penstock.dataset._samples import SampleView
 from penstock.dataset._saved_views import SavedView, SavedViews
-from penstock.dataset._sql import sql
+from penstock.dataset._sql import query_tables, sql
 from penstock.dataset._view import ColumnView, View
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ColumnView",
     "Dataset",
     "IngestResult",
+    "ManagedTable",
     "Mixture",
     "RefMapping",
     "SampleView",
@@ -35,10 +37,13 @@ __all__ = [
     "exists",
     "ingest",
     "load",
+    "managed_table",
     "mix",
+    "open_entry",
+    "open_location",
     "open_source",
     "preview_rows",
-    "resolve_uri",
+    "query_tables",
     "sql",
     "sync",
     "vacuum",

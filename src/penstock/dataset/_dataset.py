@@ -66,12 +66,12 @@ class Dataset(View, Versions, Quarantine, Indexes):
     child cannot commit what was staged before it.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, address: str | None = None) -> None:
+        self._session, self._address = session, address
         weakref.finalize(self, _warn_of_changes, session)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._session,)
+        return type(self), (self._session, self._address)
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +116,11 @@ class Dataset(View, Versions, Quarantine, Indexes):
     def uri(self) -> str:
         """Location of the table."""
         return self._session.store.uri
+
+    @property
+    def address(self) -> str | None:
+        """The `penstock://workspace/table` address that the table was opened by; None if it was opened by its URI."""
+        return self._address
 
     @property
     def version(self) -> str:
@@ -205,7 +210,8 @@ class Dataset(View, Versions, Quarantine, Indexes):
 
     def __repr__(self) -> str:
         staged = f", {_describe(self._session.changes)}" if self._session.changes else ""
-        return f"Dataset({self.uri!r}, {self.version}, {len(self):,} rows{staged}: {', '.join(map(str, self.schema))})"
+        name, columns = self.address or self.uri, ", ".join(map(str, self.schema))
+        return f"Dataset({name!r}, {self.version}, {len(self):,} rows{staged}: {columns})"
 
 
 def _describe(changes: Changes) -> str:

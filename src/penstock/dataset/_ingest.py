@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Unpack
 
 from penstock.dataset._dataset import Dataset
-from penstock.dataset._open import UriLike, create, exists, load, open_location
+from penstock.dataset._locations import UriLike, open_location
+from penstock.dataset._open import create, exists, load
 from penstock.dataset._options import check_keywords
 from penstock.engine import BadSamples, available_cores
 from penstock.errors import ConflictError, InvalidInputError, NotFoundError
