@@ -1,15 +1,16 @@
 """Resolve table addresses, `penstock://workspace/table`, to the folder or bucket that holds the table."""
 
 from penstock.catalog._address import TableAddress, is_table_address
+from penstock.catalog._admin import KeyOwner, KeyRecord, WorkspaceAdmin
 from penstock.catalog._catalog import Catalog
 from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
-from penstock.catalog._http import ServerApi
 from penstock.catalog._remote import RemoteCatalog, TableCredentials, open_catalog
 from penstock.catalog._settings import (
     Login,
     ServerSettings,
     default_workspace,
     find_settings,
+    find_url,
     remove_login,
     write_login,
 )
@@ -18,15 +19,18 @@ __all__ = [
     "Access",
     "Catalog",
     "CatalogEntry",
+    "KeyOwner",
+    "KeyRecord",
     "Login",
     "RemoteCatalog",
-    "ServerApi",
     "ServerSettings",
     "TableAddress",
     "TableCatalog",
     "TableCredentials",
+    "WorkspaceAdmin",
     "default_workspace",
     "find_settings",
+    "find_url",
     "is_table_address",
     "open_catalog",
     "remove_login",

@@ -57,7 +57,7 @@ class _Response:
         return found if isinstance(found, dict) else None
 
 
-class _Unreachable(Exception):
+class _UnreachableError(Exception):
     """No response; `sent` says whether the server may have executed the request."""
 
     def __init__(self, reason: str, *, sent: bool, final: bool = False) -> None:
@@ -93,12 +93,12 @@ class ServerApi:
     def _call(self, method: str, path: str, body: bytes | None, what: str, *, repeatable: bool) -> Answer:
         started, attempt = self._clock(), 0
         while True:
-            failure: _Unreachable | None = None
+            failure: _UnreachableError | None = None
             response: _Response | None = None
             try:
                 response = _request(self.settings, method, path, body)
                 pause_s = _pause_after(response, repeatable)
-            except _Unreachable as error:
+            except _UnreachableError as error:
                 failure = error
                 pause_s = None if error.final or (error.sent and not repeatable) else 0.0
             limit_s = _THROTTLED_S if response is not None and response.status == 429 else _AWAY_S
@@ -153,7 +153,7 @@ class ServerApi:
         """What the key may do, in words."""
         try:
             response = _request(self.settings, "GET", "/v1/whoami", None)
-        except _Unreachable:
+        except _UnreachableError:
             response = None
         who = response.document if response is not None and response.status == 200 else None
         if who is None or "role" not in who:
@@ -211,23 +211,23 @@ def _request(settings: ServerSettings, method: str, path: str, body: bytes | Non
         with opener.open(request, timeout=_TIMEOUT_S) as response:
             found = response.read(_MAX_BYTES + 1)
             if len(found) > _MAX_BYTES:
-                raise _Unreachable("an answer of more than 64 MiB", sent=True, final=True)
+                raise _UnreachableError("an answer of more than 64 MiB", sent=True, final=True)
             return _Response(response.status, {k.lower(): v for k, v in response.headers.items()}, found)
     except (OSError, http.client.HTTPException) as error:
         raise _unreachable(error) from None
 
 
-def _unreachable(error: Exception) -> _Unreachable:
+def _unreachable(error: Exception) -> _UnreachableError:
     import socket
     import ssl
 
     cause = getattr(error, "reason", error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         reason = f"its certificate cannot be verified: {cause.verify_message}; SSL_CERT_FILE names further authorities"
-        return _Unreachable(reason, sent=False, final=True)
+        return _UnreachableError(reason, sent=False, final=True)
     if isinstance(cause, socket.gaierror):
-        return _Unreachable("no address is known for this host", sent=False)
+        return _UnreachableError("no address is known for this host", sent=False)
     if isinstance(cause, TimeoutError):
-        return _Unreachable(f"no answer within {_TIMEOUT_S:g} s", sent=True)
+        return _UnreachableError(f"no answer within {_TIMEOUT_S:g} s", sent=True)
     reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return _Unreachable(reason, sent=not isinstance(cause, ConnectionRefusedError))
+    return _UnreachableError(reason, sent=not isinstance(cause, ConnectionRefusedError))

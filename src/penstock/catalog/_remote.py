@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -65,8 +65,9 @@ class RemoteCatalog:
     ) -> CatalogEntry:
         """Add an existing table, as an admin of the server; raises `AlreadyExistsError`."""
         location = checked_uri(uri)
+        body = {"location": location, "properties": {} if table_id is None else {"table_id": table_id}}
         try:
-            self._post(address, "register", f"register {address}", {"location": location})
+            self._post(address, "register", f"register {address}", body)
         except AlreadyExistsError:
             if self._describe(address, None).uri != location:
                 raise
@@ -80,7 +81,8 @@ class RemoteCatalog:
 
     def drop(self, address: TableAddress) -> CatalogEntry:
         """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored."""
-        return self._entry(address, self._change(address, "drop", f"drop {address}", {}), None)
+        answer = self._change(address, "drop", f"drop {address}", {})
+        return replace(self._entry(address, answer, None), dropped_us=int(answer.date_s * 1_000_000))
 
     def restore(self, address: TableAddress) -> CatalogEntry:
         """Bring back the table of this address that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
@@ -88,7 +90,7 @@ class RemoteCatalog:
         return self._describe(address, None)
 
     def remove(self, address: TableAddress) -> CatalogEntry:
-        """Forget a table, for ever; its objects stay where they are."""
+        """Forget a table, for ever, as an admin of the workspace; its objects stay where they are."""
         return self._entry(address, self._change(address, "deregister", f"remove {address}", {}), None)
 
     def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
@@ -107,9 +109,9 @@ class RemoteCatalog:
             CatalogEntry(
                 TableAddress(workspace, row["name"]),
                 row["location"],
-                row["created_millis"] * 1000,
-                dropped_us=_micros(row.get("dropped_millis")),
-                purge_us=_micros(row.get("purge_millis")),
+                row["created_at_millis"] * 1000,
+                dropped_us=_micros(row.get("dropped_at_millis")),
+                purge_us=_micros(row.get("purge_at_millis")),
             )
             for row in rows
         ]
@@ -145,18 +147,17 @@ class RemoteCatalog:
         found = answer.document
         if not isinstance(found.get("location"), str):
             raise self._unexpected(f"open {address}")
-        properties = found.get("properties") or {}
         options = found.get("storage_options") or {}
         vended = _credentials(options, answer.date_s)
         return CatalogEntry(
             address,
             found["location"],
-            _micros(properties.get("created_millis")) or 0,
+            _micros(found.get("created_at_millis")) or 0,
+            (found.get("properties") or {}).get("table_id"),
             storage_options={name: value for name, value in options.items() if not _is_secret(name)},
             issuer=None if vended is None else TableCredentials(self.settings, address, access),
             credentials=vended,
-            dropped_us=_micros(properties.get("dropped_millis")),
-            purge_us=_micros(properties.get("purge_millis")),
+            purge_us=_micros(found.get("purge_at_millis")),
         )
 
     def _unexpected(self, what: str) -> StorageError:
@@ -185,7 +186,9 @@ class TableCredentials:
         """New credentials; raises `StorageError` if the server does not answer, `AccessDeniedError` if it refuses."""
         what = f"renew the credentials of {self.address}"
         try:
-            answer = ServerApi(self.settings).get(f"/v1/table/{_id(self.address)}/credentials", what, access=self.access)
+            answer = ServerApi(self.settings).get(
+                f"/v1/table/{_id(self.address)}/credentials", what, access=self.access
+            )
         except NotFoundError as error:
             raise AccessDeniedError(f"{error}; it was dropped or renamed since it was opened: open it again") from None
         found = _credentials(answer.document.get("storage_options") or {}, answer.date_s)
@@ -214,5 +217,5 @@ def _id(address: TableAddress) -> str:
     return quote(f"{address.workspace}${address.table}", safe="$")
 
 
-def _micros(millis: object) -> int | None:
-    return None if millis is None else int(str(millis)) * 1000
+def _micros(millis: int | None) -> int | None:
+    return None if millis is None else millis * 1000

@@ -5,7 +5,6 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,8 +69,14 @@ def find_settings(
     if key is None:
         raise AccessDeniedError(f"{url_source} names the server {url}, and there is no API key for it: {GET_A_KEY}")
     if url is None:
-        url, url_source = DEFAULT_URL, "the default, because PENSTOCK_API_URL is not set"
+        url, url_source = find_url()
     return ServerSettings(url, key, name or DEFAULT_WORKSPACE, url_source, key_source)
+
+
+def find_url(api_url: str | None = None) -> tuple[str, str]:
+    """The URL of the server to log in to, and the setting it comes from."""
+    url, source = _first((api_url, "--url"), "PENSTOCK_API_URL")
+    return (url.rstrip("/"), source) if url else (DEFAULT_URL, "the default, because PENSTOCK_API_URL is not set")
 
 
 def default_workspace(workspace: str | None = None) -> str:
@@ -153,15 +158,12 @@ def _check_url(url: str, source: str) -> None:
         )
 
 
-def _first(argument: tuple[str | None, str], variable: str, environ: Mapping[str, str] = os.environ) -> tuple[
-    str | None, str
-]:
+def _first(argument: tuple[str | None, str], variable: str) -> tuple[str | None, str]:
     """The argument, else the environment variable; None if neither is set; and the name of what is set."""
     value, name = argument
     if value is not None:
         return value.strip(), name
-    found = environ.get(variable, "").strip()
-    return (found or None), variable
+    return os.environ.get(variable, "").strip() or None, variable
 
 
 def _login_path() -> Path:

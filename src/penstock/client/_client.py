@@ -18,9 +18,9 @@ from penstock.table import AllowedLinks, Appendable
 class Client:
     """The tables of a workspace, by name.
 
-    With a key or a URL, they are those of a server (`penstock serve`): `api_key`, `workspace` and `api_url`, which
-    default to `PENSTOCK_API_KEY`, `PENSTOCK_WORKSPACE` (`default`) and `PENSTOCK_API_URL`, and then to `penstock login`.
-    Otherwise they are those of the embedded catalog of this user. The data itself is read from and written to storage.
+    With a key or a URL, they are those of a server (`penstock serve`). The arguments default to `PENSTOCK_API_KEY`,
+    `PENSTOCK_WORKSPACE` (else the workspace `default`) and `PENSTOCK_API_URL`, and these to `penstock login`. Without
+    any of them, the tables are those of the embedded catalog of this user. Rows never pass through the server.
 
     A table of another workspace is named `workspace/table`. Raises `AccessDeniedError` for a URL without a key,
     `InvalidInputError` for settings that cannot be right. Its methods raise `AccessDeniedError` for a key or a role
@@ -28,9 +28,7 @@ class Client:
     or the store does not answer.
     """
 
-    def __init__(
-        self, *, api_key: str | None = None, workspace: str | None = None, api_url: str | None = None
-    ) -> None:
+    def __init__(self, *, api_key: str | None = None, workspace: str | None = None, api_url: str | None = None) -> None:
         settings = find_settings(api_key=api_key, workspace=workspace, api_url=api_url)
         self._catalog = open_catalog(settings)
         self._workspace = settings.workspace if settings is not None else default_workspace(workspace)
@@ -107,9 +105,9 @@ class Client:
         """Add rows to a table, which is created if there is none of this name.
 
         data: rows, as `Dataset.append` takes them; one commit.
-        files: files of data; each is a source and a commit of its own, and files that are in the table are skipped.
-        source: a folder, a bucket or a file, such as `s3://bucket/path`; one commit. New files are skipped as well.
-        options: those of `penstock.ingest`, for `files` and `source`.
+        files: files of data; each is a source and a commit of its own.
+        source: a folder, a bucket or a file, such as `s3://bucket/path`; one commit.
+        options: those of `penstock.ingest`, for `files` and `source`; files that are in the table are skipped.
 
         Raises what `penstock.ingest` and `Dataset.append` raise.
         """

@@ -24,9 +24,7 @@ def ingest_rows(data: Appendable, table: ManagedTable, message: str) -> IngestRe
     )  # fmt: skip
 
 
-def ingest_source(
-    source: str | os.PathLike[str], table: ManagedTable, options: Mapping[str, Any]
-) -> IngestResult:
+def ingest_source(source: str | os.PathLike[str], table: ManagedTable, options: Mapping[str, Any]) -> IngestResult:
     """Ingest a folder, a bucket or a file as one commit."""
     return ingest(source, table, **options)
 
