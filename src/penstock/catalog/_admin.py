@@ -1,13 +1,15 @@
 """Members and API keys of a workspace on a server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.catalog._http import ServerApi
 from penstock.catalog._settings import ServerSettings
 from penstock.errors import StorageError
+
+_T = TypeVar("_T", "KeyOwner", "KeyRecord")
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ class WorkspaceAdmin:
     def _what(self, operation: str) -> str:
         return f"{operation} of the workspace {self.workspace!r}"
 
-    def _made(self, cls: Any, found: Mapping[str, Any]) -> Any:
+    def _made(self, cls: type[_T], found: Mapping[str, Any]) -> _T:
         """A record of the fields that are known here; a newer server may send more."""
         try:
-            return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
+            return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
         except TypeError:
             raise StorageError("the server's answer lacks a field; use the same version of Penstock as it") from None

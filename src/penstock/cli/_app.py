@@ -36,8 +36,9 @@ _HELP = """
 A data lake for training: create tables, inspect them, and work with their history.
 
 A URI is a folder, s3://bucket/path, gs://bucket/path, az://container/path or penstock://workspace/table: a name on the
-server of `penstock login` (or PENSTOCK_API_URL), and without one in your own catalog, in PENSTOCK_HOME. Credentials and settings of the store come from the environment and the files
-that the cloud's own tools use, or from --option. A VERSION is 7, main@7, a tag or a branch.
+server of `penstock login` (or PENSTOCK_API_URL), and without one in your own catalog, in PENSTOCK_HOME. Credentials and
+settings of the store come from the environment and the files that the cloud's own tools use, or from --option. A
+VERSION is 7, main@7, a tag or a branch.
 
 \b
 Exit codes:

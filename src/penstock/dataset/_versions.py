@@ -36,6 +36,7 @@ class Versions:
     """
 
     _session: Session
+    _address: str | None
 
     def log(self) -> Iterator[Commit]:
         """The commits that led to this version, newest first."""
