@@ -15,6 +15,7 @@ import obstore
 from penstock.errors import AccessDeniedError, NotFoundError, PenstockWarning, SourceChangedError, StorageError
 from penstock.storage import _errors
 from penstock.storage._buffers import byte_view
+from penstock.storage._credentials import RenewedCredentials, is_issuer_failure
 from penstock.storage._keys import check_key, object_uri
 from penstock.storage._obstore_clients import Client, ClientConfig, load_config, make_client
 from penstock.storage._obstore_errors import claim_runtime, is_past_end, is_transient, runtime_is_lost, translated
@@ -46,11 +47,19 @@ class ObjectStore(Store):
     One loop retries every call within the retry policy's deadline, with two exceptions. `create` is retried only after
     a refusal: after a lost response a second attempt could find the first one's object, so the caller reads back and
     decides. `put_stream` cannot be replayed, so obstore retries its requests one by one. A process that was forked
-    after I/O reads through a sidecar and does not write.
+    after I/O reads through a sidecar and does not write. A refused request is repeated once, with new credentials if
+    the store has an issuer.
     """
 
     def __init__(
-        self, scheme: str, bucket: str, prefix: str, *, options: Mapping[str, str], policy: RetryPolicy
+        self,
+        scheme: str,
+        bucket: str,
+        prefix: str,
+        *,
+        options: Mapping[str, str],
+        policy: RetryPolicy,
+        renewed: RenewedCredentials | None,
     ) -> None:
         self.uri = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
         self._folder = f"{prefix}/" if prefix else ""
@@ -58,15 +67,16 @@ class ObjectStore(Store):
         self._bucket_uri = f"{scheme}://{bucket}"
         self._options = dict(options)
         self._policy = policy
+        self._renewed = renewed
         self._config: ClientConfig | None = None
         self._clients: dict[tuple[float, int], Client] = {}
         self._warned = False
-        if not runtime_is_lost():
+        if not runtime_is_lost() and (renewed is None or renewed.current is not None):
             self._client(policy.attempt_timeout_s)  # validates the options
         _open_stores.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self._scheme, self._bucket, self._prefix, self._options, self._policy)
+        return _reopen, (self._scheme, self._bucket, self._prefix, self._options, self._policy, self._renewed)
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a range of it in one request."""
@@ -144,7 +154,7 @@ class ObjectStore(Store):
             with translated("create", uri):
                 obstore.put(client, path, view, mode="create", use_multipart=False)
 
-        self._retry(attempt, is_transient=lambda _: False)
+        self._retry(attempt, is_transient=is_issuer_failure)
 
     def put_stream(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Upload parts as the chunks arrive; objects up to 160 GiB."""
@@ -236,8 +246,7 @@ class ObjectStore(Store):
                 failures.append(error)
                 raise
 
-        claim_runtime()
-        client = self._client(self._policy.attempt_timeout_s, max_retries=_PART_RETRIES)
+        client = self._retry(lambda _: self._client(self._policy.attempt_timeout_s, max_retries=_PART_RETRIES))
         try:
             with translated("put", uri):
                 obstore.put(
@@ -261,11 +270,17 @@ class ObjectStore(Store):
     ) -> T:
         def timed(timeout_s: float) -> T:
             claim_runtime()
+            ends_s = time.monotonic() + timeout_s
+            used = self._renewed and self._renewed.ensure(timeout_s)
             try:
-                client = self._client(timeout_s)
+                client = self._client(ends_s - time.monotonic())
                 return interruptible(lambda: attempt(client))
             except AccessDeniedError:
-                self._config, self._clients = None, {}  # so that renewed credentials are read
+                try:
+                    if self._renewed and used:
+                        self._renewed.replace(used, ends_s - time.monotonic())
+                finally:
+                    self._config, self._clients = None, {}  # so that renewed credentials are read
                 raise
 
         return retry(self._policy, timed, is_transient=is_transient, started=started, on_retry=self._on_retry)
@@ -289,7 +304,7 @@ class ObjectStore(Store):
         client = self._clients.get((timeout_s, max_retries))
         if client is None:
             if (config := self._config) is None:
-                config = self._config = load_config(self._scheme, self._options)
+                config = self._config = load_config(self._scheme, self._options, self._renewed)
             client = self._clients[timeout_s, max_retries] = make_client(
                 self._scheme,
                 self._bucket,
@@ -330,18 +345,28 @@ def _unquoted(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
 
-def _reopen(scheme: str, bucket: str, prefix: str, options: dict[str, str], policy: RetryPolicy) -> ObjectStore:
-    return ObjectStore(scheme, bucket, prefix, options=options, policy=policy)
+def _reopen(
+    scheme: str,
+    bucket: str,
+    prefix: str,
+    options: dict[str, str],
+    policy: RetryPolicy,
+    renewed: RenewedCredentials | None,
+) -> ObjectStore:
+    return ObjectStore(scheme, bucket, prefix, options=options, policy=policy, renewed=renewed)
 
 
 _open_stores: WeakSet[ObjectStore] = WeakSet()
 
 
-def _leak_clients() -> None:
-    """Never free an inherited client: its destructor would wait for threads and locks that the fork left behind."""
-    for store in _open_stores if runtime_is_lost() else ():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store._clients))
-        store._clients = {}
+def _reset_after_fork() -> None:
+    for store in _open_stores:
+        if store._renewed is not None:
+            store._renewed.reset_after_fork()
+        if runtime_is_lost():
+            # Never free an inherited client: its destructor would wait for threads and locks that the fork left behind.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store._clients))
+            store._clients = {}
 
 
-os.register_at_fork(after_in_child=_leak_clients)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -11,7 +11,8 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.errors import InvalidInputError
-from penstock.storage._aws_credentials import ProfileCredentials, load_aws_profile
+from penstock.storage._aws_credentials import load_aws_profile
+from penstock.storage._credentials import RenewedCredentials, split_options
 from penstock.storage._obstore_errors import is_panic
 
 Client: TypeAlias = AzureStore | GCSStore | S3Store
@@ -27,6 +28,13 @@ _ENDPOINT_OPTIONS = ("endpoint", "_url", "_url_s3", "service_account", "service_
 _ENDPOINT_NAME = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url(_s3)?)?")
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
+# obstore reads the environment; these keep variables that are meant for the user's own credentials from these clients.
+_ISSUED_DEFAULTS = {
+    "az": {"use_emulator": "false", "use_fabric_endpoint": "false"},
+    "gs": {"base_url": "https://storage.googleapis.com"},
+    "s3": {"region": "us-east-1", "s3_express": "false", "virtual_hosted_style_request": "false"},
+}
+
 CLOUD_SCHEMES = tuple(_CONSTRUCTORS)
 
 
@@ -34,17 +42,39 @@ class ClientConfig(NamedTuple):
     """Settings by obstore's names, and the credential provider where obstore does not sign by itself."""
 
     settings: dict[str, str]
-    credentials: ProfileCredentials | None
+    credentials: Callable[[], Any] | None
 
 
-def load_config(scheme: str, options: Mapping[str, str]) -> ClientConfig:
-    """Combine the options with an AWS profile; raises `InvalidInputError` for a profile that cannot be used."""
-    settings, credentials = dict(options), None
+def load_config(scheme: str, options: Mapping[str, str], renewed: RenewedCredentials | None) -> ClientConfig:
+    """Combine the options with issued credentials, else with an AWS profile.
+
+    Raises `InvalidInputError` for a profile that cannot be used.
+    """
+    if renewed is not None:
+        return ClientConfig(_issued_settings(scheme, options, renewed), renewed)
+    settings: dict[str, str] = dict(options)
+    credentials = None
     if scheme == "s3":
         profile = load_aws_profile(settings.pop("profile", None), settings)
         settings, credentials = settings | profile.config, profile.credentials
     settings.setdefault("allow_http", str(any("http://" in value for value in _endpoints(scheme, settings))).lower())
     return ClientConfig(settings, credentials)
+
+
+def _issued_settings(scheme: str, options: Mapping[str, str], renewed: RenewedCredentials) -> dict[str, str]:
+    """Settings that came with issued credentials, and the options, which take precedence; none of the environment."""
+    issued = {} if renewed.current is None else renewed.current.settings
+    settings = _ISSUED_DEFAULTS[scheme] | issued | split_options(scheme, options)[1] | {"skip_signature": "false"}
+    settings.pop("profile", None)
+    if scheme == "s3":
+        settings.setdefault("endpoint", f"https://s3.{settings['region']}.amazonaws.com")
+        settings["aws_endpoint_url_s3"] = settings["endpoint"]  # the variable takes precedence over `endpoint`
+    if scheme == "az" and "endpoint" not in settings:
+        if "account_name" not in settings:
+            raise InvalidInputError("az:// needs the option account_name, which came with no credentials either")
+        settings["endpoint"] = f"https://{settings['account_name']}.blob.core.windows.net"
+    url = settings["base_url" if scheme == "gs" else "endpoint"]
+    return {"allow_http": str(url.startswith("http://")).lower()} | settings
 
 
 def make_client(

@@ -9,6 +9,7 @@ from obstore import exceptions
 
 from penstock.errors import AccessDeniedError, InvalidInputError, PenstockError, StorageError
 from penstock.storage import _errors
+from penstock.storage._credentials import is_issuer_failure
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _QUERY = re.compile(r"\?\S*")
@@ -121,7 +122,7 @@ def _translate(error: Exception, verb: str, uri: str, etag: str | None) -> Penst
 
 def is_transient(error: StorageError) -> bool:
     """Whether the same request may succeed later."""
-    if error.__cause__ is None:
+    if error.__cause__ is None or is_issuer_failure(error):
         return True
     text = str(error.__cause__)
     status = _STATUS.search(text)

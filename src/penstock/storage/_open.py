@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from penstock.errors import InvalidInputError
+from penstock.storage._credentials import CredentialIssuer, Credentials, RenewedCredentials
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import check_key, local_path
 from penstock.storage._memory import open_memory
@@ -17,7 +18,12 @@ _BUCKET = re.compile(r"[\w.:$-]+", re.ASCII)  # no character that would change t
 
 
 def open_store(
-    uri: str | os.PathLike[str], *, options: Mapping[str, str] | None = None, retry: RetryPolicy | None = None
+    uri: str | os.PathLike[str],
+    *,
+    options: Mapping[str, str] | None = None,
+    retry: RetryPolicy | None = None,
+    issuer: CredentialIssuer | None = None,
+    credentials: Credentials | None = None,
 ) -> Store:
     """Open the store at a folder's path, `file://`, `s3://`, `gs://`, `az://container/…` or `memory://name`.
 
@@ -25,6 +31,9 @@ def open_store(
     and `profile`, a profile of the AWS tools, which boto3 reads (extra `aws`). Settings that are not given come from
     the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`), then from the cloud's usual files. `memory://` opens a private
     memory store. Raises `InvalidInputError` for an address, an option or a profile that cannot be used.
+
+    An `issuer` gives and renews the credentials of a bucket; `credentials` are those that it gave already. Then
+    credentials in the options, the environment and the cloud's files are not used.
     """
     text = os.fspath(uri)
     if (path := local_path(text)) is not None:
@@ -40,4 +49,5 @@ def open_store(
         raise InvalidInputError(f"{text}: no store for {scheme}://; use a path, file, memory, s3, gs or az")
     if not _BUCKET.fullmatch(bucket):
         raise InvalidInputError(f"{scheme}:// must be followed by a bucket's name alone; credentials go into options")
-    return ObjectStore(scheme, bucket, prefix, options=options or {}, policy=retry or RetryPolicy())
+    renewed = None if issuer is None else RenewedCredentials(scheme, text, issuer, credentials)
+    return ObjectStore(scheme, bucket, prefix, options=options or {}, policy=retry or RetryPolicy(), renewed=renewed)

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -50,14 +51,21 @@ class FakeGcs:
 
     `honours_conditions=False` makes it ignore `If-Match` and `x-goog-if-generation-match`, as a non-conforming store
     would. `update_interval_s` is the minimum time between two updates of one key; the real service's is 1 s.
+    `accepts_token` decides which bearer tokens are valid; without it none is needed.
     """
 
     def __init__(
-        self, bucket: str = "bucket", *, honours_conditions: bool = True, update_interval_s: float = 0.0
+        self,
+        bucket: str = "bucket",
+        *,
+        honours_conditions: bool = True,
+        update_interval_s: float = 0.0,
+        accepts_token: Callable[[str], bool] | None = None,
     ) -> None:
         self._bucket = bucket
         self._honours_conditions = honours_conditions
         self._update_interval_s = update_interval_s
+        self._accepts_token = accepts_token
         self._objects: dict[str, _Object] = {}
         self._updated_s: dict[str, float] = {}
         self._uploads: dict[str, dict[int, bytes]] = {}
@@ -72,10 +80,14 @@ class FakeGcs:
         return f"gs://{self._bucket}"
 
     @property
+    def endpoint(self) -> str:
+        """The server's URL."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
     def options(self) -> dict[str, str]:
         """Options for `open_store`: an account that requests no token."""
-        address = f"http://127.0.0.1:{self._server.server_port}"
-        account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": ""}
+        account = {"gcs_base_url": self.endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
         return {"service_account_key": json.dumps(account | {"private_key_id": ""})}
 
     def add(self, key: str, data: bytes) -> None:
@@ -103,6 +115,8 @@ class FakeGcs:
         self.stop()
 
     def _respond(self, method: str, target: str, headers: dict[str, str], body: bytes) -> _ResponseError:
+        if self._accepts_token and not self._accepts_token(headers.get("authorization", "").removeprefix("Bearer ")):
+            raise _error(401, "AuthenticationRequired")
         address = urlsplit(target)
         bucket, _, key = unquote(address.path).lstrip("/").partition("/")
         query = dict(parse_qsl(address.query, keep_blank_values=True))
