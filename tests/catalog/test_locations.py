@@ -1,6 +1,7 @@
 """The folder of the catalog, the URIs of new tables, and which URIs are accepted."""
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from penstock.catalog._locations import catalog_folder, checked_uri
 from penstock.errors import InvalidInputError
 
 ADDRESS = TableAddress("org", "imagenet")
+
+
+def without_suffix(uri: str) -> str:
+    """The location of a new table without the eight random digits that make it unique."""
+    found = re.fullmatch(r"(.+)-[0-9a-f]{8}", uri)
+    assert found, uri
+    return found[1]
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +58,15 @@ def test_a_relative_home_does_not_depend_on_the_working_directory(
     monkeypatch.setenv("PENSTOCK_HOME", "here")
     catalog = Catalog()
     monkeypatch.chdir("/")
-    assert catalog.reserve(ADDRESS).uri == str(tmp_path / "here" / "tables" / "org" / "imagenet")
+    assert without_suffix(catalog.reserve(ADDRESS).uri) == str(tmp_path / "here" / "tables" / "org" / "imagenet")
     assert (tmp_path / "here" / "catalog.db").is_file()
 
 
 def test_the_environment_sets_the_locations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "own"))
-    assert Catalog().reserve(TableAddress("a", "b")).uri == str(tmp_path / "own" / "tables" / "a" / "b")
+    assert without_suffix(Catalog().reserve(TableAddress("a", "b")).uri) == str(tmp_path / "own" / "tables" / "a" / "b")
     monkeypatch.setenv("PENSTOCK_STORAGE", "s3://bucket/lake/")
-    assert Catalog().reserve(ADDRESS).uri == "s3://bucket/lake/org/imagenet"
+    assert without_suffix(Catalog().reserve(ADDRESS).uri) == "s3://bucket/lake/org/imagenet"
     assert [entry.address for entry in Catalog(tmp_path / "own").tables()] == [TableAddress("a", "b"), ADDRESS]
 
 
@@ -73,22 +81,30 @@ def test_the_environment_sets_the_locations(monkeypatch: pytest.MonkeyPatch, tmp
         ("/data/x/../", "/data/org/imagenet"),
     ],
 )
-def test_the_uri_of_a_table_contains_its_workspace(storage: str, expected: str, tmp_path: Path) -> None:
-    assert Catalog(tmp_path, storage=storage).reserve(ADDRESS).uri == expected
+def test_the_uri_of_a_table_contains_its_address(storage: str, expected: str, tmp_path: Path) -> None:
+    assert without_suffix(Catalog(tmp_path, storage=storage).reserve(ADDRESS).uri) == expected
+
+
+def test_the_uri_of_a_new_table_was_never_assigned_before(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    assert catalog.reserve(ADDRESS) == catalog.reserve(ADDRESS)
+    assert catalog.remove(ADDRESS).uri != catalog.reserve(ADDRESS).uri
 
 
 def test_a_relative_storage_does_not_depend_on_the_working_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Catalog("home", storage="lake").reserve(ADDRESS).uri == str(tmp_path / "lake" / "org" / "imagenet")
+    assert without_suffix(Catalog("home", storage="lake").reserve(ADDRESS).uri) == str(
+        tmp_path / "lake" / "org" / "imagenet"
+    )
 
 
 @pytest.mark.parametrize("storage", ["s4://bucket", "s3://", "memory://lake", "penstock://org/x", "s3://bucket//a"])
 def test_an_invalid_storage_is_rejected_before_an_entry_is_created(storage: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="PENSTOCK_STORAGE"):
         Catalog(tmp_path, storage=storage).reserve(ADDRESS)
-    assert Catalog(tmp_path, storage="/data").reserve(ADDRESS).uri == "/data/org/imagenet"
+    assert without_suffix(Catalog(tmp_path, storage="/data").reserve(ADDRESS).uri) == "/data/org/imagenet"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,25 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE entries (
+            workspace TEXT NOT NULL,
+            name TEXT NOT NULL,
+            uri TEXT NOT NULL,
+            created_us INTEGER NOT NULL,
+            table_id TEXT,
+            owned INTEGER NOT NULL,
+            dropped_us INTEGER UNIQUE,
+            purge_us INTEGER
+        )
+        """,
+        # Version 1 does not say which tables were registered, so none of them may be deleted.
+        "INSERT INTO entries SELECT workspace, name, uri, created_us, table_id, 0, NULL, NULL FROM tables",
+        "DROP TABLE tables",
+        "ALTER TABLE entries RENAME TO tables",
+        "CREATE UNIQUE INDEX live ON tables (workspace, name) WHERE dropped_us IS NULL",
+    ),
 )
 """Item i migrates a file from version i to i + 1; never changed once released."""
 _RESTORE = "restore it from a copy, or move it away and register the tables again: the tables are stored elsewhere"
@@ -57,8 +76,8 @@ class Database:
         self.file = file
         self._busy_timeout_s = busy_timeout_s
 
-    def read(self, sql: str, *values: str) -> list[Row]:
-        """The rows of a query; no rows if the file does not exist, which a query does not create."""
+    def read(self, sql: str, *values: str | int) -> list[Row]:
+        """The rows of a query, which modifies nothing; no rows if the file does not exist."""
         with self._translate_errors():
             if not self.file.exists():
                 return []
@@ -66,11 +85,12 @@ class Database:
                 version = self._version(db)
                 if version == len(_MIGRATIONS):
                     return db.execute(sql, values).fetchall()
-            if not version:  # another process is creating it
-                return []
-            with self._connect("mode=rw") as db:
-                self._migrate(db)
-                return db.execute(sql, values).fetchall()
+                if not version:  # another process is creating it
+                    return []
+                with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+                    db.backup(copy)  # an old file stays readable where it is read-only, and for an old Penstock
+                    self._migrate(copy)
+                    return copy.execute(sql, values).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

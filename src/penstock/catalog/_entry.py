@@ -31,6 +31,8 @@ class CatalogEntry:
     dropped_us: int | None = None
     """When the table was dropped; it can be restored until `purge_us`."""
     purge_us: int | None = None
+    owned: bool = True
+    """Whether the catalog chose the location, and so may delete the objects; not those of a registered table."""
 
 
 class TableCatalog(Protocol):

@@ -1,6 +1,7 @@
 """The folder of the catalog, and the URIs of tables."""
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,15 +32,16 @@ def storage_folder(environ: Mapping[str, str], home: Path) -> str:
     return environ.get("PENSTOCK_STORAGE") or str(home / "tables")
 
 
-def table_uri(storage: str, address: TableAddress) -> str:
-    """The URI of a new table; distinct addresses have distinct URIs, and none is nested in another."""
+def new_uri(storage: str, address: TableAddress) -> str:
+    """A URI for a new table: readable, and unique, because a table stays where it is when its address changes."""
     try:
         root = checked_uri(storage)
     except InvalidInputError as error:
         raise InvalidInputError(f"the storage of the catalog (PENSTOCK_STORAGE) cannot hold tables: {error}") from error
+    folder = f"{address.table}-{secrets.token_hex(4)}"
     if "://" in root:
-        return f"{root}/{address.workspace}/{address.table}"
-    return str(Path(root, address.workspace, address.table))
+        return f"{root}/{address.workspace}/{folder}"
+    return str(Path(root, address.workspace, folder))
 
 
 def checked_uri(uri: str | os.PathLike[str]) -> str:

@@ -171,7 +171,7 @@ class RemoteCatalog:
             known = [entry.address for entry in self._tables(address.workspace, dropped=False)]
         except PenstockError:  # the message is about the table
             known = []
-        return not_found_message(str(self), address, known)
+        return not_found_message(self, address, known)
 
 
 @dataclass(frozen=True)

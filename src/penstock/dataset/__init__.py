@@ -8,6 +8,7 @@ from penstock.dataset._maintenance import compact, vacuum
 from penstock.dataset._mixture import Mixture, mix
 from penstock.dataset._open import create, delete, exists, load, verify
 from penstock.dataset._preview import BlobPreview, preview_rows
+from penstock.dataset._purge import purge
 from penstock.dataset._refs import Branches, RefMapping, Tags
 from penstock.dataset._samples import SampleView
 from penstock.dataset._saved_views import SavedView, SavedViews
@@ -43,6 +44,7 @@ __all__ = [
     "open_location",
     "open_source",
     "preview_rows",
+    "purge",
     "query_tables",
     "sql",
     "sync",

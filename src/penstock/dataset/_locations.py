@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.catalog import Access, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
+from penstock.catalog import Access, Catalog, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.storage import RetryPolicy, Store, open_store
 
@@ -97,8 +97,16 @@ def reserved_location(location: UriLike, storage_options: Mapping[str, str] | No
         raise
     except BaseException:
         if not known:
-            table.catalog.remove(table.address)
+            release_address(table.catalog, table.address)
         raise
+
+
+def release_address(catalog: TableCatalog, address: TableAddress) -> None:
+    """Free the address of a table that has no objects; on a server, which only admins make forget one, it is dropped."""
+    if isinstance(catalog, Catalog):
+        catalog.remove(address)
+    else:
+        catalog.drop(address)
 
 
 def _bare(name: str) -> str:

@@ -6,7 +6,15 @@ from datetime import datetime
 from typing import overload
 
 from penstock.dataset._dataset import Dataset
-from penstock.dataset._locations import UriLike, address_of, managed_table, open_location, reserved_location
+from penstock.dataset._locations import (
+    UriLike,
+    address_of,
+    managed_table,
+    open_entry,
+    open_location,
+    reserved_location,
+)
+from penstock.dataset._purge import delete_managed, delete_objects
 from penstock.dataset._saved_views import open_view
 from penstock.dataset._versions import find
 from penstock.dataset._view import View
@@ -114,12 +122,15 @@ def exists(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) ->
 def delete(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> None:
     """Delete a table with all its versions, and no other files. Raises `NotFoundError` if there is none."""
     table = managed_table(uri)
-    store = open_location(uri if table is None else table, storage_options)
+    if table is None:
+        store = open_location(uri, storage_options)
+        open_table(store)
+        delete_objects(store)
+        return
+    entry = table.find()
+    store = open_entry(entry, storage_options)
     open_table(store)
-    store.delete([TABLE_KEY])
-    store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
-    if table is not None:
-        table.catalog.remove(table.address)
+    delete_managed(table.catalog, entry, store)
 
 
 def verify(
@@ -135,12 +146,6 @@ def verify(
     if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
         raise NotFoundError(f"{store.uri} is not a table: it has no log")
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
-
-
-_OWN_PREFIXES = (
-    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/",
-    "quarantine/", "leases/", "intents/", "vacuums/",
-)  # fmt: skip
 
 
 def _is_table(store: Store) -> bool:
