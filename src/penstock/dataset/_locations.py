@@ -102,7 +102,7 @@ def reserved_location(location: UriLike, storage_options: Mapping[str, str] | No
 
 
 def release_address(catalog: TableCatalog, address: TableAddress) -> None:
-    """Free the address of a table that has no objects; on a server, which only admins make forget one, it is dropped."""
+    """Free the address of a table without objects; on a server it is dropped, because only admins may forget one."""
     if isinstance(catalog, Catalog):
         catalog.remove(address)
     else:
