@@ -1,7 +1,8 @@
 """`penstock serve`."""
 
-import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -9,8 +10,6 @@ import typer
 from penstock.catalog import Catalog
 from penstock.cli._command import CommandContext, CommandResult, print_error
 from penstock.errors import InvalidInputError
-
-_DAY_S = 86_400
 
 
 def serve(
@@ -81,11 +80,42 @@ def serve(
     )
     if not config.is_private:
         print_error(
-            f"keys and credentials pass {host} unencrypted; use --tls-cert and --tls-key, or a proxy with TLS", "Warning"
+            f"keys and credentials pass {host} unencrypted; use --tls-cert and --tls-key, or a proxy with TLS",
+            "Warning",
         )
 
-    def announce(started: server.Started) -> None:
-        _announce(started.url, started.admin_key, narrow=started.narrow)
-
-    server.serve(config, announce)
+    server.serve(config, lambda started: _announce(started.url, started.admin_key, narrow=started.narrow))
     return CommandResult({"stopped": True}, [])
+
+
+def _server() -> ModuleType:
+    try:
+        return import_module("penstock.server")
+    except ImportError as error:
+        raise InvalidInputError(
+            f"a server needs {error.name or 'packages'}, which is not installed: pip install 'penstock[server]'"
+        ) from error
+
+
+def _folder(path: Path) -> Path:
+    """A folder that only its owner can read."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"the folder {path} cannot be created ({error.strerror}); set PENSTOCK_HOME") from error
+    return path
+
+
+def _announce(url: str, admin_key: str | None, *, narrow: bool) -> None:
+    """Tell where the server listens; the key is printed here and never again."""
+    if not narrow:
+        print_error("clients get credentials that reach all tables (--allow-shared-credentials)", "Warning")
+    if admin_key is not None:
+        print(
+            f"The key of the server's admin, which is shown only now:\n\n    {admin_key}\n\n"
+            "Store it in a password manager. Then, on a client:\n\n"
+            f"    penstock login --url {url}\n"
+            "    penstock members set default NAME writer\n"
+            "    penstock keys create default NAME\n"
+        )
+    print(f"Serving on {url}; the API is described at {url}/docs", flush=True)

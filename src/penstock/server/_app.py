@@ -28,6 +28,7 @@ from penstock.server.operations import OPERATIONS, Services
 
 _MAX_THREADS = 32
 _HEALTH_CACHE_S = 1.0
+_DAY_S = 86_400.0
 
 
 def create_app(config: ServerConfig) -> Starlette:
@@ -36,7 +37,7 @@ def create_app(config: ServerConfig) -> Starlette:
     Raises `InvalidInputError` for a configuration that cannot work. When the application stops, requests in flight are
     answered first, and what the registry has buffered is written.
     """
-    registry = Registry(config.database)
+    registry = Registry(config.database, retention_s=config.retention_days * _DAY_S)
     vendor = CachedVendor(new_vendor(config))
     metrics = Metrics()
     document = openapi_document()

@@ -17,10 +17,8 @@ from penstock.errors import AccessDeniedError, NotFoundError, PenstockError
 from penstock.server._logging import LOGGER
 from penstock.server._rate_limit import RateLimit
 from penstock.server.operations import (
-    DEFAULT_WORKSPACE,
     DELIMITER,
     ApiError,
-    Code,
     ErrorResponse,
     Model,
     Operation,
@@ -29,6 +27,7 @@ from penstock.server.operations import (
     Services,
     Target,
     denied,
+    internal,
     invalid,
     parse_target,
     throttled,
@@ -37,7 +36,7 @@ from penstock.server.operations import (
 )
 
 _RANKS = {"reader": 0, "writer": 1, "admin": 2}
-_ANONYMOUS = Principal(key_id="", member="", workspace=None, role="reader", is_server_admin=False)
+_ANONYMOUS = Principal(key_id="", member="", workspace="", role="reader")
 _MAX_DETAIL = 500
 
 
@@ -104,6 +103,8 @@ class Dispatcher:
             try:
                 principal = self._services.registry.authenticate(call.key)
             except AccessDeniedError as error:
+                if error.__cause__ is not None:  # the database refused the server, which says nothing of the key
+                    raise
                 raise unauthenticated(str(error)) from error
         except ApiError:
             self._address_limit.take(call.address)
@@ -113,7 +114,7 @@ class Dispatcher:
         return principal
 
     def _audit(self, operation: Operation, call: Call, target: Target, answer: Answer, detail: str) -> None:
-        """Write an event to the log of the target's workspace, or to that of the key if it has no rights there."""
+        """Write an event to the log of the key's workspace; of the server's admin, to that of the target or the server."""
         principal = answer.principal
         event = AuditEvent(
             time_us=time.time_ns() // 1000,
@@ -125,16 +126,17 @@ class Dispatcher:
             outcome=answer.status,
             detail=detail[:_MAX_DETAIL],
         )
-        own = principal.workspace or DEFAULT_WORKSPACE
-        place = target.workspace if principal.is_server_admin and target.workspace else own
-        now = operation.audit == "now" and answer.status < 400
+        registry, now = self._services.registry, operation.audit == "now" and answer.status < 400
+        place = target.workspace if principal.is_server_admin else principal.workspace
         try:
-            try:
-                self._services.registry.workspace(place).audit(event, now=now)
-            except NotFoundError:  # a workspace that was dropped just now, or never existed
-                self._services.registry.workspace(DEFAULT_WORKSPACE).audit(event, now=now)
-        except PenstockError:  # the call itself is done
-            LOGGER.error("no audit event", exc_info=True, extra={"fields": {"request_id": call.request_id}})
+            if place is None or operation.right == "server_admin":
+                registry.audit(event, now=now)
+            else:
+                registry.workspace(place).audit(event, now=now)
+        except NotFoundError:  # there is no such workspace
+            registry.audit(event)
+        except PenstockError as error:  # the call itself is done
+            LOGGER.error("no audit event", exc_info=error, extra={"fields": {"request_id": call.request_id}})
 
 
 def _authorize(operation: Operation, principal: Principal, target: Target) -> None:
@@ -189,14 +191,9 @@ def _parse_query(text: str) -> dict[str, str]:
 def _as_api_error(error: Exception, operation: Operation, call: Call) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, PenstockError):
-        translated = translate(error, operation.target)
-        if translated.status < 500:
-            return translated
-    else:
-        message = f"an internal error; its request id, {call.request_id}, finds it in the log of the server"
-        translated = ApiError(500, Code.INTERNAL, message)
-    LOGGER.error("request failed", exc_info=error, extra={"fields": {"request_id": call.request_id}})
+    translated = translate(error, operation.target) if isinstance(error, PenstockError) else internal()
+    if translated.status >= 500:
+        LOGGER.error("request failed", exc_info=error, extra={"fields": {"request_id": call.request_id}})
     return translated
 
 

@@ -31,7 +31,7 @@ def docs_page(document: bytes) -> bytes:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body><h1>{title}</h1>'
-        f'{paragraphs}<p>Send the key as <code>Authorization: Bearer …</code>. '
+        f"{paragraphs}<p>Send the key as <code>Authorization: Bearer …</code>. "
         f'<a href="openapi.json">The same as an OpenAPI document.</a></p><h2>Operations</h2>{"".join(operations)}'
         f"<h2>Models</h2>{models}</body></html>"
     ).encode()
@@ -84,7 +84,9 @@ def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema and "type" not in schema:
         return " or ".join(_type(choice) for choice in schema["anyOf"])
     if "enum" in schema or "const" in schema:
-        return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in schema.get("enum", [schema.get("const")]))
+        return " or ".join(
+            f"<code>{escape(json.dumps(value))}</code>" for value in schema.get("enum", [schema.get("const")])
+        )
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
     return escape(str(schema.get("type", "any")))

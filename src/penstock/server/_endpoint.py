@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.server._dispatch import Answer, Call, Dispatcher, error_answer
 from penstock.server._logging import LOGGER
 from penstock.server._metrics import Metrics
-from penstock.server.operations import ApiError, Code, Operation
+from penstock.server.operations import ApiError, Code, Operation, internal
 
 _MAX_BODY_BYTES = 64 * 1024
 _BODY_TIMEOUT_S = 30.0
@@ -101,8 +101,7 @@ class Edge:
         except Exception as error:
             LOGGER.error("request failed", exc_info=error, extra={"fields": {"request_id": request_id}})
             if not status:
-                internal = ApiError(500, Code.INTERNAL, "an internal error; see the log of the server")
-                await _send(error_answer(internal, request_id), send_with_headers)
+                await _send(error_answer(internal(), request_id), send_with_headers)
         finally:
             self._in_flight -= 1
             self._finish(scope, request_id, status, time.perf_counter() - started)

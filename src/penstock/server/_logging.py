@@ -6,14 +6,16 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.errors import PenstockError
+
 LOGGER = logging.getLogger("penstock.server")
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, event, and the fields of the record.
 
-    Of an exception only its class and the places in the code are logged: messages may contain parameters of SQL or
-    the text of a request.
+    Messages of Penstock's own errors contain no secrets. Of any other exception only its class and the places in the
+    code are logged: its message may contain parameters of SQL or the text of a request.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -33,6 +35,7 @@ def exception_fields(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     return {
         "type": type(error).__name__,
+        **({"reason": str(error)} if isinstance(error, PenstockError) else {}),
         "trace": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
     }
 

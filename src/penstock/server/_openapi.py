@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 from penstock._version import __version__
 from penstock.server.operations import (
     DELIMITER,
+    ITEMS,
     NAMESPACE_ID_PATTERN,
     OPERATIONS,
     TABLE_ID_PATTERN,
@@ -39,6 +40,7 @@ _STATUSES = {
     500: "An internal error; `instance` finds it in the log of the server.",
     503: "The database or the store does not answer, or there are too many requests at once.",
 }
+_ITEM_DESCRIPTIONS = {"member": "The name of a member.", "key_id": "The id of a key: the part after `pen_`."}
 _ERROR_HEADERS = {429: ("retry-after",), 405: ("allow",), 401: ("www-authenticate",)}
 
 
@@ -128,9 +130,7 @@ def statuses(operation: Operation) -> set[int]:
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
     names = re.findall(r"{(\w+)}", operation.path)
-    found = [
-        {"name": name, "in": "path", "required": True, **_path_parameter(operation, name)} for name in names
-    ]
+    found = [{"name": name, "in": "path", "required": True, **_path_parameter(operation, name)} for name in names]
     if operation.has_id:
         schema = {"type": "string", "enum": [DELIMITER]}
         found.append({"name": "delimiter", "in": "query", "schema": schema, "description": "Joins the parts of an id."})
@@ -149,10 +149,8 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path_parameter(operation: Operation, name: str) -> dict[str, Any]:
-    if name == "member":
-        return {"schema": {"type": "string", **MEMBER}, "description": "The name of a member."}
-    if name == "key_id":
-        return {"schema": {"type": "string", **KEY_ID}, "description": "The id of a key: the part after `pen_`."}
+    if name in ITEMS:
+        return {"schema": {"type": "string", **ITEMS[name]}, "description": _ITEM_DESCRIPTIONS[name]}
     if operation.target == "table":
         schema = {"type": "string", "pattern": TABLE_ID_PATTERN, "maxLength": 127}
         return {"schema": schema, "description": "`workspace$table`, or a table of the key's workspace."}

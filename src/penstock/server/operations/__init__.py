@@ -1,9 +1,19 @@
 """The operations of the API, in one table."""
 
-from penstock.server.operations._errors import ApiError, Code, denied, invalid, throttled, translate, unauthenticated
+from penstock.server.operations._errors import (
+    ApiError,
+    Code,
+    denied,
+    internal,
+    invalid,
+    throttled,
+    translate,
+    unauthenticated,
+)
 from penstock.server.operations._ids import (
     DEFAULT_WORKSPACE,
     DELIMITER,
+    ITEMS,
     NAMESPACE_ID_PATTERN,
     TABLE_ID_PATTERN,
     WORKSPACE_ID_PATTERN,
@@ -18,6 +28,7 @@ from penstock.server.operations._operations import OPERATIONS
 __all__ = [
     "DEFAULT_WORKSPACE",
     "DELIMITER",
+    "ITEMS",
     "NAMESPACE_ID_PATTERN",
     "OPERATIONS",
     "TABLE_ID_PATTERN",
@@ -32,6 +43,7 @@ __all__ = [
     "Services",
     "Target",
     "denied",
+    "internal",
     "invalid",
     "own_workspace",
     "parse_target",

@@ -43,9 +43,11 @@ def _allowed_access(principal: Principal, wanted: Access | None) -> Access:
 
 def refresh_credentials(request: Request[CredentialsRequest]) -> CredentialsResponse:
     """Issue credentials again; `describe_table` issued the first ones."""
-    row = request.workspace.find(request.table)
+    row = request.find_table()
     options = vend(request, row.location, request.params.access)
     config = {_ICEBERG_NAMES[name]: value for name, value in options.items() if name in _ICEBERG_NAMES}
-    config |= {name: options[EXPIRY] for option, name in _ICEBERG_EXPIRY.items() if option in options and EXPIRY in options}
+    config |= {
+        name: options[EXPIRY] for option, name in _ICEBERG_EXPIRY.items() if option in options and EXPIRY in options
+    }
     prefixes = [StorageCredentials(prefix=row.location, config=config)] if config else []
     return CredentialsResponse(storage_options=options, storage_credentials=prefixes)

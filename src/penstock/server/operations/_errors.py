@@ -6,7 +6,6 @@ from enum import IntEnum
 from typing import Literal
 
 from penstock.errors import (
-    AccessDeniedError,
     AlreadyExistsError,
     ConflictError,
     InvalidInputError,
@@ -69,9 +68,7 @@ def invalid(message: str) -> ApiError:
 def throttled(wait_s: float) -> ApiError:
     """A request too many."""
     seconds = max(1, round(wait_s + 0.5))
-    return ApiError(
-        429, Code.THROTTLING, f"too many requests; retry after {seconds} s", {"retry-after": str(seconds)}
-    )
+    return ApiError(429, Code.THROTTLING, f"too many requests; retry after {seconds} s", {"retry-after": str(seconds)})
 
 
 _NOT_FOUND = {"table": Code.TABLE_NOT_FOUND, "workspace": Code.NAMESPACE_NOT_FOUND, "other": Code.INVALID_INPUT}
@@ -98,9 +95,13 @@ def translate(error: PenstockError, target: Target) -> ApiError:
         return ApiError(409, _CONFLICT[target], message)
     if isinstance(error, InvalidInputError):
         return invalid(message)
-    if isinstance(error, AccessDeniedError):
-        # The client's key is valid: these are the rights of the server.
-        return ApiError(503, Code.SERVICE_UNAVAILABLE, f"the store or the database refused the server: {message}")
+    # What the server is made of is not the client's business, so the message is only logged.
     if isinstance(error, StorageError):
-        return ApiError(503, Code.SERVICE_UNAVAILABLE, message)
-    return ApiError(500, Code.INTERNAL, message)
+        unavailable = "the database or the store of the server does not answer, or refuses it; retry, or ask its admin"
+        return ApiError(503, Code.SERVICE_UNAVAILABLE, unavailable)
+    return internal()
+
+
+def internal() -> ApiError:
+    """A failure of the server."""
+    return ApiError(500, Code.INTERNAL, "an internal error; the request id finds it in the log of the server")

@@ -1,11 +1,12 @@
 """Ids of the API: `workspace$table`, a table of the key's own workspace, a workspace, or `$`, the root."""
 
+import re
 from dataclasses import dataclass
 
 from penstock.catalog import TableAddress
 from penstock.catalog.registry import Principal
 from penstock.server.operations._errors import invalid
-from penstock.server.operations._models import NAME_PATTERN
+from penstock.server.operations._models import MAX_MEMBER, MEMBER_PATTERN, NAME_PATTERN
 from penstock.server.operations._operation import Operation
 
 DELIMITER = "$"
@@ -14,6 +15,12 @@ _NAME = NAME_PATTERN.strip("^$")
 TABLE_ID_PATTERN = rf"^({_NAME}\$)?{_NAME}$"
 WORKSPACE_ID_PATTERN = rf"^{_NAME}$"
 NAMESPACE_ID_PATTERN = rf"^(\$|{_NAME})$"
+ITEMS = {
+    "member": {"pattern": MEMBER_PATTERN, "maxLength": MAX_MEMBER},
+    "key_id": {"pattern": r"^[0-9A-Za-z]{12}$", "maxLength": 12},
+}
+"""The other parts of paths: what a JSON schema says of them."""
+_ITEM_PATTERNS = {name: re.compile(str(schema["pattern"])) for name, schema in ITEMS.items()}
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ def parse_target(operation: Operation, parts: dict[str, str], principal: Princip
     """The target of a path's parts; raises `InvalidInputError` or `ApiError` for a text that cannot be an id."""
     if not operation.has_id:
         return Target()
-    text, item = parts["id"], parts.get("member") or parts.get("key_id") or ""
+    text, item = parts["id"], _parse_item(parts)
     if operation.target == "table":
         workspace, delimiter, table = text.rpartition(DELIMITER)
         address = TableAddress(workspace if delimiter else own_workspace(principal), table)
@@ -49,3 +56,12 @@ def parse_target(operation: Operation, parts: dict[str, str], principal: Princip
     if operation.root == "refused":
         raise invalid("`$` is no workspace; name one")
     return Target(own_workspace(principal) if operation.root == "own" else None, item=item)
+
+
+def _parse_item(parts: dict[str, str]) -> str:
+    for name, pattern in _ITEM_PATTERNS.items():
+        if (text := parts.get(name)) is not None:
+            if not pattern.fullmatch(text) or len(text) > int(ITEMS[name]["maxLength"]):
+                raise invalid(f"{name}: {text[:40]!r} cannot be one; it must match {pattern.pattern}")
+            return text
+    return ""

@@ -3,8 +3,10 @@
 from typing import Any
 
 from penstock.catalog.registry import KeyInfo
+from penstock.errors import ConflictError, escape_controls
 from penstock.server.operations._errors import denied
 from penstock.server.operations._models import (
+    MAX_NOTE,
     CreateKeyRequest,
     KeyResponse,
     ListKeysResponse,
@@ -24,7 +26,7 @@ def create_key(request: Request[CreateKeyRequest]) -> NewKeyResponse:
     """A key for a member, with the role of the member."""
     params = request.params
     text, key = request.services.registry.create_key(
-        _owner(request), params.member, expires_s=params.expires_in_s, note=params.note or ""
+        _owner(request), params.member, expires_s=params.expires_in_s, note=_one_line(params.note or "")
     )
     return NewKeyResponse(key=text, **_fields(key))
 
@@ -36,7 +38,13 @@ def revoke_key(request: Request[Any]) -> KeyResponse:
         own = {key.id for key in registry.keys(owner) if key.member == principal.member}
         if request.item not in own:
             raise denied("members revoke their own keys only; ask an admin of the workspace")
+    if owner is None and request.item == principal.key_id:
+        raise ConflictError("a key of the server's admin cannot revoke itself, because the last one would lock you out")
     return KeyResponse(**_fields(registry.revoke_key(owner, request.item)))
+
+
+def _one_line(note: str) -> str:
+    return escape_controls(" ".join(note.split()))[:MAX_NOTE]
 
 
 def who_am_i(request: Request[Any]) -> WhoAmIResponse:

@@ -83,5 +83,11 @@ def _data_type(data_type: pa.DataType) -> dict[str, Any]:
     return described
 
 
-_NAMES = {"string": "utf8", "large_string": "large_utf8", "halffloat": "float16", "float": "float32", "double": "float64"}
+_NAMES = {
+    "string": "utf8",
+    "large_string": "large_utf8",
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
 """Names of pyarrow that differ from those of the Arrow specification."""

@@ -10,7 +10,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 Role = Literal["reader", "writer", "admin"]
 NAME_PATTERN = r"^[a-z0-9](\.?[a-z0-9_-])*$"
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=NAME_PATTERN)]
-Note = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
+MEMBER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+MAX_MEMBER = 254
+"""The length of an e-mail address."""
+Member = Annotated[str, Field(max_length=MAX_MEMBER, pattern=MEMBER_PATTERN)]
+MAX_NOTE = 200
+Note = Annotated[str, Field(max_length=MAX_NOTE, pattern=r"^[^\x00]*$")]
 RefName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 Properties = Annotated[
     dict[
@@ -34,7 +39,7 @@ def _parse_number(value: Any) -> Any:
 
 Flag = Annotated[bool, BeforeValidator(_parse_flag)]
 """`true` or `false` in a query string."""
-Limit = Annotated[int, BeforeValidator(_parse_number), Field(ge=1, le=1000)]
+Limit = Annotated[int, BeforeValidator(_parse_number), Field(ge=1, le=500)]
 
 
 class Model(BaseModel):
@@ -247,7 +252,7 @@ class NewKeyResponse(KeyResponse):
 class CreateKeyRequest(Model):
     """A new API key for a member."""
 
-    member: Annotated[str, Field(min_length=1, max_length=128)]
+    member: Member
     expires_in_s: Annotated[float, Field(gt=0, le=_MAX_LIFETIME_S)] | None = None
     note: Note | None = None
 
@@ -262,7 +267,7 @@ class ListAuditRequest(Model):
     """A page of the audit log, newest events first."""
 
     before: Annotated[int, BeforeValidator(_parse_number), Field(ge=0, le=_MAX_VERSION)] | None = Field(
-        None, description="Only events before this time, in microseconds since 1970."
+        None, description="Only events before the one with this id."
     )
     limit: Limit = 100
 
@@ -270,6 +275,7 @@ class ListAuditRequest(Model):
 class AuditEventResponse(Model):
     """Who did what, and whether it succeeded."""
 
+    id: int
     time_us: int
     request_id: str
     member: str

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from penstock.catalog.registry import Principal, Registry, Workspace
+from penstock.catalog.registry import Principal, Registry, TableRow, Workspace
 from penstock.catalog.vending import Vendor
 from penstock.errors import NotFoundError
 from penstock.server.operations._errors import ApiError, Code, Target
@@ -62,6 +62,15 @@ class Request(Generic[M]):
             return self.services.registry.workspace(self.workspace_name)
         except NotFoundError as error:
             raise ApiError(404, Code.NAMESPACE_NOT_FOUND, str(error)) from error
+
+    def find_table(self) -> TableRow:
+        """The table; raises `NotFoundError` that suggests similar names."""
+        workspace = self.workspace
+        try:
+            return workspace.find(self.table)
+        except NotFoundError as error:
+            similar = " or ".join(workspace.similar(self.table))
+            raise NotFoundError(f"{error}; did you mean {similar}?" if similar else str(error)) from error
 
 
 Handler = Callable[[Request[Any]], Model | Raw]

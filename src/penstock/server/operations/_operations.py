@@ -78,8 +78,8 @@ _WORKSPACE_OPERATIONS = (
         _models.Empty, _workspaces.workspace_exists, _models.Empty, target="workspace", root="allowed",
     ),
     Operation(
-        "list_audit", "GET", f"{_WORKSPACE}/audit/list", "Read the audit log, newest events first.", "admin",
-        _models.ListAuditResponse, _workspaces.list_audit, _models.ListAuditRequest, target="workspace",
+        "list_audit", "GET", f"{_WORKSPACE}/audit/list", "Read an audit log, newest events first; that of the server with `$`.", "admin",
+        _models.ListAuditResponse, _workspaces.list_audit, _models.ListAuditRequest, target="workspace", root="server_admin",
     ),
 )  # fmt: skip
 
@@ -107,7 +107,7 @@ _MEMBER_OPERATIONS = (
     Operation(
         "revoke_key", "POST", f"{_WORKSPACE}/key/{{key_id}}/revoke",
         "Revoke a key: an admin every key of the workspace, a member the own ones.", "reader",
-        _models.KeyResponse, _keys.revoke_key, _models.Empty, root="server_admin", audit="now",
+        _models.KeyResponse, _keys.revoke_key, _models.Empty, root="server_admin", audit="now", conflicts=True,
     ),
     Operation(
         "who_am_i", "GET", "/v1/whoami", "Tell whose key this is.", "any", _models.WhoAmIResponse, _keys.who_am_i,

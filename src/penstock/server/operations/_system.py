@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from penstock._version import __version__
 from penstock.server.operations._models import HealthResponse
 from penstock.server.operations._operation import Raw, Request
-from penstock._version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DOCUMENT_TYPE = "application/json"

@@ -28,7 +28,7 @@ def describe_table(request: Request[DescribeTableRequest]) -> DescribeTableRespo
     params = request.params
     if params.tag is not None and (params.version is not None or params.branch is not None):
         raise invalid("a tag names a version by itself; leave out the version and the branch")
-    row = request.workspace.find(request.table)
+    row = request.find_table()
     options = None if params.vend_credentials is False else vend(request, row.location, params.access)
     chosen = {"tag": params.tag, "branch": params.branch}
     own_options = request.services.vendor.server_options
@@ -61,7 +61,7 @@ def _uri(location: str) -> str:
 
 def table_exists(request: Request[Any]) -> Empty:
     """Answer 404 if there is no such table."""
-    request.workspace.find(request.table)
+    request.find_table()
     return Empty()
 
 
@@ -76,7 +76,13 @@ def declare_table(request: Request[DeclareTableRequest]) -> DeclareTableResponse
         raise AlreadyExistsError(
             f"{request.workspace_name}${request.table} exists already; open it, or choose another name"
         )
-    row = workspace.declare(request.table, vendor.new_location(), owned=True, properties=request.params.properties or {})
+    row = workspace.declare(
+        request.table,
+        vendor.new_location(),
+        owned=True,
+        properties=request.params.properties,
+        created_by=request.principal.member,
+    )
     options = None if request.params.vend_credentials is False else vend(request, row.location, None)
     return DeclareTableResponse(
         location=row.location,
@@ -93,16 +99,19 @@ def register_table(request: Request[RegisterTableRequest]) -> TableResponse:
         request.services.vendor.check_location(location)
     except InvalidInputError as error:
         raise denied(str(error)) from error
-    properties = request.params.properties or {}
-    return _table(request, request.workspace.declare(request.table, location, owned=False, properties=properties))
+    row = request.workspace.declare(
+        request.table,
+        location,
+        owned=False,
+        properties=request.params.properties,
+        created_by=request.principal.member,
+    )
+    return _table(request, row)
 
 
 def deregister_table(request: Request[Any]) -> TableResponse:
     """Forget a table, for ever; its objects stay."""
-    workspace = request.workspace
-    row = workspace.find(request.table)
-    workspace.forget(request.table)
-    return _table(request, row)
+    return _table(request, request.workspace.forget(request.table))
 
 
 def drop_table(request: Request[Any]) -> TableResponse:
@@ -112,9 +121,7 @@ def drop_table(request: Request[Any]) -> TableResponse:
 
 def undrop_table(request: Request[Any]) -> TableResponse:
     """Restore the table of this name that was dropped last."""
-    workspace = request.workspace
-    workspace.restore(request.table)
-    return _table(request, workspace.find(request.table))
+    return _table(request, request.workspace.restore(request.table))
 
 
 def rename_table(request: Request[RenameTableRequest]) -> TableResponse:
@@ -124,9 +131,7 @@ def rename_table(request: Request[RenameTableRequest]) -> TableResponse:
         if not request.principal.is_server_admin:
             raise denied(f"this key has no rights in the workspace {target[0]}")
         raise ApiError(403, Code.UNSUPPORTED, "a table stays in its workspace; leave out new_namespace_id")
-    workspace = request.workspace
-    workspace.rename(request.table, request.params.new_table_name)
-    return _table(request, workspace.find(request.params.new_table_name))
+    return _table(request, request.workspace.rename(request.table, request.params.new_table_name))
 
 
 def list_tables(request: Request[ListTablesRequest]) -> ListTablesResponse:
@@ -137,7 +142,8 @@ def list_tables(request: Request[ListTablesRequest]) -> ListTablesResponse:
     return ListTablesResponse(
         tables=[row.name for row in page],
         details=[_detail(row) for row in page] if params.details else None,
-        page_token=page[-1].name if len(rows) > len(page) else None,
+        # Dropped tables may share a name.
+        page_token=(page[-1].id if params.dropped else page[-1].name) if len(rows) > len(page) else None,
     )
 
 

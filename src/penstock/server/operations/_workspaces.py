@@ -57,7 +57,7 @@ def workspace_exists(request: Request[Any]) -> Empty:
 def list_members(request: Request[Any]) -> ListMembersResponse:
     """All members, with their roles."""
     members = request.services.registry.members(request.workspace.name)
-    return ListMembersResponse(members=[MemberResponse(member=each.member, role=each.role) for each in members])
+    return ListMembersResponse(members=[MemberResponse(member=each.name, role=each.role) for each in members])
 
 
 def set_member(request: Request[SetMemberRequest]) -> MemberResponse:
@@ -75,11 +75,13 @@ def remove_member(request: Request[Any]) -> Empty:
 
 
 def list_audit(request: Request[ListAuditRequest]) -> ListAuditResponse:
-    """One page of the audit log of a workspace."""
-    events = request.workspace.audit_events(request.params.before, request.params.limit)
+    """One page of the audit log of a workspace, or of the server."""
+    log = request.services.registry if request.workspace_name is None else request.workspace
+    events = log.audit_events(request.params.before, request.params.limit)
     return ListAuditResponse(
         events=[
             AuditEventResponse(
+                id=event.id or 0,
                 time_us=event.time_us,
                 request_id=event.request_id,
                 member=event.member,
