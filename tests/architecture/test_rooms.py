@@ -33,8 +33,10 @@ LEVELS = [
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 IMPORTERS = {
     "obstore": ("storage/",),
-    "boto3": ("storage/_aws_credentials.py",),
-    "botocore": ("storage/_aws_credentials.py",),
+    "azure": ("catalog/vending/_azure.py",),
+    "boto3": ("storage/_aws_credentials.py", "catalog/vending/_s3.py"),
+    "botocore": ("storage/_aws_credentials.py", "catalog/vending/_s3.py"),
+    "google": ("catalog/vending/_gcs.py",),
     "torch": ("device/", "adapters/torch.py", "ingest/sources/_torch_files.py"),
     "jax": ("adapters/jax.py",),
     "tensorflow": ("adapters/tensorflow.py",),
@@ -46,6 +48,10 @@ IMPORTERS = {
     "soundfile": ("codecs/_audio.py",),
     "av": ("codecs/_video.py", "codecs/_video_frames.py"),
     "typer": ("cli/",),
+    "starlette": ("server/",),
+    "uvicorn": ("server/",),
+    "pydantic": ("server/",),
+    "prometheus_client": ("server/",),
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 ROOMS = sorted({path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES} - {"__init__"})
@@ -149,6 +155,6 @@ def test_no_event_loop() -> None:
 
 def test_importing_the_package_imports_no_framework() -> None:
     """Some take seconds, and worker processes would take them too."""
-    heavy = ("av", "boto3", "jax", "pandas", "soundfile", "tensorflow", "torch")
+    heavy = ("av", "azure", "boto3", "google.auth", "jax", "pandas", "soundfile", "tensorflow", "torch")
     program = f"import sys, penstock; print(*(name for name in {heavy} if name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"

@@ -34,7 +34,7 @@ class ServerSettings:
         try:
             parse_key(self.key)
         except InvalidInputError as error:
-            raise InvalidInputError(f"the API key from {self.key_source} is mistyped: {error}") from None
+            raise InvalidInputError(f"{self.key_source}: {error}") from None
 
 
 @dataclass(frozen=True)

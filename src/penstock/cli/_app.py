@@ -28,6 +28,7 @@ from penstock.cli._query import query
 from penstock.cli._refs import branch, tag
 from penstock.cli._reset import reset
 from penstock.cli._search import search
+from penstock.cli._serve import serve
 from penstock.cli._tables import tables
 from penstock.cli._vacuum import vacuum
 from penstock.cli._verify import verify
@@ -68,6 +69,7 @@ for function in (*_INGEST, *_READ, *_WRITE, *_MAINTAIN, *_MANAGE):
 app.add_typer(index, name="index")
 app.add_typer(members, name="members")
 app.add_typer(keys, name="keys")
+app.command("serve")(command(serve, in_thread=False))
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, which new versions of typer vendor
 

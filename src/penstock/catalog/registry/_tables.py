@@ -1,0 +1,200 @@
+"""A workspace: its tables, and its audit log."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.catalog._address import TableAddress
+from penstock.catalog.registry._audit import AuditLog
+from penstock.catalog.registry._database import Database
+from penstock.catalog.registry._records import AuditEvent, TableRow
+from penstock.catalog.registry._schema import tables as _t
+from penstock.catalog.registry._workspaces import Workspaces
+from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+
+_MAX_PAGE = 1000
+_MAX_COMPARED = 1000
+_MAX_SUGGESTIONS = 3
+_CLAIM_US = 3_600_000_000  # a cleaner that died leaves its tables to others after an hour
+_COLUMNS = (
+    _t.c.id, _t.c.name, _t.c.location, _t.c.owned, _t.c.created_us, _t.c.dropped_us, _t.c.purge_us, _t.c.created_by,
+    _t.c.properties,
+)  # fmt: skip
+_live = _t.c.dropped_us.is_(None)
+_restorable = sa.and_(_t.c.dropped_us.is_not(None), _t.c.claimed_us.is_(None))
+_FIND = sa.select(*_COLUMNS).where(_t.c.name == sa.bindparam("name"), _live)
+
+
+class Workspace:
+    """The tables of one workspace; every change is one transaction, and unique indexes decide races."""
+
+    def __init__(
+        self, name: str, workspaces: Workspaces, audit: AuditLog, *, now_us: Callable[[], int], retention_s: float
+    ) -> None:
+        self.name = name
+        self._workspaces = workspaces
+        self._audit = audit
+        self._now_us = now_us
+        self._retention_s = retention_s
+
+    def find(self, table: str) -> TableRow:
+        """A table that is not dropped; raises `NotFoundError`."""
+        self._check(table)
+        rows = self._database.read(_FIND, {"name": table})
+        if not rows:
+            raise NotFoundError(self._not_found(table))
+        return _row(rows[0])
+
+    def tables(self, after: str | None = None, limit: int = _MAX_PAGE, dropped: bool = False) -> list[TableRow]:
+        """A page of tables sorted by name; or of dropped tables that can be restored, sorted by id.
+
+        `after` is the name of the last table of the page before; or its id, since dropped tables may share a name.
+        """
+        if not 1 <= limit <= _MAX_PAGE:
+            raise InvalidInputError(f"a page has 1 to {_MAX_PAGE} tables, not {limit}")
+        order = _t.c.id if dropped else _t.c.name
+        query = sa.select(*_COLUMNS).where(_restorable if dropped else _live).order_by(order).limit(limit)
+        return list(map(_row, self._database.read(query if after is None else query.where(order > after))))
+
+    def similar(self, table: str) -> list[str]:
+        """Up to three names of tables that resemble one, best first."""
+        query = sa.select(_t.c.name).where(_live).order_by(_t.c.name).limit(_MAX_COMPARED)
+        return get_close_matches(table, [name for (name,) in self._database.read(query)], _MAX_SUGGESTIONS)
+
+    def declare(
+        self,
+        table: str,
+        location: str,
+        *,
+        owned: bool = True,
+        properties: Mapping[str, str] | None = None,
+        created_by: str = "",
+    ) -> TableRow:
+        """Add a table; raises `AlreadyExistsError` if the name or the location is taken.
+
+        A location is taken by dropped tables as well: purging those deletes its objects.
+        """
+        self._check(table)
+        row = TableRow(
+            secrets.token_hex(16),
+            table,
+            location,
+            owned,
+            self._now_us(),
+            None,
+            None,
+            created_by,
+            dict(properties or {}),
+        )
+        values = {name: getattr(row, name) for name in TableRow.__dataclass_fields__}
+        with self._database.transaction() as connection:
+            try:
+                connection.execute(sa.insert(_t).values(values | {"properties": json.dumps(row.properties)}))
+                return row
+            except sa.exc.IntegrityError:
+                raise AlreadyExistsError(
+                    f"{TableAddress(self.name, table)} exists already, or another table, perhaps a dropped one, has its "
+                    "location; choose another name, or open the existing table"
+                ) from None
+
+    def rename(self, table: str, new: str) -> TableRow:
+        """Give a table another name; raises `NotFoundError`, `AlreadyExistsError`."""
+        self._check(new)
+        return self._update_live(table, {"name": new}, taken=new)
+
+    def drop(self, table: str, *, retention_s: float | None = None) -> TableRow:
+        """Drop a table; until `purge_us` it can be restored, and meanwhile its name can be used for another one."""
+        now_us = self._now_us()
+        retention_us = int((self._retention_s if retention_s is None else retention_s) * 1e6)
+        return self._update_live(table, {"dropped_us": now_us, "purge_us": now_us + retention_us}, taken=table)
+
+    def restore(self, table: str) -> TableRow:
+        """Bring back the table of that name that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
+        self._check(table)
+        newest_first = (_t.c.dropped_us.desc(), _t.c.created_us.desc(), _t.c.id)
+        last = sa.select(_t.c.id).where(_t.c.name == table, _restorable).order_by(*newest_first).limit(1)
+        values = {"dropped_us": None, "purge_us": None}
+        # The second condition holds when another process has restored that row or claimed it meanwhile.
+        query = sa.update(_t).where(_t.c.id == last.scalar_subquery(), _restorable).values(values).returning(*_COLUMNS)
+        with self._database.transaction() as connection:
+            row = self._execute_unique(connection, query, taken=table)
+            if row is None and connection.execute(_FIND, {"name": table}).first() is not None:
+                raise AlreadyExistsError(self._taken(table))
+        if row is None:
+            raise NotFoundError(
+                f"no table {TableAddress(self.name, table)} was dropped, or it was purged; list the dropped tables"
+            )
+        return row
+
+    def forget(self, table: str) -> TableRow:
+        """Remove a table from the catalog for ever, and leave its objects; raises `NotFoundError`."""
+        self._check(table)
+        with self._database.transaction() as connection:
+            query = sa.delete(_t).where(_t.c.name == table, _live).returning(*_COLUMNS)
+            row = connection.execute(query).first()
+        if row is None:
+            raise NotFoundError(self._not_found(table))
+        return _row(row)
+
+    def expired(self, now: float | None = None) -> list[TableRow]:
+        """Claim the dropped tables whose time is over: they can no longer be restored, and no other process gets them.
+
+        `now` is a time in seconds. The caller deletes the objects of those that are owned, then calls `purge`; tables that
+        are not purged within an hour are claimed again.
+        """
+        now_us = self._now_us() if now is None else int(now * 1e6)
+        unclaimed = sa.or_(_t.c.claimed_us.is_(None), _t.c.claimed_us <= now_us - _CLAIM_US)
+        query = sa.update(_t).where(_t.c.purge_us <= now_us, unclaimed).values(claimed_us=now_us).returning(*_COLUMNS)
+        with self._database.transaction() as connection:
+            return list(map(_row, connection.execute(query).all()))
+
+    def purge(self, id: str) -> None:
+        """Remove a claimed table for ever; nothing happens if it is not claimed, or gone."""
+        with self._database.transaction() as connection:
+            connection.execute(sa.delete(_t).where(_t.c.id == id, _t.c.claimed_us.is_not(None)))
+
+    def audit(self, event: AuditEvent, *, now: bool = False) -> None:
+        """Log an event: `now` for changes, else within about a second."""
+        self._audit.add(self.name, event, now=now)
+
+    def audit_events(self, before: int | None = None, limit: int = 100) -> list[AuditEvent]:
+        """The newest events first; `before` is the id of the last event of the page before."""
+        return self._audit.events(self.name, before, limit)
+
+    @property
+    def _database(self) -> Database:
+        return self._workspaces.database(self.name)
+
+    def _update_live(self, table: str, values: Mapping[str, Any], *, taken: str) -> TableRow:
+        self._check(table)
+        query = sa.update(_t).where(_t.c.name == table, _live).values(values).returning(*_COLUMNS)
+        with self._database.transaction() as connection:
+            row = self._execute_unique(connection, query, taken=taken)
+        if row is None:
+            raise NotFoundError(self._not_found(table))
+        return row
+
+    def _execute_unique(self, connection: sa.Connection, query: sa.Executable, *, taken: str) -> TableRow | None:
+        try:
+            row = connection.execute(query).first()
+        except sa.exc.IntegrityError:
+            raise AlreadyExistsError(self._taken(taken)) from None
+        return None if row is None else _row(row)
+
+    def _check(self, table: str) -> None:
+        TableAddress(self.name, table)
+
+    def _taken(self, table: str) -> str:
+        return f"there is a table {TableAddress(self.name, table)} already; rename or drop it first, or choose another name"
+
+    def _not_found(self, table: str) -> str:
+        return f"there is no table {TableAddress(self.name, table)}; list the tables, or declare it"
+
+
+def _row(row: Any) -> TableRow:
+    *values, properties = row
+    return TableRow(*values, properties={} if properties == "{}" else json.loads(properties))

@@ -1,0 +1,143 @@
+"""The directory of workspaces, and the databases of those in use."""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from penstock.catalog._address import TableAddress
+from penstock.catalog.registry import _migrations, _schema, _wall
+from penstock.catalog.registry._database import CONTROL_SCHEMA, Database, workspace_url
+from penstock.catalog.registry._records import WorkspaceInfo
+from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError
+
+_MAX_OPEN = 16
+_NAME_CACHE_S = 3.0
+_MIGRATION_LOCK = 0x70656E73746F636B  # any constant; "penstock"
+_w = _schema.workspaces
+_FIND = sa.select(_w.c.id, _w.c.password).where(_w.c.name == sa.bindparam("name"))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    id: str
+    password: str | None = field(repr=False)
+    found_at: float
+
+
+class Workspaces:
+    """Creates, finds and drops workspaces; thread-safe."""
+
+    def __init__(self, control: Database, now_us: Callable[[], int]) -> None:
+        self._control = control
+        self._now_us = now_us
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._open: OrderedDict[str, Database] = OrderedDict()
+
+    def migrate(self) -> None:
+        """Bring the control database and every workspace to this version; processes that start at once take turns."""
+        _wall.prepare_control(self._control)
+        with self._control.transaction() as connection:
+            if self._control.is_postgresql:
+                # Another process may migrate for longer than a statement should take.
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+                connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+                connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {CONTROL_SCHEMA}")
+            _migrations.upgrade(connection, _migrations.CONTROL, database=self._control.name)
+            newest = _migrations.head(_migrations.WORKSPACE)
+            for id, revision in connection.execute(sa.select(_w.c.id, _w.c.revision)).all():
+                _migrations.check_known(_migrations.WORKSPACE, revision, database=self._control.name)
+                if revision != newest:
+                    _wall.migrate(connection, self._control, id)
+            connection.execute(sa.update(_w).where(_w.c.revision != newest).values(revision=newest))
+
+    def create(self, connection: sa.Connection, name: str) -> None:
+        """Create a workspace with its database in the caller's transaction; raises `AlreadyExistsError`."""
+        check_workspace_name(name)
+        id, password = secrets.token_hex(8), _wall.new_password(self._control)
+        revision = _migrations.head(_migrations.WORKSPACE)
+        values = {"id": id, "name": name, "revision": revision, "password": password, "created_us": self._now_us()}
+        try:
+            connection.execute(sa.insert(_w).values(values))
+        except sa.exc.IntegrityError:
+            raise AlreadyExistsError(f"there is a workspace {name!r} already; choose another name") from None
+        _wall.create(connection, self._control, id, password)
+
+    def drop(self, name: str) -> None:
+        """Remove an empty workspace with its members, keys and audit log; raises `ConflictError`, `NotFoundError`."""
+        with self._control.transaction() as connection:
+            id = self.id_in(connection, name)
+            database = self.database(name)
+            connection.execute(sa.delete(_w).where(_w.c.id == id))
+            count = _wall.drop_if_empty(connection, self._control, database, id)
+            if count:
+                raise ConflictError(
+                    f"workspace {name!r} has {count} tables; drop them, and wait until dropped ones are purged"
+                )
+        self.forget(name)
+        _wall.remove_files(database)
+
+    def all(self) -> list[WorkspaceInfo]:
+        rows = self._control.read(sa.select(_w.c.name, _w.c.created_us).order_by(_w.c.name))
+        return [WorkspaceInfo(name, created_us) for name, created_us in rows]
+
+    def id_in(self, connection: sa.Connection, name: str) -> str:
+        """The id of a workspace that cannot be dropped before the transaction ends; raises `NotFoundError`."""
+        id = connection.execute(sa.select(_w.c.id).where(_w.c.name == name).with_for_update()).scalar()
+        if id is None:
+            raise NotFoundError(_not_found(name))
+        return str(id)
+
+    def database(self, name: str) -> Database:
+        """The database of a workspace; a name is looked up every few seconds. Raises `NotFoundError`."""
+        entry = self._entries.get(name)
+        if entry is None or time.monotonic() - entry.found_at > _NAME_CACHE_S:
+            rows = self._control.read(_FIND, {"name": name})
+            if not rows:
+                self._entries.pop(name, None)
+                raise NotFoundError(_not_found(name))
+            entry = self._entries[name] = _Entry(*rows[0], found_at=time.monotonic())
+        with self._lock:
+            found = self._open.get(entry.id)
+            if found is None:
+                found = self._open[entry.id] = Database(workspace_url(self._control.url, entry.id, entry.password))
+                self._close_unused()
+            self._open.move_to_end(entry.id)
+            return found
+
+    def forget(self, name: str) -> None:
+        """Close the database of a workspace that was dropped."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            database = self._open.pop(entry.id, None) if entry else None
+        if database is not None:
+            database.close()
+
+    def close(self) -> None:
+        with self._lock:
+            databases = list(self._open.values())
+            self._open.clear()
+            self._entries.clear()
+        for database in databases:
+            database.close()
+
+    def _close_unused(self) -> None:
+        """Close the least recently used databases beyond the limit, but none that a thread is using."""
+        idle = [id for id, database in self._open.items() if not database.in_use]
+        for id in idle[: max(0, len(self._open) - _MAX_OPEN)]:
+            self._open.pop(id).close()
+
+
+def check_workspace_name(name: str) -> None:
+    """Raise `InvalidInputError` unless the name can stand in a table address."""
+    TableAddress(name, "table")
+
+
+def _not_found(name: str) -> str:
+    return f"there is no workspace {name!r}; check the name, or ask the server's admin to create it"

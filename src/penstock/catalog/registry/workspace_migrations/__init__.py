@@ -1,0 +1,3 @@
+"""Migrations of a workspace's database; a released one never changes, and servers of the version before must still run."""
+
+__all__: list[str] = []
