@@ -11,7 +11,7 @@ from penstock.catalog._address import TableAddress
 from penstock.catalog._database import Database, Row
 from penstock.catalog._entry import Access, CatalogEntry
 from penstock.catalog._locations import catalog_folder, checked_uri, new_uri, storage_folder
-from penstock.catalog._suggestions import not_found_message, similar_addresses
+from penstock.catalog._suggestions import dropped_message, not_found_message, similar_addresses
 from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError
 from penstock.storage import local_path
 
@@ -192,7 +192,7 @@ class Catalog:
 
     def _not_found_message(self, address: TableAddress) -> str:
         if any(entry.address == address for entry in self.tables(address.workspace, dropped=True)):
-            return f"{address} was dropped; bring it back with `penstock restore {address}`"
+            return dropped_message(address)
         return not_found_message(self, address, [entry.address for entry in self.tables()])
 
     def _not_dropped_message(self, address: TableAddress) -> str:

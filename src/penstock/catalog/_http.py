@@ -133,12 +133,12 @@ class ServerApi:
         settings = self.settings
         text = f"cannot {what}: {detail}" + (f" (request {request})" if request else "")
         if status == 401:
-            return AccessDeniedError(
-                f"{text}; the server {settings.url} does not accept the API key from {settings.key_source}: it may be"
-                f" expired, revoked, or of another server. For a new key, {GET_A_KEY}"
-            )
+            return AccessDeniedError(f"{text}; the key is from {settings.key_source}. For a new one: {GET_A_KEY}")
         if status == 403:
-            return AccessDeniedError(f"{text}; {self._rights()}")
+            return AccessDeniedError(
+                f"{text}; the key is from {settings.key_source}, and tables named without a workspace are those of"
+                f" {settings.workspace!r} (PENSTOCK_WORKSPACE)"
+            )
         if status == 404:
             return NotFoundError(text)
         if status == 409:
@@ -148,23 +148,6 @@ class ServerApi:
         if status == 429:
             return StorageError(f"{text}; too many requests for {_THROTTLED_S:g} s: wait, or have the limit raised")
         return StorageError(f"{text}; retry, and give the request id to the admin of {settings.url}")
-
-    def _rights(self) -> str:
-        """What the key may do, in words."""
-        try:
-            response = _request(self.settings, "GET", "/v1/whoami", None)
-        except _UnreachableError:
-            response = None
-        who = response.document if response is not None and response.status == 200 else None
-        if who is None or "role" not in who:
-            return f"the API key from {self.settings.key_source} lacks the right"
-        known = f"the API key from {self.settings.key_source} is of {who.get('member')!r},"
-        if who.get("server_admin"):
-            return f"{known} an admin of the server"
-        return (
-            f"{known} who has the role {who['role']} in the workspace {who.get('workspace')!r} and no rights elsewhere;"
-            " set PENSTOCK_WORKSPACE to that one, or ask an admin for another role (`penstock members set`)"
-        )
 
     def _away(self, what: str, reason: str) -> StorageError:
         return StorageError(

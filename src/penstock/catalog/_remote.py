@@ -12,14 +12,14 @@ from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
 from penstock.catalog._http import Answer, ServerApi
 from penstock.catalog._locations import checked_uri
 from penstock.catalog._settings import ServerSettings, find_settings
-from penstock.catalog._suggestions import not_found_message
+from penstock.catalog._suggestions import dropped_message, not_found_message
 from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError, StorageError
 from penstock.storage import Credentials
 
 _PREFIXES = ("aws_", "azure_storage_", "google_")
 _SECRETS = {"access_key_id", "secret_access_key", "session_token", "sas_token", "token"}
 _EXPIRY = "expires_at_millis"
-_PAGE = 1000
+_PAGE = 500
 
 
 def open_catalog(settings: ServerSettings | None = None) -> TableCatalog:
@@ -169,9 +169,10 @@ class RemoteCatalog:
     def _not_found_message(self, address: TableAddress) -> str:
         try:
             known = [entry.address for entry in self._tables(address.workspace, dropped=False)]
+            dropped = {entry.address for entry in self._tables(address.workspace, dropped=True)}
         except PenstockError:  # the message is about the table
-            known = []
-        return not_found_message(self, address, known)
+            known, dropped = [], set()
+        return dropped_message(address) if address in dropped else not_found_message(self, address, known)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from penstock.errors import AccessDeniedError, InvalidInputError
 
 DEFAULT_URL = "http://127.0.0.1:7117"
 DEFAULT_WORKSPACE = "default"
-GET_A_KEY = "an admin of the workspace makes one with `penstock keys create`; set PENSTOCK_API_KEY, or `penstock login`"
+GET_A_KEY = "an admin of the workspace runs `penstock keys create`, you set PENSTOCK_API_KEY or run `penstock login`"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,11 @@ def not_found_message(catalog: object, address: TableAddress, known: Iterable[Ta
     )
 
 
+def dropped_message(address: TableAddress) -> str:
+    """Say that a table was dropped, and how to bring it back."""
+    return f"{address} was dropped; bring it back with `penstock restore {address}`"
+
+
 def similar_addresses(address: TableAddress, known: Iterable[TableAddress]) -> str:
     """Addresses that may be meant, joined by "or"; empty if there is none."""
     names = {f"{each.workspace}/{each.table}": each for each in known}
