@@ -1,6 +1,7 @@
 """A TCP proxy that counts requests and bytes, and records the path of each request."""
 
 import re
+import select
 import socket
 import threading
 from contextlib import suppress
@@ -27,6 +28,7 @@ class CountingProxy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def reset(self) -> None:
@@ -37,22 +39,21 @@ class CountingProxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                with suppress(OSError):
-                    server = socket.create_connection(("127.0.0.1", self._upstream_port))
-                    threading.Thread(target=self._forward, args=(client, server, True), daemon=True).start()
-                    threading.Thread(target=self._forward, args=(server, client, False), daemon=True).start()
-                    continue
-                client.close()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                with self._lock:
-                    if not is_request:
-                        self.bytes += len(data)
-                    elif found := _REQUEST.match(data):
-                        self.requests.append(f"{found[1].decode()} {found[2].decode()}")
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self._upstream_port)) as server:
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    self._count(data, is_request=source is client)
+                    (server if source is client else client).sendall(data)
+
+    def _count(self, data: bytes, *, is_request: bool) -> None:
+        with self._lock:
+            if not is_request:
+                self.bytes += len(data)
+            elif found := _REQUEST.match(data):
+                self.requests.append(f"{found[1].decode()} {found[2].decode()}")

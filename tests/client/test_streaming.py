@@ -1,8 +1,6 @@
 """Managed tables on a store that enforces credentials: requests, bytes, refreshes, and a server that dies."""
 
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
