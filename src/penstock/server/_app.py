@@ -124,6 +124,6 @@ class _Cached:
                 except PenstockError as error:
                     self._error = error
                 self._until = time.monotonic() + self._lifetime_s
-            error = self._error
-        if error is not None:
-            raise error
+            failure = self._error
+        if failure is not None:
+            raise failure

@@ -47,5 +47,5 @@ class Metrics:
         if MULTIPROCESS_FOLDER not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)

@@ -2,8 +2,9 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock._version import __version__
@@ -46,13 +47,12 @@ _ERROR_HEADERS = {429: ("retry-after",), 405: ("allow",), 401: ("www-authenticat
 
 def openapi_document() -> bytes:
     """The document, as JSON."""
-    requests = [operation.request for operation in OPERATIONS if operation.method == "POST" and operation.request]
-    responses = [operation.response for operation in OPERATIONS if not isinstance(operation.response, str)]
-    _, definitions = models_json_schema(
-        [*((model, "validation") for model in dict.fromkeys(requests)),
-         *((model, "serialization") for model in dict.fromkeys([*responses, ErrorResponse]))],
-        ref_template="#/components/schemas/{model}",
-    )  # fmt: skip
+    inputs = dict.fromkeys(each.request for each in OPERATIONS if each.method == "POST" and each.request is not None)
+    outputs = dict.fromkeys(each.response for each in OPERATIONS if not isinstance(each.response, str))
+    models: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = []
+    models += [(model, "validation") for model in inputs]
+    models += [(model, "serialization") for model in (*outputs, ErrorResponse)]
+    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)

@@ -11,14 +11,12 @@ from penstock.server.operations._errors import (
     unauthenticated,
 )
 from penstock.server.operations._ids import (
-    DEFAULT_WORKSPACE,
     DELIMITER,
     ITEMS,
     NAMESPACE_ID_PATTERN,
     TABLE_ID_PATTERN,
     WORKSPACE_ID_PATTERN,
     Target,
-    own_workspace,
     parse_target,
 )
 from penstock.server.operations._models import ErrorResponse, Model
@@ -26,7 +24,6 @@ from penstock.server.operations._operation import Operation, Raw, Request, Servi
 from penstock.server.operations._operations import OPERATIONS
 
 __all__ = [
-    "DEFAULT_WORKSPACE",
     "DELIMITER",
     "ITEMS",
     "NAMESPACE_ID_PATTERN",
@@ -45,7 +42,6 @@ __all__ = [
     "denied",
     "internal",
     "invalid",
-    "own_workspace",
     "parse_target",
     "throttled",
     "translate",

@@ -50,4 +50,4 @@ def refresh_credentials(request: Request[CredentialsRequest]) -> CredentialsResp
         name: options[EXPIRY] for option, name in _ICEBERG_EXPIRY.items() if option in options and EXPIRY in options
     }
     prefixes = [StorageCredentials(prefix=row.location, config=config)] if config else []
-    return CredentialsResponse(storage_options=options, storage_credentials=prefixes)
+    return CredentialsResponse(storage_options=options, **{"storage-credentials": prefixes})

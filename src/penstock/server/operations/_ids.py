@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.catalog import TableAddress
 from penstock.catalog.registry import Principal
@@ -15,12 +16,12 @@ _NAME = NAME_PATTERN.strip("^$")
 TABLE_ID_PATTERN = rf"^({_NAME}\$)?{_NAME}$"
 WORKSPACE_ID_PATTERN = rf"^{_NAME}$"
 NAMESPACE_ID_PATTERN = rf"^(\$|{_NAME})$"
-ITEMS = {
+ITEMS: dict[str, dict[str, Any]] = {
     "member": {"pattern": MEMBER_PATTERN, "maxLength": MAX_MEMBER},
     "key_id": {"pattern": r"^[0-9A-Za-z]{12}$", "maxLength": 12},
 }
 """The other parts of paths: what a JSON schema says of them."""
-_ITEM_PATTERNS = {name: re.compile(str(schema["pattern"])) for name, schema in ITEMS.items()}
+_ITEM_PATTERNS = {name: re.compile(schema["pattern"]) for name, schema in ITEMS.items()}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def parse_target(operation: Operation, parts: dict[str, str], principal: Princip
 def _parse_item(parts: dict[str, str]) -> str:
     for name, pattern in _ITEM_PATTERNS.items():
         if (text := parts.get(name)) is not None:
-            if not pattern.fullmatch(text) or len(text) > int(ITEMS[name]["maxLength"]):
+            if not pattern.fullmatch(text) or len(text) > ITEMS[name]["maxLength"]:
                 raise invalid(f"{name}: {text[:40]!r} cannot be one; it must match {pattern.pattern}")
             return text
     return ""

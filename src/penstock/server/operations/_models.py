@@ -166,8 +166,6 @@ class StorageCredentials(Model):
 class CredentialsResponse(Model):
     """Fresh credentials for a table."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     storage_options: dict[str, str]
     storage_credentials: list[StorageCredentials] = Field(alias="storage-credentials")
 
