@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli._addresses import ls, mv, register, restore, rm
 from penstock.cli._checkout import checkout
 from penstock.cli._command import command, print_error
 from penstock.cli._compact import compact
@@ -37,9 +38,9 @@ _HELP = """
 A data lake for training: create tables, inspect them, and work with their history.
 
 A URI is a folder, s3://bucket/path, gs://bucket/path, az://container/path or penstock://workspace/table: a name on the
-server of `penstock login` (or PENSTOCK_API_URL), and without one in your own catalog, in PENSTOCK_HOME. Credentials and
-settings of the store come from the environment and the files that the cloud's own tools use, or from --option. A
-VERSION is 7, main@7, a tag or a branch.
+server of `penstock login` (or PENSTOCK_API_URL), and without one in your own catalog, in PENSTOCK_HOME; `penstock ls`
+lists them. Credentials and settings of the store come from the environment and the files that the cloud's own tools
+use, or from --option. A VERSION is 7, main@7, a tag or a branch.
 
 \b
 Exit codes:
@@ -62,9 +63,10 @@ app = typer.Typer(
 _INGEST = (create, sync)
 _READ = (info, head, query, search, log, diff, checkout)
 _WRITE = (branch, tag, merge, reset)
+_CATALOG = (ls, mv, rm, restore, register)
 _MAINTAIN = (compact, vacuum, verify, doctor)
-_MANAGE = (tables, login, logout)
-for function in (*_INGEST, *_READ, *_WRITE, *_MAINTAIN, *_MANAGE):
+_SERVER = (login, logout, tables)
+for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN, *_SERVER):
     app.command(function.__name__)(command(function))
 app.add_typer(index, name="index")
 app.add_typer(members, name="members")
