@@ -29,7 +29,7 @@ DESCRIBED = {
     "table": "robot_telemetry", "namespace": ["team"], "location": "s3://lake/4f", "created_at_millis": 5,
     "storage_options": {
         "aws_access_key_id": "id", "aws_secret_access_key": "hidden", "aws_session_token": "hidden",
-        "aws_region": "eu-west-1", "aws_endpoint": "http://s3", "expires_at_millis": "",
+        "aws_region": "eu-west-1", "aws_endpoint": "http://s3",
     },
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def serving(*answers: Any) -> Iterator[Script]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST
+        do_GET = do_POST  # noqa: N815
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return super().date_time_string(int(time.time() + script.skew_s))
@@ -145,7 +145,7 @@ def test_one_request_finds_a_table_with_credentials(skew_s: float) -> None:
 
 
 def test_a_folder_has_no_issuer() -> None:
-    with serving(ok({"location": "/tables/4f", "storage_options": {}})) as script:
+    with serving(ok({**DESCRIBED, "location": "/tables/4f", "storage_options": {}})) as script:
         entry = catalog(script).find(ADDRESS)
     assert (entry.issuer, entry.credentials, entry.storage_options) == (None, None, {})
 
@@ -187,6 +187,7 @@ def test_an_issuer_that_refuses(answer: Any, message: str) -> None:
         ((302, {"location": "http://elsewhere"}, b""), StorageError, "not a Penstock server.*302"),
         (ok([1]), StorageError, "not a Penstock server"),
         (ok({}), StorageError, "does not understand"),
+        (ok({**DESCRIBED, "storage_options": {"token": "t", "expires_at_millis": "soon"}}), StorageError, "understand"),
     ],
 )
 def test_an_answer_is_translated(answer: Any, error: type[PenstockError], message: str) -> None:
@@ -200,9 +201,9 @@ def test_an_answer_is_translated(answer: Any, error: type[PenstockError], messag
 
 def test_an_unknown_table_suggests_others_even_without_a_list() -> None:
     listed = {"name": "robot_telemetrie", "location": "/x", "created_at_millis": 1}
-    with serving(refusal(404, 4), ok({"tables": [], "details": [listed]}), ok({"tables": [], "details": []})) as script:
-        with pytest.raises(NotFoundError, match=r"did you mean penstock://team/robot_telemetrie\?"):
-            catalog(script).find(ADDRESS)
+    answers = (refusal(404, 4), ok({"details": [listed]}), ok({"details": []}))
+    with serving(*answers) as script, pytest.raises(NotFoundError, match=r"mean penstock://team/robot_telemetrie\?"):
+        catalog(script).find(ADDRESS)
     with serving(refusal(404, 4), refusal(500, 18)) as script, pytest.raises(NotFoundError, match="to add it, create"):
         catalog(script).find(ADDRESS)
 

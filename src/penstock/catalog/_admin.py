@@ -1,13 +1,13 @@
 """Members and API keys of a workspace on a server."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from penstock.catalog._http import ServerApi
+from penstock.catalog._http import ServerApi, understood
 from penstock.catalog._settings import ServerSettings
-from penstock.errors import StorageError
 
 _T = TypeVar("_T", "KeyOwner", "KeyRecord")
 
@@ -47,12 +47,13 @@ class WorkspaceAdmin:
     def whoami(self) -> KeyOwner:
         """Whose the key of the settings is; any valid key may ask."""
         found = self._api.get("/v1/whoami", "check the API key").document
-        return self._made(KeyOwner, {"workspace": None} | dict(found))
+        return self._made(KeyOwner, {"workspace": None, **found})
 
     def members(self) -> dict[str, str]:
         """The members of the workspace with their roles."""
         found = self._api.get(f"{self._path}/member/list", self._what("list the members")).document
-        return {each["member"]: each["role"] for each in found["members"]}
+        with self._understood():
+            return {each["member"]: each["role"] for each in found["members"]}
 
     def set_member(self, member: str, role: str) -> None:
         """Add a member, or change the role of one: reader, writer or admin."""
@@ -67,13 +68,15 @@ class WorkspaceAdmin:
     def keys(self) -> list[KeyRecord]:
         """The keys of the workspace, revoked ones included."""
         found = self._api.get(f"{self._path}/key/list", self._what("list the API keys")).document
-        return [self._made(KeyRecord, each) for each in found["keys"]]
+        with self._understood():
+            return [self._made(KeyRecord, each) for each in found["keys"]]
 
     def create_key(self, member: str, *, expires_s: float | None, note: str) -> tuple[str, KeyRecord]:
         """A new key of a member, with the role of the member: its text, which is never shown again, and its record."""
         body = {"member": member, "expires_in_s": expires_s, "note": note}
         found = self._api.post(f"{self._path}/key/create", self._what(f"create a key for {member!r}"), body).document
-        return str(found["key"]), self._made(KeyRecord, found)
+        with self._understood():
+            return str(found["key"]), self._made(KeyRecord, found)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
         """Have a key refused; members may revoke their own ones."""
@@ -86,7 +89,8 @@ class WorkspaceAdmin:
 
     def _made(self, cls: type[_T], found: Mapping[str, Any]) -> _T:
         """A record of the fields that are known here; a newer server may send more."""
-        try:
+        with self._understood():
             return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
-        except TypeError:
-            raise StorageError("the server's answer lacks a field; use the same version of Penstock as it") from None
+
+    def _understood(self) -> AbstractContextManager[None]:
+        return understood(self._api.settings.url, "read members and keys")

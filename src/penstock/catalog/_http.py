@@ -3,7 +3,8 @@
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -55,6 +56,18 @@ class _Response:
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+
+@contextmanager
+def understood(url: str, what: str) -> Iterator[None]:
+    """Turn the errors of reading a document whose fields are not the expected ones into a `StorageError`."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"cannot {what}: the server {url} gave an answer that this version does not understand; use the version of"
+            " Penstock that the server has"
+        ) from error
 
 
 class _UnreachableError(Exception):

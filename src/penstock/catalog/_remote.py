@@ -9,11 +9,11 @@ from urllib.parse import quote
 from penstock.catalog._address import TableAddress
 from penstock.catalog._catalog import Catalog
 from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
-from penstock.catalog._http import Answer, ServerApi
+from penstock.catalog._http import Answer, ServerApi, understood
 from penstock.catalog._locations import checked_uri
 from penstock.catalog._settings import ServerSettings, find_settings
 from penstock.catalog._suggestions import dropped_message, not_found_message
-from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError, StorageError
+from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError
 from penstock.storage import Credentials
 
 _PREFIXES = ("aws_", "azure_storage_", "google_")
@@ -105,25 +105,26 @@ class RemoteCatalog:
     def _tables(self, workspace: str, *, dropped: bool) -> list[CatalogEntry]:
         path, what = f"/v1/namespace/{quote(workspace)}/table/list", f"list the tables of {workspace!r}"
         rows = self._pages(path, what, "details", details="true", dropped="true" if dropped else None)
-        entries = [
-            CatalogEntry(
-                TableAddress(workspace, row["name"]),
-                row["location"],
-                row["created_at_millis"] * 1000,
-                dropped_us=_micros(row.get("dropped_at_millis")),
-                purge_us=_micros(row.get("purge_at_millis")),
-            )
-            for row in rows
-        ]
+        with understood(self.settings.url, what):
+            entries = [
+                CatalogEntry(
+                    TableAddress(workspace, row["name"]),
+                    row["location"],
+                    row["created_at_millis"] * 1000,
+                    dropped_us=_micros(row.get("dropped_at_millis")),
+                    purge_us=_micros(row.get("purge_at_millis")),
+                )
+                for row in rows
+            ]
         return sorted(entries, key=lambda entry: entry.address)
 
     def _pages(self, path: str, what: str, field: str, **query: str | None) -> list[Any]:
-        found, token = [], None
+        found: list[Any] = []
+        token = None
         while True:
             document = self._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
-            if not isinstance(document.get(field), list):
-                raise self._unexpected(what)
-            found += document[field]
+            with understood(self.settings.url, what):
+                found += document[field]
             token = document.get("page_token")
             if not token:
                 return found
@@ -145,26 +146,19 @@ class RemoteCatalog:
 
     def _entry(self, address: TableAddress, answer: Answer, access: Access | None) -> CatalogEntry:
         found = answer.document
-        if not isinstance(found.get("location"), str):
-            raise self._unexpected(f"open {address}")
-        options = found.get("storage_options") or {}
-        vended = _credentials(options, answer.date_s)
-        return CatalogEntry(
-            address,
-            found["location"],
-            _micros(found.get("created_at_millis")) or 0,
-            (found.get("properties") or {}).get("table_id"),
-            storage_options={name: value for name, value in options.items() if not _is_secret(name)},
-            issuer=None if vended is None else TableCredentials(self.settings, address, access),
-            credentials=vended,
-            purge_us=_micros(found.get("purge_at_millis")),
-        )
-
-    def _unexpected(self, what: str) -> StorageError:
-        return StorageError(
-            f"cannot {what}: the server {self.settings.url} gave an answer that this version does not understand; use"
-            " the same version of Penstock as the server"
-        )
+        with understood(self.settings.url, f"open {address}"):
+            options = found.get("storage_options") or {}
+            vended = _credentials(options, answer.date_s)
+            return CatalogEntry(
+                address,
+                str(found["location"]),
+                found["created_at_millis"] * 1000,
+                (found.get("properties") or {}).get("table_id"),
+                storage_options={name: value for name, value in options.items() if not _is_secret(name)},
+                issuer=None if vended is None else TableCredentials(self.settings, address, access),
+                credentials=vended,
+                purge_us=_micros(found.get("purge_at_millis")),
+            )
 
     def _not_found_message(self, address: TableAddress) -> str:
         try:
@@ -192,7 +186,8 @@ class TableCredentials:
             )
         except NotFoundError as error:
             raise AccessDeniedError(f"{error}; it was dropped or renamed since it was opened: open it again") from None
-        found = _credentials(answer.document.get("storage_options") or {}, answer.date_s)
+        with understood(self.settings.url, what):
+            found = _credentials(answer.document.get("storage_options") or {}, answer.date_s)
         if found is None:
             raise AccessDeniedError(f"cannot {what}: the server {self.settings.url} issues none for it any more")
         return found
