@@ -1,5 +1,6 @@
 """Runs that outlive their credentials, on a store that refuses expired ones."""
 
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ _LIMIT_S = 400
 def lake(tmp_path: Path, home: Path) -> Iterator[RunningServer]:
     """A server on Azure, whose signatures expire when they say so; S3's last for 15 minutes at least."""
     options = [word for pair in new_location("az").options.items() for word in ("--option", "=".join(pair))]
-    storage = ("--storage", "az://", "--credential-lifetime", "4")
+    storage = ("--storage", f"az://lake{secrets.token_hex(4)}", "--credential-lifetime", "4")
     with running(tmp_path, "--database", str(tmp_path / "database"), *storage, *options) as started:
         yield started
 
