@@ -2,14 +2,23 @@
 
 import json
 import pickle
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from penstock.catalog import RemoteCatalog, ServerSettings, TableAddress, TableCredentials
 from penstock.catalog._api_key import new_key
@@ -48,7 +57,7 @@ class Script:
 
 
 @contextmanager
-def serving(*answers: Any) -> Iterator[Script]:
+def serving(*answers: Any, tls: ssl.SSLContext | None = None) -> Iterator[Script]:
     script = Script(*answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,7 +88,9 @@ def serving(*answers: Any) -> Iterator[Script]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        script.url = f"http://127.0.0.1:{server.server_address[1]}"
+        script.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -262,3 +273,47 @@ def test_all_pages_of_a_list_are_read() -> None:
         assert "page_token=a" in script.requests[1][1]
     assert (first.address.table, second.address.table) == ("a", "b")
     assert (second.dropped_us, second.purge_us) == (2000, 3000)
+
+
+def test_requests_pass_the_proxy_of_the_system_except_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ALLOW_HTTP", "1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(ok()) as proxy, serving(ok()) as server:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        RemoteCatalog(ServerSettings("http://lake.example", KEY)).find(ADDRESS)
+        catalog(server).find(ADDRESS)
+        assert [path for _, path, _, _ in proxy.requests] == [f"http://lake.example{server.requests[0][1]}"]
+
+
+def test_a_certificate_must_be_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with serving(ok(), tls=context) as script:
+        with pytest.raises(StorageError, match=r"certificate cannot be verified.*SSL_CERT_FILE"):
+            catalog(script).find(ADDRESS)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert catalog(script).find(ADDRESS).uri == "s3://lake/4f"
+        assert len(script.requests) == 1
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine that nobody has signed, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .sign(key, SHA256())
+    )
+    paths = folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(made.public_bytes(Encoding.PEM))
+    paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return paths

@@ -164,6 +164,8 @@ class RemoteCatalog:
         try:
             known = [entry.address for entry in self._tables(address.workspace, dropped=False)]
             dropped = {entry.address for entry in self._tables(address.workspace, dropped=True)}
+        except NotFoundError as error:  # there is no such workspace
+            return str(error)
         except PenstockError:  # the message is about the table
             known, dropped = [], set()
         return dropped_message(address) if address in dropped else not_found_message(self, address, known)
