@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -130,9 +131,12 @@ def test_rows_files_and_sources_are_ingested(client: Client, tmp_path: Path) -> 
     assert client.ingest("t", source=folder, num_workers=1).rows == 1
     assert client.ingest("new", source=folder, message="made").version == "main@1"
     assert client.open_table("t")["x"][:].tolist() == [1, 2, 3, 4, 5]
-    for wrong in ({}, {"data": {"x": [1]}, "source": folder}, {"files": []}, {"data": {"x": [1]}, "kind": "images"}):
+    wrong: list[dict[str, Any]] = [
+        {}, {"data": {"x": [1]}, "source": folder}, {"files": []}, {"data": {"x": [1]}, "kind": "images"},
+    ]  # fmt: skip
+    for options in wrong:
         with pytest.raises(InvalidInputError):
-            client.ingest("t", **wrong)  # type: ignore[arg-type]
+            client.ingest("t", **options)
 
 
 def test_a_failed_ingest_of_a_source_leaves_the_name_free(client: Client, tmp_path: Path) -> None:
