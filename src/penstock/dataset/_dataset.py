@@ -66,12 +66,15 @@ class Dataset(View, Versions, Quarantine, Indexes):
     child cannot commit what was staged before it.
     """
 
+    address: str | None
+    """The `penstock://workspace/table` that the table was opened by; None if it was opened by its URI."""
+
     def __init__(self, session: Session, address: str | None = None) -> None:
-        self._session, self._address = session, address
+        self._session, self.address = session, address
         weakref.finalize(self, _warn_of_changes, session)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._session, self._address)
+        return type(self), (self._session, self.address)
 
     def __enter__(self) -> Self:
         return self
@@ -116,11 +119,6 @@ class Dataset(View, Versions, Quarantine, Indexes):
     def uri(self) -> str:
         """Location of the table."""
         return self._session.store.uri
-
-    @property
-    def address(self) -> str | None:
-        """The `penstock://workspace/table` address that the table was opened by; None if it was opened by its URI."""
-        return self._address
 
     @property
     def version(self) -> str:

@@ -36,7 +36,7 @@ class Versions:
     """
 
     _session: Session
-    _address: str | None
+    address: str | None
 
     def log(self) -> Iterator[Commit]:
         """The commits that led to this version, newest first."""
@@ -92,7 +92,7 @@ class Versions:
             session.refs.create("branches", name, first.branch, None)
         links = session.containers.allowed
         created = Session(session.store, session.info, Version(first, snapshot), branch=name, links=links)
-        return type(self)(created, self._address)  # type: ignore[call-arg]
+        return type(self)(created, self.address)  # type: ignore[call-arg]
 
     def _create_tag(self, name: str, at: int | str | None) -> None:
         self._session.refs.check_available(name)
