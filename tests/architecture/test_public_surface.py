@@ -31,6 +31,7 @@ NOT_CONSTRUCTED = (
     "Tags",
     "View",
     "storage.MemoryStore",
+    "storage.ObjectStore",
 )
 """Classes whose objects functions return: their constructors are private."""
 NOT_FOR_USERS = ("cli", "testing")

@@ -60,6 +60,14 @@ def expire(store: ObjectStore) -> None:
     time.sleep(max(0.0, store._renewed.current.expires_s - time.monotonic()))
 
 
+def wait_for_renewals() -> None:
+    """Wait until the threads of renewals have ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while any(thread.name == "penstock-credentials" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def session(server: StsServer, policy: str | None = None) -> dict[str, str]:
     options = server.options
     client = boto3.client(
@@ -156,6 +164,15 @@ def test_an_account_that_is_not_known_is_not_taken_from_the_environment(
         open_store("az://bucket/t", issuer=issuer, credentials=issuer.issue())
 
 
+def test_credentials_that_do_not_expire_are_not_renewed(gcs: FakeGcs, tmp_path: Path) -> None:
+    options = TokenIssuer(tmp_path, gcs.endpoint, LONG_S).new_options()
+    issuer = FixedIssuer(tmp_path, options, lifetime_s=None)
+    store = open_store(f"{gcs.uri}/t", issuer=issuer, retry=POLICY)
+    assert bytes(store.get("a")) == b"data"
+    assert bytes(pickle.loads(pickle.dumps(store)).get("a")) == b"data"
+    assert count(issuer) == 1
+
+
 def test_a_folder_and_memory_need_no_credentials(tmp_path: Path) -> None:
     issuer = FixedIssuer(tmp_path, {})
     for uri in (str(tmp_path / "t"), "memory://"):
@@ -207,22 +224,21 @@ def test_requests_do_not_call_into_python_for_credentials(
         store.get("a")
     assert len(calls) == 1
     assert count(issuer) == 1
+    assert list(store._clients) == [(POLICY.attempt_timeout_s, 0)]  # and all share the connections of one client
 
 
 def test_an_idle_store_renews_nothing_and_leaves_no_thread(gcs: FakeGcs, tmp_path: Path) -> None:
     issuer = TokenIssuer(tmp_path, gcs.endpoint, 0.5)
     store = open_gcs(gcs, issuer)
     store.get("a")
+    wait_for_renewals()
     expire(store)
     used = count(issuer)
     time.sleep(0.5)
     assert count(issuer) == used
     store.get("a")
     assert count(issuer) > used
-    deadline = time.monotonic() + PATIENCE_S
-    while any(thread.name == "penstock-credentials" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_renewals()
 
 
 @pytest.mark.parametrize("state", ["away", "denies"])

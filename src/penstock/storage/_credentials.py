@@ -20,7 +20,12 @@ _SECRETS = {
 }
 """The secret options of a cloud, and their names in the answer of a credential provider."""
 _ALIASES = {
-    "s3": {"token": "session_token", "endpoint_url": "endpoint", "endpoint_url_s3": "endpoint"},
+    "s3": {
+        "token": "session_token",
+        "endpoint_url": "endpoint",
+        "endpoint_url_s3": "endpoint",
+        "default_region": "region",
+    },
     "az": {"sas_key": "sas_token"},
     "gs": {"bearer_token": "token"},
 }
@@ -28,6 +33,7 @@ _RENEW_AFTER = (0.4, 0.6)  # of the lifetime: workers that start together do not
 _MARGIN = 0.05  # of the lifetime, before its end: a request takes some time to arrive
 _MAX_MARGIN_S = 5.0
 _POLL_S = 0.1  # how often a client asks for the result of a renewal in progress
+_MAX_CACHED_S = 86_400.0
 _PROVIDER_WAIT_S = 30.0
 _REFUSAL_PAUSE_S = 10.0
 
@@ -100,8 +106,7 @@ class RenewedCredentials:
         """The current credentials, in the form that obstore takes."""
         current, now = self.ensure(_PROVIDER_WAIT_S), time.monotonic()
         cached_s = min(max(current.renew_s - now, _POLL_S), current.expires_s - now)
-        expires_at = None if cached_s == float("inf") else datetime.now(UTC) + timedelta(seconds=cached_s)
-        return current.secrets | {"expires_at": expires_at}
+        return current.secrets | {"expires_at": datetime.now(UTC) + timedelta(seconds=min(cached_s, _MAX_CACHED_S))}
 
     @property
     def current(self) -> IssuedCredentials | None:

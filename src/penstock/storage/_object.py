@@ -270,15 +270,16 @@ class ObjectStore(Store):
     ) -> T:
         def timed(timeout_s: float) -> T:
             claim_runtime()
-            ends_s = time.monotonic() + timeout_s
+            begun_s = time.monotonic()
             used = self._renewed and self._renewed.ensure(timeout_s)
+            waited_s = round(time.monotonic() - begun_s, 1)  # mostly nothing: each timeout needs a client of its own
             try:
-                client = self._client(ends_s - time.monotonic())
+                client = self._client(timeout_s - waited_s)
                 return interruptible(lambda: attempt(client))
             except AccessDeniedError:
                 try:
                     if self._renewed and used:
-                        self._renewed.replace(used, ends_s - time.monotonic())
+                        self._renewed.replace(used, begun_s + timeout_s - time.monotonic())
                 finally:
                     self._config, self._clients = None, {}  # so that renewed credentials are read
                 raise
