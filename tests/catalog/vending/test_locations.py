@@ -21,8 +21,11 @@ HOSTILE = ["*", "?", "$", "${aws:username}", '"', "\\", "'", "\n", "\0", "/", "/
 HOSTILE += ["é", "\u202e", "\ud800", "||", "')", '"}]}', "s3://", "archive", "teams", ID, ID[:31], ID.upper(), "lake"]
 TEXTS = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=3), max_size=8).map("".join)
 STARTS = st.sampled_from(["", "s3://lake/teams/", "s3://lake/", "s3://archive/old", "s3://archive/old/", "s3://"])
-LOCATIONS = st.tuples(STARTS, TEXTS).map("".join)
-KEYS = st.tuples(st.sampled_from(["teams/", f"teams/{ID}/", "registered/", "old/", ""]), TEXTS).map("".join)
+ACCEPTED = st.sampled_from([f"s3://lake/teams/{ID}", "s3://archive/old", "s3://archive/old/a", "s3://lake/registered"])
+LOCATIONS = ACCEPTED | st.tuples(STARTS, TEXTS).map("".join)
+KEYS = st.tuples(
+    st.sampled_from(["teams/", f"teams/{ID}", f"teams/{ID}/", "registered", "old", "old/", ""]), TEXTS
+).map("".join)
 ACCESSES = st.sampled_from(get_args(Access))
 
 

@@ -40,11 +40,9 @@ def test_what_cannot_be_narrowed_says_what_is_missing(storage: str, options: dic
         vendor(storage, options)
 
 
-@pytest.mark.parametrize("kind", ["s3", "az", "gs", "memory"])
+@pytest.mark.parametrize("kind", ["s3", "gs", "memory"])
 def test_shared_credentials_open_a_table_and_are_not_called_narrow(kind: str) -> None:
     place = new_location(kind)
-    if kind == "az":
-        return  # its key can be narrowed
     shared = vendor(place.uri, place.options, allow_shared=True)
     assert not shared.narrow
     uri = shared.new_location()
@@ -53,6 +51,18 @@ def test_shared_credentials_open_a_table_and_are_not_called_narrow(kind: str) ->
     penstock.create(uri, {"x": int}, storage_options=credentials.options)
     shared.remove(uri)
     assert list(open_store(uri, options=shared.server_options).list()) == []
+
+
+def test_tables_with_many_objects_are_removed_whole() -> None:
+    shared = vendor(new_location("memory").uri, allow_shared=True)
+    uri, other = shared.new_location(), shared.new_location()
+    store = open_store(uri)
+    for number in range(2500):
+        store.put(f"data/{number}", b"")
+    open_store(other).put("key", b"value")
+    shared.remove(uri)
+    assert list(store.list()) == []
+    assert [info.key for info in open_store(other).list()] == ["key"]
 
 
 def test_a_role_is_used_even_if_credentials_may_be_shared() -> None:
@@ -79,3 +89,22 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         vendor("az://lake", {"account_name": "a", "account_key": "AAAA"})
     with pytest.raises(InvalidInputError, match=r"penstock\[gcs\].*--allow-shared-credentials"):
         vendor("gs://lake")
+
+
+@pytest.mark.parametrize(
+    ("storage", "changes", "message"),
+    [
+        ("ftp://lake", {}, "use a folder, s3, gs or az"),
+        ("/data", {"lifetime_s": 0}, "positive lifetime"),
+        ("s3://lake", {"role_arn": "lake"}, "not the ARN of a role"),
+        ("s3://lake", {"role_arn": ROLE, "options": {"profile": "nowhere"}}, "nowhere"),
+        ("s3://lake", {"role_arn": ROLE, "locations": ["gs://archive"]}, "cannot hold"),
+        ("az://lake/teams", {"options": {"account_name": "a", "account_key": "AAAA"}}, "--hierarchical"),
+        ("az://lake", {"options": {"account_key": "AAAA"}}, "account_name"),
+        ("gs://lake", {"options": {"service_account_key": "{"}}, "cannot be read"),
+        ("gs://lake", {"options": {"service_account_key": '{"type": "service_account"}'}}, "missing fields"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_the_start(storage: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        vendor(storage, **changes)
