@@ -189,7 +189,8 @@ def test_limits_of_a_request(server: RunningServer, table: str) -> None:
 def test_every_error_has_one_shape_and_the_id_of_the_request(server: RunningServer) -> None:
     cases: list[tuple[str, str, Any]] = [
         ("GET", "/nothing", None), ("GET", "/v1/table/x/describe", None), ("PUT", "/health", None),
-        ("POST", "/v1/table/X/describe", {}), ("POST", "/v1/table/x/describe", b" " * 70_000), ("GET", "/metrics", None),
+        ("POST", "/v1/table/X/describe", {}), ("POST", "/v1/table/x/describe", b" " * 70_000),
+        ("GET", "/metrics", None),
     ]  # fmt: skip
     for method, path, body in cases:
         for given, pattern in (("my-request.1", "my-request.1"), ("bad id\t", None), (None, None)):
