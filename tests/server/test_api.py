@@ -64,17 +64,19 @@ def test_the_server_opens_a_table_for_clients_that_cannot(server: RunningServer,
     assert declared["is_only_declared"] is True
     assert "schema" not in declared
     dataset = penstock.create(declared["location"], {"x": penstock.Tensor("float32", (3,)), "name": penstock.Text()})
-    dataset.append({"x": [[1, 2, 3]], "name": ["a"]})
+    dataset.append({"x": [[1, 2, 3], [4, 5, 6]], "name": ["a", "b"]})
     dataset.commit("rows")
+    dataset.delete([0])
+    dataset.commit("one row less")
     dataset.tags.create("first")
     found = server.post(path, {"load_detailed_metadata": True, "with_table_uri": True})
-    assert found["version"] == 1
-    assert found["stats"]["num_rows"] == 1
+    assert found["version"] == 2
+    assert (found["stats"]["num_rows"], found["stats"]["num_deleted_rows"]) == (1, 1)
     assert found["is_only_declared"] is False
     assert found["table_uri"] == f"file://{found['location']}"
     types = {field["name"]: field["type"]["type"] for field in found["schema"]["fields"]}
     assert types["name"] in ("utf8", "large_utf8")
-    assert server.post(path, {"load_detailed_metadata": True, "tag": "first"})["version"] == 1
+    assert server.post(path, {"load_detailed_metadata": True, "tag": "first"})["version"] == 2
     assert server.post(path, {"load_detailed_metadata": True, "version": 0})["stats"]["num_rows"] == 0
     for missing in ({"version": 99}, {"tag": "no"}, {"branch": "no"}):
         reply = server.request("POST", path, {"load_detailed_metadata": True, **missing}, key=server.admin_key)
@@ -187,7 +189,8 @@ def test_limits_of_a_request(server: RunningServer, table: str) -> None:
 def test_every_error_has_one_shape_and_the_id_of_the_request(server: RunningServer) -> None:
     cases: list[tuple[str, str, Any]] = [
         ("GET", "/nothing", None), ("GET", "/v1/table/x/describe", None), ("PUT", "/health", None),
-        ("POST", "/v1/table/X/describe", {}), ("POST", "/v1/table/x/describe", b" " * 70_000), ("GET", "/metrics", None),
+        ("POST", "/v1/table/X/describe", {}), ("POST", "/v1/table/x/describe", b" " * 70_000),
+        ("GET", "/metrics", None),
     ]  # fmt: skip
     for method, path, body in cases:
         for given, pattern in (("my-request.1", "my-request.1"), ("bad id\t", None), (None, None)):

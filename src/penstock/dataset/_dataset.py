@@ -46,6 +46,8 @@ class Summary:
     columns: Mapping[str, str]
     sources: tuple[str, ...]
     """Where `penstock.ingest` read the rows from."""
+    deleted_rows: int
+    """Rows that are deleted, and still in data files until the next compaction."""
 
     def __str__(self) -> str:
         width = max(map(len, self.columns), default=0)
@@ -203,7 +205,7 @@ class Dataset(View, Versions, Quarantine, Indexes):
         columns = {field.name: str(field).partition(": ")[2] for field in snapshot.schema}
         return Summary(
             self.uri, self.version, bool(session.changes), snapshot.live, snapshot.bytes, snapshot.fragments, columns,
-            tuple(snapshot.sources),
+            tuple(snapshot.sources), sum(node.rows - node.live for node in snapshot.nodes),
         )  # fmt: skip
 
     def __repr__(self) -> str:

@@ -86,7 +86,7 @@ class Dispatcher:
             answer = _success(operation.handler(request), principal)
         except Exception as error:
             api_error = _as_api_error(error, operation, call)
-            detail = api_error.message
+            detail = _code_name(api_error)  # a message may repeat a key that was sent in the wrong place
             answer = error_answer(api_error, call.request_id, principal)
         if operation.audit != "off" and principal is not _ANONYMOUS and answer.status != 429:
             self._audit(operation, call, target, answer, detail)
@@ -205,9 +205,12 @@ def _success(result: Model | Raw, principal: Principal) -> Answer:
 
 def error_answer(error: ApiError, request_id: str, principal: Principal = _ANONYMOUS) -> Answer:
     """The response for an error."""
-    name = error.code.name.title().replace("_", "")
-    body = ErrorResponse(error=error.message, code=int(error.code), detail=name, instance=request_id)
+    body = ErrorResponse(error=error.message, code=int(error.code), detail=_code_name(error), instance=request_id)
     return Answer(error.status, _json(body), headers=error.headers, principal=principal)
+
+
+def _code_name(error: ApiError) -> str:
+    return error.code.name.title().replace("_", "")
 
 
 def _json(model: Any) -> bytes:

@@ -13,7 +13,7 @@ from penstock.server.operations._operation import Operation
 DELIMITER = "$"
 DEFAULT_WORKSPACE = "default"
 _NAME = NAME_PATTERN.strip("^$")
-TABLE_ID_PATTERN = rf"^({_NAME}\$)?{_NAME}$"
+TABLE_ID_PATTERN = rf"^(?=([^$]{{1,63}}\$)?[^$]{{1,63}}$)({_NAME}\$)?{_NAME}$"
 WORKSPACE_ID_PATTERN = rf"^{_NAME}$"
 NAMESPACE_ID_PATTERN = rf"^(\$|{_NAME})$"
 ITEMS: dict[str, dict[str, Any]] = {

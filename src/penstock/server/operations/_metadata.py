@@ -47,9 +47,14 @@ def load_metadata(
             raise ApiError(404, Code.TABLE_VERSION_NOT_FOUND, str(error)) from error
         summary = dataset.summary()
         fields = [pa.field(field.name, field.kind.arrow_type, field.nullable) for field in dataset.schema]
-        stats = {"num_rows": summary.rows, "num_fragments": summary.fragments, "num_bytes": summary.bytes}
+        stats = {
+            "num_rows": summary.rows,
+            "num_deleted_rows": summary.deleted_rows,
+            "num_fragments": summary.fragments,
+            "num_bytes": summary.bytes,
+        }
         number = int(summary.version.rpartition("@")[2])
-        return TableMetadata(number, {"fields": [_field(each) for each in fields]}, stats | {"num_deleted_rows": 0})
+        return TableMetadata(number, {"fields": [_field(each) for each in fields]}, stats)
 
 
 @contextmanager

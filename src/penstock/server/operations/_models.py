@@ -39,7 +39,7 @@ def _parse_number(value: Any) -> Any:
 
 Flag = Annotated[bool, BeforeValidator(_parse_flag)]
 """`true` or `false` in a query string."""
-Limit = Annotated[int, BeforeValidator(_parse_number), Field(ge=1, le=500)]
+Limit = Annotated[int, Field(ge=1, le=500), BeforeValidator(_parse_number)]
 
 
 class Model(BaseModel):
@@ -264,7 +264,7 @@ class ListKeysResponse(Model):
 class ListAuditRequest(Model):
     """A page of the audit log, newest events first."""
 
-    before: Annotated[int, BeforeValidator(_parse_number), Field(ge=0, le=_MAX_VERSION)] | None = Field(
+    before: Annotated[int, Field(ge=0, le=_MAX_VERSION), BeforeValidator(_parse_number)] | None = Field(
         None, description="Only events before the one with this id."
     )
     limit: Limit = 100
