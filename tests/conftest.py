@@ -13,6 +13,9 @@ from tests.servers import KINDS, StoreLocation, new_location
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+# Tests use the embedded catalog unless they start a server.
+for _name in ("PENSTOCK_API_KEY", "PENSTOCK_API_URL", "PENSTOCK_WORKSPACE"):
+    os.environ.pop(_name, None)
 # Background jobs of a shell ignore SIGINT, and child processes inherit that; the tests interrupt child processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,6 +2,7 @@
 
 from penstock import errors, storage, types
 from penstock._version import __version__
+from penstock.client import Client, TableInfo
 from penstock.dataset import (
     Branches,
     ColumnView,
@@ -63,6 +64,7 @@ __all__ = [
     "Boxes",
     "Branches",
     "Bytes",
+    "Client",
     "Column",
     "ColumnView",
     "Commit",
@@ -106,6 +108,7 @@ __all__ = [
     "Struct",
     "Summary",
     "TableDiff",
+    "TableInfo",
     "Tags",
     "Tensor",
     "Text",

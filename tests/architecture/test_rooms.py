@@ -50,6 +50,10 @@ IMPORTERS = {
     "soundfile": ("codecs/_audio.py",),
     "av": ("codecs/_video.py", "codecs/_video_frames.py"),
     "typer": ("cli/",),
+    "starlette": ("server/",),
+    "uvicorn": ("server/",),
+    "pydantic": ("server/",),
+    "prometheus_client": ("server/",),
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 ROOMS = sorted({path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES} - {"__init__"})

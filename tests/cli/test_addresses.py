@@ -63,6 +63,7 @@ COMMANDS: list[list[str]] = [
     ["verify", ADDRESS],
     ["doctor", ADDRESS],
 ]
+WITHOUT_ADDRESS = {"tables", "login", "logout", "keys", "members", "serve"}
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_a_command_accepts_an_address(run: RunCommand, source: Path, words: list
 def test_every_command_is_tested() -> None:
     commands = {command.name for command in app.registered_commands}
     groups = {group.name for group in app.registered_groups}
-    assert {words[0] for words in COMMANDS} == commands | groups
+    assert {words[0] for words in COMMANDS} == (commands | groups) - WITHOUT_ADDRESS
     assert {words[1] for words in COMMANDS if words[0] == "index"} == {
         command.name for command in index.registered_commands
     }

@@ -1,7 +1,38 @@
 """Resolve table addresses, `penstock://workspace/table`, to the folder or bucket that holds the table."""
 
 from penstock.catalog._address import TableAddress, is_table_address
+from penstock.catalog._admin import KeyOwner, KeyRecord, WorkspaceAdmin
 from penstock.catalog._catalog import Catalog
 from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
+from penstock.catalog._remote import RemoteCatalog, TableCredentials, open_catalog
+from penstock.catalog._settings import (
+    Login,
+    ServerSettings,
+    default_workspace,
+    find_settings,
+    find_url,
+    remove_login,
+    write_login,
+)
 
-__all__ = ["Access", "Catalog", "CatalogEntry", "TableAddress", "TableCatalog", "is_table_address"]
+__all__ = [
+    "Access",
+    "Catalog",
+    "CatalogEntry",
+    "KeyOwner",
+    "KeyRecord",
+    "Login",
+    "RemoteCatalog",
+    "ServerSettings",
+    "TableAddress",
+    "TableCatalog",
+    "TableCredentials",
+    "WorkspaceAdmin",
+    "default_workspace",
+    "find_settings",
+    "find_url",
+    "is_table_address",
+    "open_catalog",
+    "remove_login",
+    "write_login",
+]

@@ -5,13 +5,13 @@ import sqlite3
 import sys
 import time
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from penstock.catalog._address import TableAddress
 from penstock.catalog._database import Database, Row
 from penstock.catalog._entry import Access, CatalogEntry
 from penstock.catalog._locations import catalog_folder, checked_uri, new_uri, storage_folder
+from penstock.catalog._suggestions import dropped_message, not_found_message, similar_addresses
 from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError
 from penstock.storage import local_path
 
@@ -23,7 +23,6 @@ _IDENTITY = "workspace = ? AND name = ? AND uri = ? AND created_us = ? AND dropp
 _GIVEN_UP = 0
 """`purge_us` of a table that can no longer be restored, because its objects are being deleted."""
 _RETENTION_US = 7 * 24 * 3600 * 1_000_000
-_MAX_SUGGESTIONS = 3
 _BUSY_TIMEOUT_S = 30.0
 
 
@@ -40,6 +39,9 @@ class Catalog:
         self.home = catalog_folder(os.environ, sys.platform) if home is None else Path(os.path.abspath(home))
         self.storage = storage_folder(os.environ, self.home) if storage is None else os.fspath(storage)
         self._database = Database(self.home / "catalog.db", busy_timeout_s=_BUSY_TIMEOUT_S)
+
+    def __str__(self) -> str:
+        return f"the catalog in {self.home}"
 
     def find(self, address: TableAddress, *, access: Access | None = None) -> CatalogEntry:  # noqa: ARG002
         """The entry of a table; raises `NotFoundError` that suggests similar addresses.
@@ -190,18 +192,13 @@ class Catalog:
 
     def _not_found_message(self, address: TableAddress) -> str:
         if any(entry.address == address for entry in self.tables(address.workspace, dropped=True)):
-            return f"{address} was dropped; bring it back with `penstock restore {address}`"
-        suggestions = _suggestions(address, [entry.address for entry in self.tables()])
-        hint = f"did you mean {suggestions}? Otherwise" if suggestions else "to add it,"
-        return (
-            f"the catalog in {self.home} has no table {address}; {hint} create it with "
-            f'penstock.create("{address}"), or register the URI of an existing table'
-        )
+            return dropped_message(address)
+        return not_found_message(self, address, [entry.address for entry in self.tables()])
 
     def _not_dropped_message(self, address: TableAddress) -> str:
-        suggestions = _suggestions(address, [entry.address for entry in self.tables(dropped=True)])
+        suggestions = similar_addresses(address, [entry.address for entry in self.tables(dropped=True)])
         hint = f"did you mean {suggestions}? Otherwise see" if suggestions else "see"
-        return f"the catalog in {self.home} has no dropped table {address}; {hint} `penstock ls --dropped`"
+        return f"{self} has no dropped table {address}; {hint} `penstock ls --dropped`"
 
     def _entry(self, row: Row) -> CatalogEntry:
         workspace, name, uri, created_us, table_id, owned, dropped_us, purge_us = row
@@ -209,7 +206,7 @@ class Catalog:
             address = TableAddress(workspace, name)
             checked_uri(uri)
         except (InvalidInputError, TypeError) as error:
-            raise CorruptError(f"the catalog in {self.home} has an invalid row ({error}); remove it") from error
+            raise CorruptError(f"{self} has an invalid row ({error}); remove it") from error
         return CatalogEntry(
             address, uri, created_us, table_id, owned=bool(owned), dropped_us=dropped_us, purge_us=purge_us
         )
@@ -222,15 +219,6 @@ def _identity(entry: CatalogEntry) -> tuple[str | int | None, ...]:
 def _location(uri: str) -> str:
     """What two URIs of one location have in common: a folder may be written as a path or as file://."""
     return local_path(uri) or uri
-
-
-def _suggestions(address: TableAddress, known: list[TableAddress]) -> str:
-    """Addresses that may be meant, joined by "or"; empty if there is none."""
-    names = {f"{each.workspace}/{each.table}": each for each in known}
-    close = get_close_matches(f"{address.workspace}/{address.table}", names, _MAX_SUGGESTIONS)
-    similar = dict.fromkeys(names[name] for name in close)
-    similar |= dict.fromkeys(each for each in known if each.table == address.table)
-    return " or ".join(map(str, list(similar)[:_MAX_SUGGESTIONS]))
 
 
 def _now_us() -> int:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from penstock.catalog._address import TableAddress
-from penstock.storage import CredentialIssuer
+from penstock.storage import CredentialIssuer, Credentials
 
 Access = Literal["read", "write"]
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One table of a catalog; contains no credentials, but may say who issues them."""
+    """One table of a catalog."""
 
     address: TableAddress
     uri: str
@@ -26,6 +26,8 @@ class CatalogEntry:
     """Settings of the store, such as its endpoint; no secrets."""
     issuer: CredentialIssuer | None = None
     """Issues credentials for the table; None if those of the user apply."""
+    credentials: Credentials | None = None
+    """Credentials that came with the entry, so that opening the table costs no further request."""
     dropped_us: int | None = None
     """When the table was dropped; it can be restored until `purge_us`."""
     purge_us: int | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
-from penstock.catalog import Catalog, CatalogEntry, TableAddress, TableCatalog, is_table_address
+from penstock.catalog import Catalog, CatalogEntry, TableAddress, is_table_address, open_catalog
 from penstock.cli._command import CommandContext, CommandResult
 from penstock.cli._render import local_time, render_table
 from penstock.dataset import purge
@@ -16,11 +16,6 @@ from penstock.history import open_table
 from penstock.storage import open_store
 
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="penstock://workspace/table")]
-
-
-def find_catalog() -> TableCatalog:
-    """The catalog that the commands use."""
-    return Catalog()
 
 
 def ls(
@@ -33,7 +28,7 @@ def ls(
     """List the tables of the catalog."""
     if workspace is not None and "/" in workspace:
         raise InvalidInputError(f"{workspace!r} is not the name of a workspace; write `penstock ls WORKSPACE`")
-    entries = find_catalog().tables(workspace, dropped=dropped)
+    entries = open_catalog().tables(workspace, dropped=dropped)
     document = {"workspace": workspace, "tables": [_document(entry) for entry in entries]}
     if not entries:
         place = "" if workspace is None else f" in the workspace {workspace}"
@@ -50,7 +45,7 @@ def mv(
 ) -> CommandResult:
     """Give a table another address; its files stay where they are, so that running jobs do not notice."""
     source, target = parse_address(old), parse_address(new)
-    entry = find_catalog().rename(source, target)
+    entry = open_catalog().rename(source, target)
     document = {"old": str(source), **_document(entry)}
     return CommandResult(document, [f"Renamed {source} to {target}; the table stays in {entry.uri}."])
 
@@ -66,8 +61,13 @@ def rm(
 
     The files of a table that was registered are not deleted, only its address is removed.
     """
-    catalog, name = find_catalog(), parse_address(address)
+    catalog, name = open_catalog(), parse_address(address)
     if now:
+        if not isinstance(catalog, Catalog):
+            raise InvalidInputError(
+                f"{catalog} deletes dropped tables itself; leave out --now, or delete the objects at once in Python,"
+                f' with penstock.delete("{name}")'
+            )
         entry = catalog.find(name)
         _delete(context, catalog, entry)
     else:
@@ -84,7 +84,7 @@ def rm(
 
 def restore(context: CommandContext, address: Address) -> CommandResult:  # noqa: ARG001
     """Bring back a dropped table; of several with this address, the one that was dropped last."""
-    entry = find_catalog().restore(parse_address(address))
+    entry = open_catalog().restore(parse_address(address))
     return CommandResult(_document(entry), [f"Restored {entry.address}; the table is in {entry.uri}."])
 
 
@@ -98,7 +98,7 @@ def register(
     if is_table_address(uri):
         raise InvalidInputError(f"{uri} is an address already; rename the table with `penstock mv {uri} {name}`")
     info = open_table(open_store(uri, options=context.storage_options))
-    entry = find_catalog().register(name, uri, table_id=info.id)
+    entry = open_catalog().register(name, uri, table_id=info.id)
     return CommandResult(_document(entry), [f"Registered {entry.address} for the table in {entry.uri}."])
 
 
@@ -109,7 +109,7 @@ def parse_address(text: str) -> TableAddress:
     return TableAddress.parse(text)
 
 
-def _delete(context: CommandContext, catalog: TableCatalog, entry: CatalogEntry) -> None:
+def _delete(context: CommandContext, catalog: Catalog, entry: CatalogEntry) -> None:
     address, options = str(entry.address), context.storage_options
     if entry.owned and penstock.exists(address, storage_options=options):
         penstock.delete(address, storage_options=options)

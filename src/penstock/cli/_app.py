@@ -20,21 +20,27 @@ from penstock.cli._head import head
 from penstock.cli._index import index
 from penstock.cli._info import info
 from penstock.cli._ingest import sync
+from penstock.cli._keys import keys
 from penstock.cli._log import log
+from penstock.cli._login import login, logout
+from penstock.cli._members import members
 from penstock.cli._merge import merge
 from penstock.cli._query import query
 from penstock.cli._refs import branch, tag
 from penstock.cli._reset import reset
 from penstock.cli._search import search
+from penstock.cli._serve import serve
+from penstock.cli._tables import tables
 from penstock.cli._vacuum import vacuum
 from penstock.cli._verify import verify
 
 _HELP = """
 A data lake for training: create tables, inspect them, and work with their history.
 
-A URI is a folder, s3://bucket/path, gs://bucket/path, az://container/path or penstock://workspace/table (a name in your
-own catalog, stored in PENSTOCK_HOME; `penstock ls` lists it). Credentials and settings of the store come from the
-environment and the files that the cloud's own tools use, or from --option. A VERSION is 7, main@7, a tag or a branch.
+A URI is a folder, s3://bucket/path, gs://bucket/path, az://container/path or penstock://workspace/table: a name on the
+server of `penstock login` (or PENSTOCK_API_URL), and without one in your own catalog, in PENSTOCK_HOME; `penstock ls`
+lists them. Credentials and settings of the store come from the environment and the files that the cloud's own tools
+use, or from --option. A VERSION is 7, main@7, a tag or a branch.
 
 \b
 Exit codes:
@@ -59,9 +65,13 @@ _READ = (info, head, query, search, log, diff, checkout)
 _WRITE = (branch, tag, merge, reset)
 _CATALOG = (ls, mv, rm, restore, register)
 _MAINTAIN = (compact, vacuum, verify, doctor)
-for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN):
+_SERVER = (login, logout, tables)
+for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN, *_SERVER):
     app.command(function.__name__)(command(function))
 app.add_typer(index, name="index")
+app.add_typer(members, name="members")
+app.add_typer(keys, name="keys")
+app.command("serve")(command(serve, in_thread=False))
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, which new versions of typer vendor
 

@@ -80,8 +80,11 @@ class CommandContext:
         return text
 
 
-def command(function: Callable[..., CommandResult]) -> Callable[..., int]:
-    """Wrap a function of a `CommandContext`: add the common options, print the result, and return an exit code."""
+def command(function: Callable[..., CommandResult], *, in_thread: bool = True) -> Callable[..., int]:
+    """Wrap a function of a `CommandContext`: add the common options, print the result, and return an exit code.
+
+    A function that handles signals itself runs in the main thread, and so without a spinner.
+    """
 
     def invoke(*, json: bool, debug: bool, option: list[str], **given: Any) -> int:
         context = CommandContext({})
@@ -91,7 +94,8 @@ def command(function: Callable[..., CommandResult]) -> Callable[..., int]:
                 context.emit_event = lambda event: print(jsonlib.dumps(event), file=sys.stderr, flush=True)
             else:
                 context.print_early = _print
-            result = _run_in_thread(context, partial(function, context, **given))
+            call = partial(function, context, **given)
+            result = _run_in_thread(context, call) if in_thread else call()
         except KeyboardInterrupt:
             context.on_interrupt()
             print("Interrupted.", file=sys.stderr)

@@ -15,9 +15,9 @@ from rich.text import Text
 import penstock
 from penstock.cli._command import CommandContext, CommandResult, Uri, printable
 from penstock.cli._credentials import credentials
-from penstock.dataset import resolve_uri
+from penstock.dataset import managed_table, open_entry, open_location
 from penstock.errors import NotFoundError, PenstockError, StorageError
-from penstock.storage import FolderStore, RetryPolicy, Store, open_store, probe
+from penstock.storage import FolderStore, RetryPolicy, Store, probe
 
 _PACKAGES = ("penstock", "pyarrow", "obstore", "numpy")
 _RETRY = RetryPolicy(deadline_s=20.0, attempt_timeout_s=10.0)
@@ -36,12 +36,17 @@ class Check:
 
 def doctor(context: CommandContext, uri: Uri) -> CommandResult:
     """Test what a store supports, and remove the test objects; a table is not needed."""
-    return check_store(open_store(resolve_uri(uri), options=context.storage_options, retry=_RETRY), context)
+    table = managed_table(uri)
+    if table is None:
+        return check_store(open_location(uri, context.storage_options, retry=_RETRY), context)
+    entry = table.find()
+    issued = None if entry.issuer is None else f"issued for this table by {table.catalog}"
+    return check_store(open_entry(entry, context.storage_options, retry=_RETRY), context, issued)
 
 
-def check_store(store: Store, context: CommandContext) -> CommandResult:
-    """Run all checks; a store that does not respond ends them."""
-    checks = [Check("credentials", True, credentials(store.uri, context.storage_options))]
+def check_store(store: Store, context: CommandContext, issued: str | None = None) -> CommandResult:
+    """Run all checks; a store that does not respond ends them. `issued` says who issues the credentials, if any."""
+    checks = [Check("credentials", True, issued or credentials(store.uri, context.storage_options))]
     latency: dict[str, float] | None = None
     try:
         checks.append(_check_table(store))

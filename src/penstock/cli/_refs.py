@@ -9,10 +9,10 @@ import penstock
 from penstock.cli._command import CommandContext, CommandResult, Uri
 from penstock.cli._render import local_time, pluralize, render_table
 from penstock.cli._versions import VersionNamer, newest_commit
-from penstock.dataset import RefMapping, resolve_uri
+from penstock.dataset import RefMapping, open_location
 from penstock.errors import InvalidInputError
 from penstock.format import Commit
-from penstock.storage import open_store, thread_map
+from penstock.storage import thread_map
 
 _MAX_CONCURRENCY = 8
 _HEADERS = ("name", "version", "rows", "time", "message")
@@ -76,7 +76,7 @@ def _lists(name: str | None, at: str | None, delete: str | None, rename: tuple[s
 
 
 def _list(context: CommandContext, uri: str, family: str, load: Callable[..., penstock.Dataset]) -> CommandResult:
-    store = open_store(resolve_uri(uri), options=context.storage_options)
+    store = open_location(uri, context.storage_options)
     dataset = penstock.load(store)
     names = list(dataset.branches if family == "branches" else dataset.tags)
     namer = VersionNamer(dataset)

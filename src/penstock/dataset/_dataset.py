@@ -46,6 +46,8 @@ class Summary:
     columns: Mapping[str, str]
     sources: tuple[str, ...]
     """Where `penstock.ingest` read the rows from."""
+    deleted_rows: int
+    """Rows that are deleted, and still in data files until the next compaction."""
 
     def __str__(self) -> str:
         width = max(map(len, self.columns), default=0)
@@ -66,12 +68,15 @@ class Dataset(View, Versions, Quarantine, Indexes):
     child cannot commit what was staged before it.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    address: str | None
+    """The `penstock://workspace/table` that the table was opened by; None if it was opened by its URI."""
+
+    def __init__(self, session: Session, address: str | None = None) -> None:
+        self._session, self.address = session, address
         weakref.finalize(self, _warn_of_changes, session)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._session,)
+        return type(self), (self._session, self.address)
 
     def __enter__(self) -> Self:
         return self
@@ -200,12 +205,13 @@ class Dataset(View, Versions, Quarantine, Indexes):
         columns = {field.name: str(field).partition(": ")[2] for field in snapshot.schema}
         return Summary(
             self.uri, self.version, bool(session.changes), snapshot.live, snapshot.bytes, snapshot.fragments, columns,
-            tuple(snapshot.sources),
+            tuple(snapshot.sources), sum(node.rows - node.live for node in snapshot.nodes),
         )  # fmt: skip
 
     def __repr__(self) -> str:
         staged = f", {_describe(self._session.changes)}" if self._session.changes else ""
-        return f"Dataset({self.uri!r}, {self.version}, {len(self):,} rows{staged}: {', '.join(map(str, self.schema))})"
+        name, columns = self.address or self.uri, ", ".join(map(str, self.schema))
+        return f"Dataset({name!r}, {self.version}, {len(self):,} rows{staged}: {columns})"
 
 
 def _describe(changes: Changes) -> str:

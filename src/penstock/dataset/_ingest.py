@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Unpack
 
 from penstock.dataset._dataset import Dataset
-from penstock.dataset._open import UriLike, create, exists, load, open_location
+from penstock.dataset._locations import UriLike, address_of, open_location
+from penstock.dataset._open import create, exists, load
 from penstock.dataset._options import check_keywords
 from penstock.engine import BadSamples, available_cores
 from penstock.errors import ConflictError, InvalidInputError, NotFoundError
@@ -86,6 +87,8 @@ class SourceLocation:
 def open_source(source: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> SourceLocation:
     """The folder, bucket or single file at a location."""
     store = open_location(source, storage_options)
+    if address_of(source) is not None:
+        return SourceLocation(store)
     parent, _, name = store.uri.rstrip("/").rpartition("/")
     if isinstance(store, FolderStore):
         is_file = os.path.isfile(store.uri)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from penstock.dataset._open import UriLike, load, open_location
+from penstock.dataset._locations import UriLike, open_location
+from penstock.dataset._open import load
 from penstock.errors import InvalidInputError
 from penstock.history import MAIN, Vacuum, VacuumResult, open_table
 from penstock.query import carry_indexes, extend_indexes

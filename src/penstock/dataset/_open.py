@@ -1,14 +1,19 @@
 """Create, load, verify and delete whole tables."""
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import overload
 
-from penstock.catalog import Catalog, TableAddress, is_table_address
 from penstock.dataset._dataset import Dataset
+from penstock.dataset._locations import (
+    UriLike,
+    address_of,
+    managed_table,
+    open_entry,
+    open_location,
+    reserved_location,
+)
 from penstock.dataset._purge import delete_managed, delete_objects
 from penstock.dataset._saved_views import open_view
 from penstock.dataset._versions import find
@@ -16,11 +21,8 @@ from penstock.dataset._view import View
 from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockWarning
 from penstock.format import LOG_PREFIX, TABLE_KEY, Schema, SchemaLike, Snapshot, make_schema, new_id
 from penstock.history import MAIN, CommitInfo, Refs, create_table, open_table, open_version
-from penstock.storage import Store, open_store, probe
+from penstock.storage import Store, probe
 from penstock.table import AllowedLinks, LinkContainers, Session, Verifier, VerifyReport, author
-
-UriLike = str | os.PathLike[str] | Store
-"""Location of a table: a path, a URI, a `penstock://` address, or an open store."""
 
 
 def create(
@@ -39,11 +41,11 @@ def create(
     Raises `AlreadyExistsError` if there is a table.
     """
     fields = make_schema(schema if schema is not None else {})
-    with _catalog_entry(uri) as location:
-        return _create(open_location(location, storage_options), fields, links, message)
+    with reserved_location(uri, storage_options) as store:
+        return Dataset(_create(store, fields, links, message), address_of(uri))
 
 
-def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> Dataset:
+def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> Session:
     if _is_table(store):
         raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another location")
     found = probe(store)
@@ -55,7 +57,7 @@ def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> 
         )
     commit_info = CommitInfo(message, author(), new_id())
     info, version = create_table(store, Snapshot(fields), single_writer=not found.create_only, commit_info=commit_info)
-    return Dataset(Session(store, info, version, branch=MAIN, links=links))
+    return Session(store, info, version, branch=MAIN, links=links)
 
 
 @overload
@@ -106,7 +108,7 @@ def load(
     if number is None and (version, tag, as_of) != (None, None, None):
         commit, name, pinned = find(session, version=version, tag=tag, branch=branch, as_of=as_of)
         session.checkout(commit, branch=name, pinned=pinned)
-    return Dataset(session)
+    return Dataset(session, address_of(uri))
 
 
 def exists(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> bool:
@@ -119,16 +121,16 @@ def exists(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) ->
 
 def delete(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> None:
     """Delete a table with all its versions, and no other files. Raises `NotFoundError` if there is none."""
-    if isinstance(uri, Store) or not is_table_address(text := os.fspath(uri)):
+    table = managed_table(uri)
+    if table is None:
         store = open_location(uri, storage_options)
         open_table(store)
         delete_objects(store)
         return
-    catalog = Catalog()
-    entry = catalog.find(TableAddress.parse(text))
-    store = open_store(entry.uri, options=storage_options)
+    entry = table.find()
+    store = open_entry(entry, storage_options)
     open_table(store)
-    delete_managed(catalog, entry, store)
+    delete_managed(table.catalog, entry, store)
 
 
 def verify(
@@ -144,41 +146,6 @@ def verify(
     if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
         raise NotFoundError(f"{store.uri} is not a table: it has no log")
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
-
-
-def open_location(location: UriLike, storage_options: Mapping[str, str] | None) -> Store:
-    """The store at a location; a `penstock://` address is looked up in the catalog."""
-    if isinstance(location, Store):
-        return location
-    return open_store(resolve_uri(location), options=storage_options)
-
-
-def resolve_uri(uri: str | os.PathLike[str]) -> str:
-    """The URI of a table's store: a `penstock://` address is looked up in the catalog, any other URI is unchanged.
-
-    Raises `NotFoundError` if the catalog does not have the address.
-    """
-    text = os.fspath(uri)
-    return Catalog().find(TableAddress.parse(text)).uri if is_table_address(text) else text
-
-
-@contextmanager
-def _catalog_entry(location: UriLike) -> Iterator[UriLike]:
-    """The location of a table to be created; a `penstock://` address gets a catalog entry, unless creation fails."""
-    if isinstance(location, Store) or not is_table_address(text := os.fspath(location)):
-        yield location
-        return
-    catalog, address = Catalog(), TableAddress.parse(text)
-    known = any(entry.address == address for entry in catalog.tables(address.workspace))
-    entry = catalog.reserve(address)
-    try:
-        yield entry.uri
-    except AlreadyExistsError:  # the table exists, so its entry is right
-        raise
-    except BaseException:
-        if not known:
-            catalog.remove(address)
-        raise
 
 
 def _is_table(store: Store) -> bool:

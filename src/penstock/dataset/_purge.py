@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from penstock.catalog import Catalog, CatalogEntry, TableCatalog
+from penstock.dataset._locations import release_address
 from penstock.errors import PenstockError
 from penstock.format import TABLE_KEY
 from penstock.storage import FolderStore, Store, open_store
@@ -30,7 +31,7 @@ def delete_managed(catalog: TableCatalog, entry: CatalogEntry, store: Store) -> 
         catalog.forget(dropped)
     else:
         delete_objects(store)
-        catalog.remove(entry.address)
+        release_address(catalog, entry.address)
 
 
 def purge(catalog: Catalog, *, storage_options: Mapping[str, str] | None = None) -> dict[str, PenstockError]:

@@ -1,6 +1,6 @@
 """SQL over several tables."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from penstock.dataset._answers import ask
 from penstock.dataset._questions import MEMORY_LIMIT, TIMEOUT_S, query_limits
@@ -26,6 +26,22 @@ def sql(
     Rows of one table, each at most once, stay where they are, with computed columns in memory; any other result is a
     table in memory. The options are those of `View.query`.
     """
+    return query_tables(
+        sql, tables, params, functions=functions, timeout_s=timeout_s, memory_limit=memory_limit, exact=exact
+    )
+
+
+def query_tables(
+    sql: str,
+    tables: Mapping[str, View],
+    params: Params = None,
+    *,
+    functions: Iterable[Udf] = (),
+    timeout_s: float | None = TIMEOUT_S,
+    memory_limit: int | str = MEMORY_LIMIT,
+    exact: bool = False,
+) -> View:
+    """`sql` for tables of any name."""
     for name, table in tables.items():
         if not isinstance(table, View):
             raise InvalidInputError(f"{name} is a {type(table).__name__}; tables in SQL are datasets and views")

@@ -36,6 +36,7 @@ class Versions:
     """
 
     _session: Session
+    address: str | None
 
     def log(self) -> Iterator[Commit]:
         """The commits that led to this version, newest first."""
@@ -90,7 +91,8 @@ class Versions:
             )
             session.refs.create("branches", name, first.branch, None)
         links = session.containers.allowed
-        return type(self)(Session(session.store, session.info, Version(first, snapshot), branch=name, links=links))  # type: ignore[call-arg]
+        created = Session(session.store, session.info, Version(first, snapshot), branch=name, links=links)
+        return type(self)(created, self.address)  # type: ignore[call-arg]
 
     def _create_tag(self, name: str, at: int | str | None) -> None:
         self._session.refs.check_available(name)

@@ -25,6 +25,7 @@ from penstock.query.sql import (
     Udf,
     explain_sql,
     run_sql,
+    table_names,
     udf,
 )
 
@@ -59,5 +60,6 @@ __all__ = [
     "open_index",
     "run_sql",
     "search_top",
+    "table_names",
     "udf",
 ]

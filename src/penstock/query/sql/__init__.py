@@ -3,6 +3,7 @@
 from penstock.query.sql._connection import QueryLimits
 from penstock.query.sql._explain import Explanation, RelationPlan, explain_sql
 from penstock.query.sql._params import Params
+from penstock.query.sql._parse import table_names
 from penstock.query.sql._result import ComputedColumn, HandleColumn, QueryResult, ResultColumn, TableColumn
 from penstock.query.sql._run import run_sql
 from penstock.query.sql._udf import Udf, udf
@@ -22,5 +23,6 @@ __all__ = [
     "Udf",
     "explain_sql",
     "run_sql",
+    "table_names",
     "udf",
 ]

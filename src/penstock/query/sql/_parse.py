@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.query.sql._ast import Node
 from penstock.query.sql._connection import QueryLimits, connected
-from penstock.query.sql._errors import SqlErrors
+from penstock.query.sql._errors import SqlErrors, translated
 
 _MAX_SQL_BYTES = 1 << 20
 _PARSER = QueryLimits(memory_bytes=1 << 30, threads=1)
@@ -70,6 +70,19 @@ def parse(sql: str, errors: SqlErrors) -> Node:
     return node
 
 
+def table_names(sql: str) -> list[str]:
+    """The tables in FROM of one SELECT and of the queries in it, without those of WITH; as written, each once.
+
+    Names with a schema are left out, because no relation has one. Raises `InvalidInputError` for SQL that is not one
+    valid SELECT.
+    """
+    errors = SqlErrors(sql if isinstance(sql, str) else "")
+    found: dict[str, str] = {}
+    with translated(errors, []):
+        _collect_tables(parse(sql, errors), frozenset(), found)
+    return list(found.values())
+
+
 def unparse(node: Node) -> str:
     """The SQL of a syntax tree."""
     document = json.dumps({"error": False, "statements": [{"node": node}]})
@@ -106,6 +119,28 @@ def _select(expression: Node) -> Node:
         "sample": None,
         "qualify": None,
     }
+
+
+def _collect_tables(value: Any, queries: frozenset[str], found: dict[str, str]) -> None:
+    """Add the tables below a value; `queries` are the lower-case names of the queries of WITH that it sees."""
+    if isinstance(value, list):
+        for each in value:
+            _collect_tables(each, queries, found)
+        return
+    if not isinstance(value, dict):
+        return
+    for entry in value.get("cte_map", {}).get("map", []):
+        name, body = entry["key"].lower(), entry["value"]
+        inner = body["query_node"] if "query_node" in body else body["query"]["node"]
+        _collect_tables(body, queries | {name} if inner["type"] == "RECURSIVE_CTE_NODE" else queries, found)
+        queries |= {name}
+    if value.get("type") == "BASE_TABLE" and len(value.get("qualified_name", {}).get("path", [])) <= 1:
+        name = value["table_name"]
+        if name.lower() not in queries:
+            found.setdefault(name.lower(), name)
+    for key, inner in value.items():
+        if key != "cte_map":
+            _collect_tables(inner, queries, found)
 
 
 def _parse_error(document: dict[str, Any], errors: SqlErrors) -> Exception:

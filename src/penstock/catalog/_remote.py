@@ -1,0 +1,219 @@
+"""The catalog of a server: the same operations as the embedded one, over HTTP."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+from penstock.catalog._address import TableAddress
+from penstock.catalog._catalog import Catalog
+from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
+from penstock.catalog._http import Answer, ServerApi, understood
+from penstock.catalog._locations import checked_uri
+from penstock.catalog._settings import ServerSettings, find_settings
+from penstock.catalog._suggestions import dropped_message, not_found_message
+from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError
+from penstock.storage import Credentials
+
+_PREFIXES = ("aws_", "azure_storage_", "google_")
+_SECRETS = {"access_key_id", "secret_access_key", "session_token", "sas_token", "token"}
+_EXPIRY = "expires_at_millis"
+_PAGE = 500
+
+
+def open_catalog(settings: ServerSettings | None = None) -> TableCatalog:
+    """The catalog of a server; by default of the one that is configured, and if none is, the embedded catalog."""
+    found = settings or find_settings()
+    return Catalog() if found is None else RemoteCatalog(found)
+
+
+class RemoteCatalog:
+    """Maps addresses to the tables of a server, with credentials for each; the data itself comes from the store."""
+
+    def __init__(self, settings: ServerSettings, *, api: ServerApi | None = None) -> None:
+        self.settings = settings
+        self._api = api or ServerApi(settings)
+
+    def __repr__(self) -> str:
+        return f"RemoteCatalog({self.settings.url!r})"
+
+    def __str__(self) -> str:
+        return f"the server {self.settings.url}"
+
+    def find(self, address: TableAddress, *, access: Access | None = None) -> CatalogEntry:
+        """The entry of a table with credentials, by one request; raises `NotFoundError` that suggests others."""
+        try:
+            return self._describe(address, access)
+        except NotFoundError:
+            raise NotFoundError(self._not_found_message(address)) from None
+
+    def reserve(self, address: TableAddress) -> CatalogEntry:
+        """Assign a location to an address, for a new table; idempotent across processes."""
+        try:
+            return self._describe(address, None)
+        except NotFoundError:
+            pass
+        try:
+            answer = self._post(address, "declare", f"create {address}", {"vend_credentials": True})
+        except AlreadyExistsError:  # another process was first, or the answer to an attempt was lost
+            return self._describe(address, None)
+        return self._entry(address, answer, None)
+
+    def register(
+        self, address: TableAddress, uri: str | os.PathLike[str], *, table_id: str | None = None
+    ) -> CatalogEntry:
+        """Add an existing table, as an admin of the server; raises `AlreadyExistsError`."""
+        location = checked_uri(uri)
+        body = {"location": location, "properties": {} if table_id is None else {"table_id": table_id}}
+        try:
+            self._post(address, "register", f"register {address}", body)
+        except AlreadyExistsError:
+            if self._describe(address, None).uri != location:
+                raise
+        return self._describe(address, None)
+
+    def rename(self, address: TableAddress, new: TableAddress) -> CatalogEntry:
+        """Give a table another address; its objects stay where they are. Raises `AlreadyExistsError`."""
+        body = {"new_table_name": new.table, "new_namespace_id": [new.workspace]}
+        self._change(address, "rename", f"rename {address} to {new}", body)
+        return self._describe(new, None)
+
+    def drop(self, address: TableAddress) -> CatalogEntry:
+        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored."""
+        answer = self._change(address, "drop", f"drop {address}", {})
+        return replace(self._entry(address, answer, None), dropped_us=int(answer.date_s * 1_000_000))
+
+    def restore(self, address: TableAddress) -> CatalogEntry:
+        """Bring back the table of this address that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
+        self._post(address, "undrop", f"restore {address}", {})
+        return self._describe(address, None)
+
+    def remove(self, address: TableAddress) -> CatalogEntry:
+        """Forget a table, for ever, as an admin of the workspace; its objects stay where they are."""
+        return self._entry(address, self._change(address, "deregister", f"remove {address}", {}), None)
+
+    def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
+        """All entries that the key may see, or those of a workspace, sorted by address; or the dropped ones."""
+        names = self.workspaces() if workspace is None else [workspace]
+        return [entry for name in sorted(names) for entry in self._tables(name, dropped=dropped)]
+
+    def workspaces(self) -> list[str]:
+        """The names of the workspaces that the key may see, sorted."""
+        return sorted(self._pages("/v1/namespace/$/list", "list the workspaces", "namespaces"))
+
+    def _tables(self, workspace: str, *, dropped: bool) -> list[CatalogEntry]:
+        path, what = f"/v1/namespace/{quote(workspace)}/table/list", f"list the tables of {workspace!r}"
+        rows = self._pages(path, what, "details", details="true", dropped="true" if dropped else None)
+        with understood(self.settings.url, what):
+            entries = [
+                CatalogEntry(
+                    TableAddress(workspace, row["name"]),
+                    row["location"],
+                    row["created_at_millis"] * 1000,
+                    dropped_us=_micros(row.get("dropped_at_millis")),
+                    purge_us=_micros(row.get("purge_at_millis")),
+                )
+                for row in rows
+            ]
+        return sorted(entries, key=lambda entry: entry.address)
+
+    def _pages(self, path: str, what: str, field: str, **query: str | None) -> list[Any]:
+        found: list[Any] = []
+        token = None
+        while True:
+            document = self._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
+            with understood(self.settings.url, what):
+                found += document[field]
+            token = document.get("page_token")
+            if not token:
+                return found
+
+    def _post(self, address: TableAddress, operation: str, what: str, body: Mapping[str, Any]) -> Answer:
+        return self._api.post(f"/v1/table/{_id(address)}/{operation}", what, body)
+
+    def _change(self, address: TableAddress, operation: str, what: str, body: Mapping[str, Any]) -> Answer:
+        """Change an existing table; raises `NotFoundError` that suggests others."""
+        try:
+            return self._post(address, operation, what, body)
+        except NotFoundError:
+            raise NotFoundError(self._not_found_message(address)) from None
+
+    def _describe(self, address: TableAddress, access: Access | None) -> CatalogEntry:
+        body = {"vend_credentials": True, "access": access}
+        answer = self._api.post(f"/v1/table/{_id(address)}/describe", f"open {address}", body, repeatable=True)
+        return self._entry(address, answer, access)
+
+    def _entry(self, address: TableAddress, answer: Answer, access: Access | None) -> CatalogEntry:
+        found = answer.document
+        with understood(self.settings.url, f"open {address}"):
+            options = found.get("storage_options") or {}
+            vended = _credentials(options, answer.date_s)
+            return CatalogEntry(
+                address,
+                str(found["location"]),
+                found["created_at_millis"] * 1000,
+                (found.get("properties") or {}).get("table_id"),
+                storage_options={name: value for name, value in options.items() if not _is_secret(name)},
+                issuer=None if vended is None else TableCredentials(self.settings, address, access),
+                credentials=vended,
+                purge_us=_micros(found.get("purge_at_millis")),
+            )
+
+    def _not_found_message(self, address: TableAddress) -> str:
+        try:
+            known = [entry.address for entry in self._tables(address.workspace, dropped=False)]
+            dropped = {entry.address for entry in self._tables(address.workspace, dropped=True)}
+        except NotFoundError as error:  # there is no such workspace
+            return str(error)
+        except PenstockError:  # the message is about the table
+            known, dropped = [], set()
+        return dropped_message(address) if address in dropped else not_found_message(self, address, known)
+
+
+@dataclass(frozen=True)
+class TableCredentials:
+    """Issues credentials for one table of a server; can be pickled, with the key."""
+
+    settings: ServerSettings
+    address: TableAddress
+    access: Access | None
+
+    def issue(self) -> Credentials:
+        """New credentials; raises `StorageError` if the server does not answer, `AccessDeniedError` if it refuses."""
+        what = f"renew the credentials of {self.address}"
+        try:
+            answer = ServerApi(self.settings).get(
+                f"/v1/table/{_id(self.address)}/credentials", what, access=self.access
+            )
+        except NotFoundError as error:
+            raise AccessDeniedError(f"{error}; it was dropped or renamed since it was opened: open it again") from None
+        with understood(self.settings.url, what):
+            found = _credentials(answer.document.get("storage_options") or {}, answer.date_s)
+        if found is None:
+            raise AccessDeniedError(f"cannot {what}: the server {self.settings.url} issues none for it any more")
+        return found
+
+
+def _credentials(options: Mapping[str, str], date_s: float) -> Credentials | None:
+    """The secrets among the options of a store, with the time they last; None if there are none."""
+    secrets = {name: value for name, value in options.items() if _is_secret(name) and name != _EXPIRY}
+    if not secrets:
+        return None
+    expiry = options.get(_EXPIRY)
+    return Credentials(secrets, None if expiry is None else max(0.0, int(expiry) / 1000 - date_s))
+
+
+def _is_secret(name: str) -> bool:
+    """Whether an option belongs to credentials; the others are settings of the store."""
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name in _SECRETS or name == _EXPIRY
+
+
+def _id(address: TableAddress) -> str:
+    return quote(f"{address.workspace}${address.table}", safe="$")
+
+
+def _micros(millis: int | None) -> int | None:
+    return None if millis is None else millis * 1000

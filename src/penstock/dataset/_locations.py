@@ -1,0 +1,115 @@
+"""Where tables are: open the store of a path, a URI, a `penstock://` address or a table of a given catalog."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.catalog import Access, Catalog, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
+from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.storage import RetryPolicy, Store, open_store
+
+UriLike = str | os.PathLike[str] | Store
+"""Location of a table: a path, a URI, a `penstock://` address, or an open store."""
+
+_PREFIXES = ("aws_", "azure_storage_", "azure_", "google_")
+_OWN_CREDENTIALS = {
+    "access_key_id", "secret_access_key", "session_token", "profile", "web_identity_token_file", "skip_signature",
+    "account_key", "access_key", "sas_token", "sas_key", "client_secret", "token_file", "token", "bearer_token",
+    "service_account", "service_account_path", "service_account_key", "application_credentials",
+}  # fmt: skip
+"""Storage options of a user who brings credentials; those of the catalog do not apply then."""
+
+
+@dataclass(frozen=True)
+class ManagedTable(os.PathLike[str]):
+    """A table of a catalog; a `penstock://` address is one of the configured catalog."""
+
+    catalog: TableCatalog
+    address: TableAddress
+    access: Access | None = None
+    """Limits its credentials; None for all that the user may do."""
+
+    def __fspath__(self) -> str:
+        return str(self.address)
+
+    def find(self) -> CatalogEntry:
+        """Its entry in the catalog; raises `NotFoundError`."""
+        return self.catalog.find(self.address, access=self.access)
+
+
+def address_of(location: UriLike) -> str | None:
+    """The `penstock://` address of a managed table; None for a path, a URI or a store."""
+    if isinstance(location, Store) or not is_table_address(text := os.fspath(location)):
+        return None
+    return text
+
+
+def managed_table(location: UriLike) -> ManagedTable | None:
+    """The table of a catalog that a location names; None for a path, a URI or a store."""
+    if isinstance(location, ManagedTable):
+        return location
+    address = address_of(location)
+    return None if address is None else ManagedTable(open_catalog(), TableAddress.parse(address))
+
+
+def open_location(
+    location: UriLike, storage_options: Mapping[str, str] | None, *, retry: RetryPolicy | None = None
+) -> Store:
+    """The store at a location; that of a managed table has the credentials that the catalog issues.
+
+    Raises `NotFoundError` if the catalog does not have the table.
+    """
+    if isinstance(location, Store):
+        return location
+    table = managed_table(location)
+    if table is None:
+        return open_store(location, options=storage_options, retry=retry)
+    return open_entry(table.find(), storage_options, retry=retry)
+
+
+def open_entry(
+    entry: CatalogEntry, storage_options: Mapping[str, str] | None, *, retry: RetryPolicy | None = None
+) -> Store:
+    """The store of a table in a catalog; options and credentials of the user replace those of the catalog."""
+    own = {_bare(name) for name in storage_options or {}}
+    options = {name: value for name, value in entry.storage_options.items() if _bare(name) not in own}
+    options |= storage_options or {}
+    if own & _OWN_CREDENTIALS:
+        return open_store(entry.uri, options=options, retry=retry)
+    return open_store(entry.uri, options=options, retry=retry, issuer=entry.issuer, credentials=entry.credentials)
+
+
+@contextmanager
+def reserved_location(location: UriLike, storage_options: Mapping[str, str] | None) -> Iterator[Store]:
+    """The store of a table to be created; a managed table gets a catalog entry, unless its creation fails."""
+    table = managed_table(location)
+    if table is None:
+        yield open_location(location, storage_options)
+        return
+    try:
+        entry, known = table.find(), True
+    except NotFoundError:
+        entry, known = table.catalog.reserve(table.address), False
+    try:
+        yield open_entry(entry, storage_options)
+    except AlreadyExistsError:  # the table exists, so its entry is right
+        raise
+    except BaseException:
+        if not known:
+            release_address(table.catalog, table.address)
+        raise
+
+
+def release_address(catalog: TableCatalog, address: TableAddress) -> None:
+    """Free the address of a table without objects; on a server it is dropped, because only admins may forget one."""
+    if isinstance(catalog, Catalog):
+        catalog.remove(address)
+    else:
+        catalog.drop(address)
+
+
+def _bare(name: str) -> str:
+    """The name of a storage option without the cloud's prefix, which may be left out."""
+    lower = name.lower()
+    return next((lower.removeprefix(prefix) for prefix in _PREFIXES if lower.startswith(prefix)), lower)

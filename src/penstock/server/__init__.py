@@ -1,0 +1,7 @@
+"""A server for teams: managed tables over HTTP."""
+
+from penstock.server._app import create_app
+from penstock.server._config import DEFAULT_PORT, ServerConfig
+from penstock.server._serve import Started, serve
+
+__all__ = ["DEFAULT_PORT", "ServerConfig", "Started", "create_app", "serve"]

@@ -1,0 +1,158 @@
+"""Run a server until it is told to stop."""
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.supervisors import Multiprocess
+
+from penstock.catalog.registry import Registry
+from penstock.errors import InvalidInputError, StorageError
+from penstock.server._app import create_app, new_vendor
+from penstock.server._config import ServerConfig
+from penstock.server._logging import log_settings
+from penstock.server._metrics import MULTIPROCESS_FOLDER
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+_STOP_TIMEOUT_S = 30
+_WORKER_TIMEOUT_S = 120
+"""A worker that does not answer its parent for this long is replaced; a busy machine must not look like that."""
+_PARENT_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that is about to accept requests."""
+
+    url: str
+    narrow: bool
+    """Whether clients get credentials of one table only."""
+    admin_key: str | None = field(repr=False)
+    """The key of the server's admin, on the first start of the first process only."""
+
+
+def serve(config: ServerConfig, announce: Callable[[Started], None]) -> None:
+    """Serve until SIGTERM or SIGINT; requests in flight are answered, and what is buffered is written.
+
+    Raises `InvalidInputError` for a configuration that cannot work, before anything is created; `StorageError` if the
+    database does not answer.
+    """
+    vendor = new_vendor(config)
+    _check_certificate(config)
+    listener = _bind(config.host, config.port)
+    with listener:
+        registry = Registry(config.database)
+        try:
+            registry.migrate()
+            admin_key = registry.bootstrap()
+        finally:
+            registry.close()
+        announce(Started(_url(config, listener), vendor.narrow, admin_key))
+        if config.workers == 1:
+            with _stop_signals():
+                _uvicorn_server(config).run(sockets=[listener])
+        else:
+            _run_workers(config, listener)
+
+
+def _uvicorn_config(config: ServerConfig, app: Callable[[], Starlette]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        factory=True,
+        workers=config.workers,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+        log_config=log_settings(),
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_STOP_TIMEOUT_S,
+        timeout_worker_healthcheck=_WORKER_TIMEOUT_S,
+    )
+
+
+def _uvicorn_server(config: ServerConfig) -> uvicorn.Server:
+    return uvicorn.Server(_uvicorn_config(config, partial(create_app, config)))
+
+
+def _run_workers(config: ServerConfig, listener: socket.socket) -> None:
+    folder = tempfile.mkdtemp(prefix="penstock-metrics-")
+    os.environ[MULTIPROCESS_FOLDER] = folder  # read by the workers when they import prometheus_client
+    try:
+        app = partial(_worker_app, config, os.getpid())
+        supervisor = Multiprocess(_uvicorn_config(config, app), sockets=[listener])
+        supervisor.run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
+        raise StorageError("a worker of the server could not start; the log says why")
+
+
+def _worker_app(config: ServerConfig, parent: int) -> Starlette:
+    threading.Thread(target=_stop_without_parent, args=(parent,), name="penstock-parent", daemon=True).start()
+    return create_app(config)
+
+
+def _stop_without_parent(parent: int) -> None:
+    """Stop this worker when its parent was killed: nobody else would, and it holds the port."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Make a signal that uvicorn has handled already, and raises again at its end, do nothing more."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(
+            f"cannot listen on {host} port {port} ({reason}); choose another --host or --port, or stop what uses it"
+        ) from error
+
+
+def _url(config: ServerConfig, listener: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'https' if config.tls_cert else 'http'}://{host}:{listener.getsockname()[1]}"
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, password=_no_password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise InvalidInputError(
+            f"{config.tls_cert} and {config.tls_key} cannot be used for TLS ({error}); "
+            "give a certificate in PEM form and its key, without a password"
+        ) from error
+
+
+def _no_password() -> str:
+    return ""

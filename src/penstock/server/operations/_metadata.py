@@ -1,0 +1,98 @@
+"""What only the table itself can tell: its version, schema and size."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+import penstock
+from penstock.errors import NotFoundError
+from penstock.server.operations._errors import ApiError, Code
+from penstock.storage import RetryPolicy, Store, open_store
+
+_RETRY = RetryPolicy(deadline_s=10.0, attempt_timeout_s=5.0)
+_MAX_CONCURRENT = 4
+"""A store that does not answer must not occupy all threads of the server."""
+_slots = threading.BoundedSemaphore(_MAX_CONCURRENT)
+
+
+@dataclass(frozen=True)
+class TableMetadata:
+    """A version of a table."""
+
+    version: int
+    schema: dict[str, Any]
+    stats: dict[str, int]
+
+
+def is_declared_only(location: str, options: Mapping[str, str]) -> bool:
+    """Whether there is no table at a location yet."""
+    with _opened(location, options) as store:
+        return not penstock.exists(store)
+
+
+def load_metadata(
+    location: str, options: Mapping[str, str], *, version: int | None, tag: str | None, branch: str | None
+) -> TableMetadata | None:
+    """Open a table at a version; None if there is no table yet. Raises an `ApiError` if there is no such version."""
+    with _opened(location, options) as store:
+        if not penstock.exists(store):
+            return None
+        try:
+            dataset = penstock.load(store, version=version, tag=tag, branch=branch)
+        except NotFoundError as error:
+            raise ApiError(404, Code.TABLE_VERSION_NOT_FOUND, str(error)) from error
+        summary = dataset.summary()
+        fields = [pa.field(field.name, field.kind.arrow_type, field.nullable) for field in dataset.schema]
+        stats = {
+            "num_rows": summary.rows,
+            "num_deleted_rows": summary.deleted_rows,
+            "num_fragments": summary.fragments,
+            "num_bytes": summary.bytes,
+        }
+        number = int(summary.version.rpartition("@")[2])
+        return TableMetadata(number, {"fields": [_field(each) for each in fields]}, stats)
+
+
+@contextmanager
+def _opened(location: str, options: Mapping[str, str]) -> Iterator[Store]:
+    if not _slots.acquire(timeout=_RETRY.deadline_s):
+        raise ApiError(503, Code.SERVICE_UNAVAILABLE, "too many tables are being opened; retry", {"retry-after": "5"})
+    try:
+        store = open_store(location, options=options, retry=_RETRY)
+        try:
+            yield store
+        finally:
+            store.close()
+    finally:
+        _slots.release()
+
+
+def _field(field: pa.Field) -> dict[str, Any]:
+    return {"name": field.name, "nullable": field.nullable, "type": _data_type(field.type)}
+
+
+def _data_type(data_type: pa.DataType) -> dict[str, Any]:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _data_type(data_type.storage_type)
+    described: dict[str, Any] = {"type": _NAMES.get(str(data_type), str(data_type).partition("<")[0])}
+    if data_type.num_fields:
+        described["fields"] = [_field(data_type.field(index)) for index in range(data_type.num_fields)]
+    if pa.types.is_fixed_size_list(data_type):
+        described["length"] = data_type.list_size
+    elif pa.types.is_fixed_size_binary(data_type):
+        described["length"] = data_type.byte_width
+    return described
+
+
+_NAMES = {
+    "string": "utf8",
+    "large_string": "large_utf8",
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+"""Names of pyarrow that differ from those of the Arrow specification."""
