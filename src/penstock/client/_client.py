@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, overload
 
-from penstock.catalog import Access, TableAddress, default_workspace, find_settings, is_table_address, open_catalog
+from penstock.catalog import Access, Catalog, TableAddress, default_workspace, find_settings, is_table_address, open_catalog
 from penstock.client._ingest import ingest_files, ingest_rows, ingest_source
 from penstock.client._table_info import TableInfo, table_info
-from penstock.dataset import Dataset, IngestResult, ManagedTable, View, create, load, open_entry, query_tables
+from penstock.dataset import Dataset, IngestResult, ManagedTable, View, create, load, open_entry, purge, query_tables
 from penstock.errors import InvalidInputError
 from penstock.format import SchemaLike
 from penstock.query import Params, table_names
@@ -142,8 +142,11 @@ class Client:
         return table_info(entry, load(open_entry(entry, None)))
 
     def drop_table(self, name: str) -> TableInfo:
-        """Remove a table; `restore_table` brings it back until the time in the result."""
-        return table_info(self._catalog.drop(self._address(name)))
+        """Remove a table; `restore_table` brings it back until the time in the result, and then it is deleted."""
+        dropped = self._catalog.drop(self._address(name))
+        if isinstance(self._catalog, Catalog):  # a server deletes tables by itself
+            purge(self._catalog)
+        return table_info(dropped)
 
     def restore_table(self, name: str) -> TableInfo:
         """Bring back the table of this name that was dropped last. Raises `AlreadyExistsError` for a name in use."""

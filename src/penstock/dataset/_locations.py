@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.catalog import Access, Catalog, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
-from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.errors import NotFoundError
+from penstock.format import TABLE_KEY
 from penstock.storage import RetryPolicy, Store, open_store
 
 UriLike = str | os.PathLike[str] | Store
@@ -91,14 +92,24 @@ def reserved_location(location: UriLike, storage_options: Mapping[str, str] | No
         entry, known = table.find(), True
     except NotFoundError:
         entry, known = table.catalog.reserve(table.address), False
+    store = None
     try:
-        yield open_entry(entry, storage_options)
-    except AlreadyExistsError:  # the table exists, so its entry is right
-        raise
+        store = open_entry(entry, storage_options)
+        yield store
     except BaseException:
-        if not known:
-            release_address(table.catalog, table.address)
+        if not known and (store is None or not has_table(store)):
+            with suppress(NotFoundError):
+                release_address(table.catalog, table.address)
         raise
+
+
+def has_table(store: Store) -> bool:
+    """Whether there is a table. Raises `StorageError` if the store does not answer."""
+    try:
+        store.head(TABLE_KEY)
+    except NotFoundError:
+        return False
+    return True
 
 
 def release_address(catalog: TableCatalog, address: TableAddress) -> None:

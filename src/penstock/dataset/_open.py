@@ -9,6 +9,7 @@ from penstock.dataset._dataset import Dataset
 from penstock.dataset._locations import (
     UriLike,
     address_of,
+    has_table,
     managed_table,
     open_entry,
     open_location,
@@ -19,7 +20,7 @@ from penstock.dataset._saved_views import open_view
 from penstock.dataset._versions import find
 from penstock.dataset._view import View
 from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockWarning
-from penstock.format import LOG_PREFIX, TABLE_KEY, Schema, SchemaLike, Snapshot, make_schema, new_id
+from penstock.format import LOG_PREFIX, Schema, SchemaLike, Snapshot, make_schema, new_id
 from penstock.history import MAIN, CommitInfo, Refs, create_table, open_table, open_version
 from penstock.storage import Store, probe
 from penstock.table import AllowedLinks, LinkContainers, Session, Verifier, VerifyReport, author
@@ -46,7 +47,7 @@ def create(
 
 
 def _create(store: Store, fields: Schema, links: AllowedLinks, message: str) -> Session:
-    if _is_table(store):
+    if has_table(store):
         raise AlreadyExistsError(f"{store.uri} is a table already; load it, or choose another location")
     found = probe(store)
     if not found.create_only:
@@ -114,7 +115,7 @@ def load(
 def exists(uri: UriLike, *, storage_options: Mapping[str, str] | None = None) -> bool:
     """Whether there is a table. Raises `StorageError` if the store does not answer."""
     try:
-        return _is_table(open_location(uri, storage_options))
+        return has_table(open_location(uri, storage_options))
     except NotFoundError:  # an address without a catalog entry
         return False
 
@@ -143,14 +144,6 @@ def verify(
     """Read back every byte of every version and report damaged objects; with `links`, linked objects too."""
     store = open_location(uri, storage_options)
     containers = None if links is None else LinkContainers(links)
-    if not _is_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
+    if not has_table(store) and not any(True for _ in store.list(LOG_PREFIX)):
         raise NotFoundError(f"{store.uri} is not a table: it has no log")
     return Verifier(store, links=containers, progress=progress or (lambda _: None)).run()
-
-
-def _is_table(store: Store) -> bool:
-    try:
-        store.head(TABLE_KEY)
-    except NotFoundError:
-        return False
-    return True
