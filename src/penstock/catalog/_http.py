@@ -104,27 +104,17 @@ class ServerApi:
         return self._call("POST", path, json.dumps(body).encode(), what, repeatable=repeatable)
 
     def _call(self, method: str, path: str, body: bytes | None, what: str, *, repeatable: bool) -> Answer:
-        started, attempt = self._clock(), 0
+        started_s, attempt = self._clock(), 0
         while True:
-            failure: _UnreachableError | None = None
-            response: _Response | None = None
-            try:
-                response = _request(self.settings, method, path, body)
-                pause_s = _pause_after(response, repeatable)
-            except _UnreachableError as error:
-                failure = error
-                pause_s = None if error.final or (error.sent and not repeatable) else 0.0
-            limit_s = _THROTTLED_S if response is not None and response.status == 429 else _AWAY_S
-            if pause_s is not None:
-                backoff_s = min(_FIRST_PAUSE_S * 2**attempt, _MAX_PAUSE_S) * _jitter.uniform(0.5, 1.0)
-                pause_s = max(pause_s, backoff_s)
-                if self._clock() + pause_s - started <= limit_s:
-                    self._sleep(pause_s)
-                    attempt += 1
-                    continue
-            if response is None:
-                raise self._away(what, str(failure)) from failure
-            return self._accept(response, what)
+            outcome = _attempt(self.settings, method, path, body)
+            pause_s = _pause_s(outcome, attempt, repeatable=repeatable)
+            if pause_s is None or self._clock() + pause_s - started_s > _patience_s(outcome):
+                break
+            self._sleep(pause_s)
+            attempt += 1
+        if isinstance(outcome, _UnreachableError):
+            raise self._away(what, str(outcome)) from outcome
+        return self._accept(outcome, what)
 
     def _accept(self, response: _Response, what: str) -> Answer:
         document = response.document
@@ -169,14 +159,28 @@ class ServerApi:
         )
 
 
-def _pause_after(response: _Response, repeatable: bool) -> float | None:
-    """The least seconds until another attempt; None if the response is final."""
-    if response.status == 429 or (repeatable and response.status in _AWAY):
+def _pause_s(outcome: _Response | _UnreachableError, attempt: int, *, repeatable: bool) -> float | None:
+    """The seconds until another attempt; None if the outcome is final."""
+    backoff_s = min(_FIRST_PAUSE_S * 2.0**attempt, _MAX_PAUSE_S) * _jitter.uniform(0.5, 1.0)
+    if isinstance(outcome, _UnreachableError):
+        return None if outcome.final or (outcome.sent and not repeatable) else backoff_s
+    if outcome.status == 429 or (repeatable and outcome.status in _AWAY):
         try:
-            return max(0.0, float(response.headers.get("retry-after", "0")))
+            return max(backoff_s, float(outcome.headers.get("retry-after", "0")))
         except ValueError:  # a date, which proxies may send
-            return 0.0
+            return backoff_s
     return None
+
+
+def _patience_s(outcome: _Response | _UnreachableError) -> float:
+    return _THROTTLED_S if isinstance(outcome, _Response) and outcome.status == 429 else _AWAY_S
+
+
+def _attempt(settings: ServerSettings, method: str, path: str, body: bytes | None) -> _Response | _UnreachableError:
+    try:
+        return _request(settings, method, path, body)
+    except _UnreachableError as error:
+        return error
 
 
 def _date_s(headers: Mapping[str, str]) -> float:
