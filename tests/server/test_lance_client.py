@@ -64,7 +64,7 @@ def test_errors_have_the_codes_of_the_specification(server: RunningServer, table
     cases = [
         (errors.NotFoundException, 4, lambda: tables.describe_table(f"{name}$no", lance.DescribeTableRequest())),
         (errors.NotFoundException, 1, lambda: tables.describe_table("nowhere$t", lance.DescribeTableRequest())),
-        (errors.NotFoundException, 1, lambda: namespaces.describe_namespace("nowhere", lance.DescribeNamespaceRequest())),
+        (errors.NotFoundException, 1, lambda: namespaces.describe_namespace("no", lance.DescribeNamespaceRequest())),
         (errors.ConflictException, 5, lambda: tables.declare_table(f"{name}$t", lance.DeclareTableRequest())),
         (errors.ConflictException, 2, lambda: namespaces.create_namespace(name, lance.CreateNamespaceRequest())),
         (errors.ConflictException, 3, lambda: namespaces.drop_namespace(name, lance.DropNamespaceRequest())),
