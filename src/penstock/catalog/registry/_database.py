@@ -2,15 +2,17 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 
-from penstock.catalog.registry._errors import translated_errors
-from penstock.errors import InvalidInputError
+from penstock.catalog.registry._errors import DatabaseRefusedError, translated_errors
+from penstock.errors import InvalidInputError, NotFoundError
 
 CONTROL_SCHEMA = "penstock"
 _POOL_SIZE = 4  # statements take a millisecond: a few connections serve all threads of a process
@@ -27,15 +29,22 @@ _OPTIONS = "-c statement_timeout=30s -c lock_timeout=20s -c idle_in_transaction_
 class Database:
     """A PostgreSQL login with a schema, or a SQLite file."""
 
-    def __init__(self, url: sa.URL) -> None:
+    def __init__(self, url: sa.URL, *, exists: Callable[[], bool] | None = None) -> None:
+        """`exists` tells whether a database that cannot be opened is there at all."""
         self.url = url
+        self._exists = exists
         self.is_postgresql = url.get_backend_name() == "postgresql"
         self.name = _display_name(url)
         self.engine = _engine(url)
+        self._closed = False
+        sa.event.listen(self.engine, "checkin", self._close_returned)
+        make_dialect: Callable[..., sa.Dialect] = type(self.engine.dialect)
+        self._positional = make_dialect(paramstyle="format" if self.is_postgresql else "qmark")
+        self._compiled: dict[sa.Select[Any], str] = {}
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of a query, in one round trip; repeated once if a pooled connection turns out to be dead."""
-        with translated_errors(self.name):
+        with self._translated_errors():
             try:
                 with self.engine.connect() as connection:
                     return list(connection.execute(statement, parameters))
@@ -45,20 +54,54 @@ class Database:
             with self.engine.connect() as connection:
                 return list(connection.execute(statement, parameters))
 
+    def look_up(self, statement: sa.Select[Any], value: str) -> list[Any]:
+        """The rows of a query with one parameter, as the driver gives them.
+
+        Every request makes such queries; beside the pool, SQLAlchemy would take two thirds of their processor time.
+        """
+        with self._translated_errors():
+            sql = self._compiled.get(statement)
+            if sql is None:
+                sql = self._compiled[statement] = str(statement.compile(dialect=self._positional))
+            connection = self.engine.raw_connection()
+            try:
+                driver: Any = connection.driver_connection
+                return list(driver.execute(sql, (value,)).fetchall())
+            except psycopg.Error as error:
+                if not driver.closed:
+                    raise
+                connection.invalidate(error)
+            finally:
+                connection.close()
+        [parameter] = statement.compile().params
+        return self.read(statement, {parameter: value})
+
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """Commit what the block does, or nothing; on SQLite one at a time.
 
         The block handles the `IntegrityError` that it expects; others are translated like any error.
         """
-        with translated_errors(self.name), self._begun() as connection:
+        with self._translated_errors(), self._begun() as connection:
             try:
                 yield connection
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
-                with suppress(sa.exc.SQLAlchemyError):  # a lost connection has no transaction
+                try:
                     connection.exec_driver_sql("ROLLBACK")
+                except sa.exc.SQLAlchemyError:
+                    connection.invalidate()  # never goes back to the pool with an open transaction
                 raise
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            with translated_errors(self.name):
+                yield
+        except DatabaseRefusedError:
+            if self._exists is None or self._exists():
+                raise
+            raise NotFoundError(f"{self.name} does not exist: its workspace was dropped") from None
 
     @contextmanager
     def _begun(self) -> Iterator[sa.Connection]:
@@ -84,7 +127,13 @@ class Database:
         return isinstance(pool, sa.QueuePool) and pool.checkedout() > 0
 
     def close(self) -> None:
+        """Close the connections; those that threads still use are closed when they return."""
+        self._closed = True
         self.engine.dispose()
+
+    def _close_returned(self, _driver: object, record: sa.pool.ConnectionPoolEntry) -> None:
+        if self._closed:
+            record.invalidate()
 
 
 def control_url(text: str) -> sa.URL:
@@ -149,18 +198,21 @@ def _engine(url: sa.URL) -> sa.Engine:
         "max_overflow": 0,
         "pool_timeout": _POOL_TIMEOUT_S,
         "pool_use_lifo": True,
+        "pool_reset_on_return": None,  # each statement or `transaction` leaves nothing to roll back
     }
     if url.get_backend_name() == "postgresql":
-        return sa.create_engine(with_options(url, _OPTIONS), connect_args=_CONNECT, **shared)
-    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, poolclass=sa.QueuePool, **shared)
-    sa.event.listen(engine, "connect", _prepare_sqlite)
-    return engine
+        limited = url.update_query_dict({"options": f"{_OPTIONS} {url.query.get('options', '')}"})
+        return sa.create_engine(limited, connect_args=_CONNECT, **shared)
+    return sa.create_engine(url, creator=partial(_connect_sqlite, Path(url.database or "")), **shared)
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+def _connect_sqlite(file: Path) -> sqlite3.Connection:
+    uri = f"{file.as_uri()}?mode=rw"  # the file of a dropped workspace does not come back
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # SQL reaches no other workspace's file
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = ON")
+    return connection
 
 
 def create_sqlite_file(url: sa.URL) -> None:

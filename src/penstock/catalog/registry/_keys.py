@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -14,13 +15,13 @@ from penstock.catalog.registry._database import Database
 from penstock.catalog.registry._members import check_member_name, no_member
 from penstock.catalog.registry._records import KeyInfo, Principal
 from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import AccessDeniedError, InvalidInputError, NotFoundError
+from penstock.errors import AccessDeniedError, InvalidInputError, NotFoundError, escape_controls
 
 _CACHE_S = 3.0
 _MAX_CACHED = 10_000
 _LAST_USE_S = 30.0
 _MAX_NOTE = 200
-_UNKNOWN = bytes(32)  # the digest of no secret: an unknown id costs the same comparison
+_UNKNOWN: tuple[Any, ...] = (bytes(32), *[None] * 6)  # an unknown id costs the same comparison
 _k, _w, _m = _schema.keys, _schema.workspaces, _schema.members
 _COLUMNS = (_k.c.note, _k.c.created_us, _k.c.expires_us, _k.c.revoked_us, _k.c.last_used_us)
 _FIND = (
@@ -32,7 +33,7 @@ _FIND = (
     )
     .where(_k.c.id == sa.bindparam("id"))
 )
-_used = sa.bindparam("used")
+_used: sa.BindParameter[int] = sa.bindparam("used")
 _LAST_USE = (
     sa.update(_k)
     .where(_k.c.id == sa.bindparam("key"), sa.or_(_k.c.last_used_us.is_(None), _k.c.last_used_us < _used))
@@ -57,7 +58,7 @@ class Keys:
         self._verified: dict[tuple[str, bytes], _Verified] = {}
         self._lock = threading.Lock()
         self._used: dict[str, int] = {}
-        self._written: dict[str, float] = {}
+        self._noted: dict[str, float] = {}
 
     def authenticate(self, text: str) -> Principal:
         """Who holds a key; raises one and the same `AccessDeniedError` for every key that is not valid."""
@@ -72,17 +73,16 @@ class Keys:
         now_us = self._now_us()
         if verified.expires_us is not None and verified.expires_us <= now_us:
             raise _refused()
-        if now - self._written.get(id, -_LAST_USE_S) >= _LAST_USE_S:
+        if now - self._noted.get(id, -_LAST_USE_S) >= _LAST_USE_S:
             with self._lock:
-                self._written[id] = now
+                self._noted[id] = now
                 self._used[id] = now_us
         return verified.principal
 
     def _verify(self, id: str, digest: bytes, now: float) -> _Verified:
-        rows = self._control.read(_FIND, {"id": id})
-        stored, member, expires_us, revoked_us, workspace_id, workspace, role = (
-            rows[0] if rows else (_UNKNOWN, *[None] * 6)
-        )
+        rows = self._control.look_up(_FIND, id)
+        row = rows[0] if rows else _UNKNOWN
+        stored, member, expires_us, revoked_us, workspace_id, workspace, role = row
         matches = hmac.compare_digest(stored, digest)
         if not matches or not rows or revoked_us is not None or (workspace_id is not None and role is None):
             self._verified.pop((id, digest), None)
@@ -115,25 +115,24 @@ class Keys:
                 raise NotFoundError(no_member(workspace, member))
         key, created_us = new_key(), self._now_us()
         expires_us = None if expires_s is None else created_us + int(expires_s * 1e6)
-        shown = {"note": note, "created_us": created_us, "expires_us": expires_us}
-        stored = {"id": key.id, "digest": key.digest, "workspace_id": workspace_id, "member": member}
-        connection.execute(sa.insert(_k).values(stored | shown))
-        return key.text, KeyInfo(key.id, member, workspace, **shown, revoked_us=None, last_used_us=None)
+        info = KeyInfo(key.id, member, workspace, note, created_us, expires_us, revoked_us=None, last_used_us=None)
+        values = {name: getattr(info, name) for name in ("id", "member", "note", "created_us", "expires_us")}
+        connection.execute(sa.insert(_k).values(values | {"digest": key.digest, "workspace_id": workspace_id}))
+        return key.text, info
 
     def all(self, workspace: str | None) -> list[KeyInfo]:
         """The keys of a workspace, or of the server's admin, revoked and expired ones included; newest last."""
-        with self._control.transaction() as connection:
-            id = None if workspace is None else self._workspaces.id_in(connection, workspace)
-            query = sa.select(_k.c.id, _k.c.member, *_COLUMNS).where(_k.c.workspace_id.is_not_distinct_from(id))
-            rows = connection.execute(query.order_by(_k.c.created_us, _k.c.id))
-            return [KeyInfo(key_id, member, workspace, *rest) for key_id, member, *rest in rows]
+        id = None if workspace is None else self._workspaces.find(workspace).id
+        query = sa.select(_k.c.id, _k.c.member, *_COLUMNS).where(_k.c.workspace_id.is_not_distinct_from(id))
+        rows = self._control.read(query.order_by(_k.c.created_us, _k.c.id))
+        return [KeyInfo(key_id, member, workspace, *rest) for key_id, member, *rest in rows]
 
     def revoke(self, workspace: str | None, key_id: str) -> KeyInfo:
         """Refuse a key from now on: here at once, in other processes within 3 s. Revoking again changes nothing."""
         revoked_us = sa.func.coalesce(_k.c.revoked_us, self._now_us())
         with self._control.transaction() as connection:
             id = None if workspace is None else self._workspaces.id_in(connection, workspace)
-            own = (_k.c.id == key_id, _k.c.workspace_id.is_not_distinct_from(id))
+            own = (_k.c.id == escape_controls(key_id), _k.c.workspace_id.is_not_distinct_from(id))
             row = connection.execute(
                 sa.update(_k).where(*own).values(revoked_us=revoked_us).returning(_k.c.member, *_COLUMNS)
             ).first()
@@ -151,16 +150,21 @@ class Keys:
     def flush(self) -> None:
         """Write the last uses."""
         with self._lock:
-            used, self._used = self._used, {}
+            used = dict(self._used)
             horizon = time.monotonic() - _LAST_USE_S
-            self._written = {id: at for id, at in self._written.items() if at > horizon}
-        if used:  # in one order, so that processes do not wait for each other in a circle
-            parameters = [{"key": id, "used": at} for id, at in sorted(used.items())]
-            with self._control.transaction() as connection:
-                connection.execute(_LAST_USE, parameters)
+            self._noted = {id: at for id, at in self._noted.items() if at > horizon}
+        if not used:
+            return
+        # In one order, so that processes do not wait for each other in a circle.
+        parameters = [{"key": id, "used": at} for id, at in sorted(used.items())]
+        with self._control.transaction() as connection:
+            connection.execute(_LAST_USE, parameters)
+        with self._lock:
+            self._used = {id: at for id, at in self._used.items() if used.get(id) != at}
 
 
 def _refused() -> AccessDeniedError:
     return AccessDeniedError(
-        "the API key is not valid: it is mistyped, unknown, expired or revoked; ask an admin of the workspace for a new one"
+        "the API key is not valid: it is mistyped, unknown, expired or revoked; ask an admin of your workspace for "
+        "another one"
     )

@@ -29,10 +29,9 @@ class Members:
         self._now_us = now_us
 
     def all(self, workspace: str) -> list[MemberInfo]:
-        with self._control.transaction() as connection:
-            id = self._workspaces.id_in(connection, workspace)
-            rows = connection.execute(sa.select(*_COLUMNS).where(_m.c.workspace_id == id).order_by(_m.c.name))
-            return [MemberInfo(*row) for row in rows]
+        id = self._workspaces.find(workspace).id
+        rows = self._control.read(sa.select(*_COLUMNS).where(_m.c.workspace_id == id).order_by(_m.c.name))
+        return [MemberInfo(*row) for row in rows]
 
     def set(self, workspace: str, member: str, role: Role) -> MemberInfo:
         """Add a member, or change the role of one."""
@@ -50,6 +49,7 @@ class Members:
 
     def remove(self, workspace: str, member: str) -> None:
         """Remove a member and revoke their keys; they stay revoked if the member is added again."""
+        check_member_name(member)
         with self._control.transaction() as connection:
             id = self._workspaces.id_in(connection, workspace)
             removed = connection.execute(sa.delete(_m).where(_m.c.workspace_id == id, _m.c.name == member))

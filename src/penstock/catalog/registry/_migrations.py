@@ -1,4 +1,7 @@
-"""Bring databases to the schema of this version of Penstock, with alembic and without configuration files."""
+"""Bring databases to the schema of this version of Penstock, with alembic and without configuration files.
+
+A released migration never changes, and only adds: servers of the version before run on while a new one migrates.
+"""
 
 import threading
 from functools import cache

@@ -1,33 +1,28 @@
 """The registry of a server: workspaces, members, API keys, tables and the audit log."""
 
-import logging
-import threading
 import time
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from penstock.catalog.registry._audit import AuditLog
+from penstock.catalog.registry._audit import AuditLog, Flusher
 from penstock.catalog.registry._database import Database, control_url
 from penstock.catalog.registry._keys import Keys
 from penstock.catalog.registry._members import Members
 from penstock.catalog.registry._records import AuditEvent, KeyInfo, MemberInfo, Principal, Role, WorkspaceInfo
 from penstock.catalog.registry._tables import Workspace
 from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import PenstockError
 
-_FLUSH_S = 1.0
 _WEEK_S = 7 * 24 * 3600.0
 # The first process to insert the row wins; others wait for its transaction.
 _BOOTSTRAP = sa.text("INSERT INTO settings (name, value) VALUES ('bootstrapped_us', :now) ON CONFLICT DO NOTHING")
-_logger = logging.getLogger("penstock.registry")
 
 
 class Registry:
     """All that a server knows, on PostgreSQL or SQLite; any number of threads and processes may share a database.
 
-    `url` is `postgresql://user:password@host/database`, `sqlite:///file`, or a path; `clock` gives the seconds since 1970,
-    and `retention_s` for how long dropped tables can be restored. Call `migrate` first.
+    `url` is `postgresql://user:password@host/database`, `sqlite:///file`, or a path; `clock` gives the seconds since
+    1970, and `retention_s` for how long dropped tables can be restored. Call `migrate` first.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], float] = time.time, retention_s: float = _WEEK_S) -> None:
@@ -41,9 +36,7 @@ class Registry:
         self._members = Members(self._control, self._workspaces, now_us)
         self._keys = Keys(self._control, self._workspaces, now_us)
         self._audit = AuditLog(self._control, self._workspaces)
-        self._stop = threading.Event()
-        self._flusher = threading.Thread(target=self._flush_until_closed, name="penstock-registry", daemon=True)
-        self._flusher.start()
+        self._flusher = Flusher(self.flush)
 
     def migrate(self) -> None:
         """Create or upgrade the databases; processes that start at once take turns, and a newer database is refused."""
@@ -67,9 +60,7 @@ class Registry:
 
     def close(self) -> None:
         """Write what is buffered, and close all connections."""
-        self._stop.set()
-        self._flusher.join()
-        self._flush_or_warn()
+        self._flusher.close()
         self._workspaces.close()
         self._control.close()
 
@@ -93,7 +84,6 @@ class Registry:
 
     def workspace(self, name: str) -> Workspace:
         """A workspace; raises `NotFoundError`. What other processes did to it is seen within 3 s."""
-        self._workspaces.database(name)
         return Workspace(name, self._workspaces, self._audit, now_us=self._now_us, retention_s=self._retention_s)
 
     def members(self, workspace: str) -> list[MemberInfo]:
@@ -133,17 +123,12 @@ class Registry:
         """The newest events that belong to no workspace; `before` is the id of the last event of the page before."""
         return self._audit.events(None, before, limit)
 
+    @property
+    def audit_events_dropped(self) -> int:
+        """The number of audit events that were lost with the database, as a metric."""
+        return self._audit.dropped
+
     def flush(self) -> None:
         """Write last uses of keys and buffered audit events; a thread does it every second."""
         self._keys.flush()
         self._audit.flush()
-
-    def _flush_until_closed(self) -> None:
-        while not self._stop.wait(_FLUSH_S):
-            self._flush_or_warn()
-
-    def _flush_or_warn(self) -> None:
-        try:
-            self.flush()
-        except PenstockError as error:
-            _logger.warning("audit events and last uses of keys are delayed: %s", error)

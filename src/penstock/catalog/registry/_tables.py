@@ -36,6 +36,7 @@ class Workspace:
         self, name: str, workspaces: Workspaces, audit: AuditLog, *, now_us: Callable[[], int], retention_s: float
     ) -> None:
         self.name = name
+        self._key = workspaces.find(name)
         self._workspaces = workspaces
         self._audit = audit
         self._now_us = now_us
@@ -44,7 +45,7 @@ class Workspace:
     def find(self, table: str) -> TableRow:
         """A table that is not dropped; raises `NotFoundError`."""
         self._check(table)
-        rows = self._database.read(_FIND, {"name": table})
+        rows = self._database.look_up(_FIND, table)
         if not rows:
             raise NotFoundError(self._not_found(table))
         return _row(rows[0])
@@ -91,15 +92,17 @@ class Workspace:
             dict(properties or {}),
         )
         values = {name: getattr(row, name) for name in TableRow.__dataclass_fields__}
+        insert = sa.insert(_t).values(values | {"properties": json.dumps(row.properties)})
         with self._database.transaction() as connection:
             try:
-                connection.execute(sa.insert(_t).values(values | {"properties": json.dumps(row.properties)}))
+                connection.execute(insert)
                 return row
             except sa.exc.IntegrityError:
-                raise AlreadyExistsError(
-                    f"{TableAddress(self.name, table)} exists already, or another table, perhaps a dropped one, has its "
-                    "location; choose another name, or open the existing table"
-                ) from None
+                taken = self._taken(table)
+        holder = self._database.read(sa.select(_t.c.name).where(_t.c.location == location))
+        if holder:
+            taken = f"the location belongs to table {holder[0][0]!r}, perhaps a dropped one; restore or rename that one"
+        raise AlreadyExistsError(taken)
 
     def rename(self, table: str, new: str) -> TableRow:
         """Give a table another name; raises `NotFoundError`, `AlreadyExistsError`."""
@@ -143,8 +146,8 @@ class Workspace:
     def expired(self, now: float | None = None) -> list[TableRow]:
         """Claim the dropped tables whose time is over: they can no longer be restored, and no other process gets them.
 
-        `now` is a time in seconds. The caller deletes the objects of those that are owned, then calls `purge`; tables that
-        are not purged within an hour are claimed again.
+        `now` is a time in seconds. The caller deletes the objects of those that are owned, then calls `purge`; tables
+        that are not purged within an hour are claimed again.
         """
         now_us = self._now_us() if now is None else int(now * 1e6)
         unclaimed = sa.or_(_t.c.claimed_us.is_(None), _t.c.claimed_us <= now_us - _CLAIM_US)
@@ -159,15 +162,15 @@ class Workspace:
 
     def audit(self, event: AuditEvent, *, now: bool = False) -> None:
         """Log an event: `now` for changes, else within about a second."""
-        self._audit.add(self.name, event, now=now)
+        self._audit.add(self._key, event, now=now)
 
     def audit_events(self, before: int | None = None, limit: int = 100) -> list[AuditEvent]:
         """The newest events first; `before` is the id of the last event of the page before."""
-        return self._audit.events(self.name, before, limit)
+        return self._audit.events(self._key, before, limit)
 
     @property
     def _database(self) -> Database:
-        return self._workspaces.database(self.name)
+        return self._workspaces.open(self._key)
 
     def _update_live(self, table: str, values: Mapping[str, Any], *, taken: str) -> TableRow:
         self._check(table)
@@ -189,12 +192,13 @@ class Workspace:
         TableAddress(self.name, table)
 
     def _taken(self, table: str) -> str:
-        return f"there is a table {TableAddress(self.name, table)} already; rename or drop it first, or choose another name"
+        return f"table {TableAddress(self.name, table)} exists already; rename or drop it first, or choose another name"
 
     def _not_found(self, table: str) -> str:
         return f"there is no table {TableAddress(self.name, table)}; list the tables, or declare it"
 
 
 def _row(row: Any) -> TableRow:
-    *values, properties = row
-    return TableRow(*values, properties={} if properties == "{}" else json.loads(properties))
+    id, name, location, owned, created_us, dropped_us, purge_us, created_by, text = row
+    properties = {} if text == "{}" else json.loads(text)
+    return TableRow(id, name, location, bool(owned), created_us, dropped_us, purge_us, created_by, properties)

@@ -1,9 +1,9 @@
 """The wall between workspaces: on PostgreSQL a schema and a login role each, on SQLite a file each.
 
-A workspace's connections log in as its role, which is a member of no other: SQL through them, whatever it says, reads and
-writes the tables of that workspace only; `SET ROLE` has no other role to become. It sees the names in the system
-catalogs, but schemas and roles are random ids. The login of the server owns all tables, so roles cannot change schemas, and
-needs the attributes CREATEROLE and, on the database, CREATE; it is made a member of no role.
+A workspace's connections log in as its role, which is a member of no other: SQL through them, whatever it says, reads
+and writes the tables of that workspace only, and `SET ROLE` finds no other role to become. It does see the names in the
+system catalogs: schemas and roles have random ids for names. The server's login owns all tables, so roles cannot
+change schemas nor rewrite the audit log; it needs CREATEROLE and, on the database, CREATE, and joins no role.
 """
 
 import secrets

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -23,10 +24,11 @@ _FIND = sa.select(_w.c.id, _w.c.password).where(_w.c.name == sa.bindparam("name"
 
 
 @dataclass(frozen=True)
-class _Entry:
+class WorkspaceKey:
+    """What opens the database of a workspace; another workspace of the same name has another one."""
+
     id: str
     password: str | None = field(repr=False)
-    found_at: float
 
 
 class Workspaces:
@@ -36,7 +38,7 @@ class Workspaces:
         self._control = control
         self._now_us = now_us
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._found: dict[str, tuple[WorkspaceKey, float]] = {}
         self._open: OrderedDict[str, Database] = OrderedDict()
 
     def migrate(self) -> None:
@@ -72,15 +74,18 @@ class Workspaces:
     def drop(self, name: str) -> None:
         """Remove an empty workspace with its members, keys and audit log; raises `ConflictError`, `NotFoundError`."""
         with self._control.transaction() as connection:
-            id = self.id_in(connection, name)
-            database = self.database(name)
-            connection.execute(sa.delete(_w).where(_w.c.id == id))
-            count = _wall.drop_if_empty(connection, self._control, database, id)
+            key = self._lock_in(connection, name)
+            connection.execute(sa.delete(_w).where(_w.c.id == key.id))
+            database = self.open(key)
+            count = _wall.drop_if_empty(connection, self._control, database, key.id)
             if count:
                 raise ConflictError(
-                    f"workspace {name!r} has {count} tables; drop them, and wait until dropped ones are purged"
+                    f"workspace {name!r} has tables ({count}); drop them, and wait until dropped ones are purged"
                 )
-        self.forget(name)
+        with self._lock:
+            self._found.pop(name, None)
+            self._open.pop(key.id, None)
+        database.close()
         _wall.remove_files(database)
 
     def all(self) -> list[WorkspaceInfo]:
@@ -88,49 +93,56 @@ class Workspaces:
         return [WorkspaceInfo(name, created_us) for name, created_us in rows]
 
     def id_in(self, connection: sa.Connection, name: str) -> str:
-        """The id of a workspace that cannot be dropped before the transaction ends; raises `NotFoundError`."""
-        id = connection.execute(sa.select(_w.c.id).where(_w.c.name == name).with_for_update()).scalar()
-        if id is None:
-            raise NotFoundError(_not_found(name))
-        return str(id)
+        """The id of a workspace, which nobody changes before the transaction ends; raises `NotFoundError`."""
+        return self._lock_in(connection, name).id
 
-    def database(self, name: str) -> Database:
-        """The database of a workspace; a name is looked up every few seconds. Raises `NotFoundError`."""
-        entry = self._entries.get(name)
-        if entry is None or time.monotonic() - entry.found_at > _NAME_CACHE_S:
-            rows = self._control.read(_FIND, {"name": name})
+    def find(self, name: str) -> WorkspaceKey:
+        """What opens a workspace, looked up every few seconds; raises `NotFoundError`."""
+        key, found_at = self._found.get(name, (None, 0.0))
+        now = time.monotonic()
+        if key is None or now - found_at > _NAME_CACHE_S:
+            check_workspace_name(name)
+            rows = self._control.look_up(_FIND, name)
             if not rows:
-                self._entries.pop(name, None)
+                self._found.pop(name, None)
                 raise NotFoundError(_not_found(name))
-            entry = self._entries[name] = _Entry(*rows[0], found_at=time.monotonic())
-        with self._lock:
-            found = self._open.get(entry.id)
-            if found is None:
-                found = self._open[entry.id] = Database(workspace_url(self._control.url, entry.id, entry.password))
-                self._close_unused()
-            self._open.move_to_end(entry.id)
-            return found
+            key = WorkspaceKey(*rows[0])
+            self._found[name] = (key, now)
+        return key
 
-    def forget(self, name: str) -> None:
-        """Close the database of a workspace that was dropped."""
+    def open(self, key: WorkspaceKey) -> Database:
+        """The database of a workspace; closed when others have been used since."""
         with self._lock:
-            entry = self._entries.pop(name, None)
-            database = self._open.pop(entry.id, None) if entry else None
-        if database is not None:
-            database.close()
+            found = self._open.get(key.id)
+            if found is None:
+                self._close_unused()
+                url = workspace_url(self._control.url, key.id, key.password)
+                found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id))
+            self._open.move_to_end(key.id)
+            return found
 
     def close(self) -> None:
         with self._lock:
             databases = list(self._open.values())
             self._open.clear()
-            self._entries.clear()
+            self._found.clear()
         for database in databases:
             database.close()
 
+    def _exists(self, id: str) -> bool:
+        return bool(self._control.read(sa.select(_w.c.id).where(_w.c.id == id)))
+
+    def _lock_in(self, connection: sa.Connection, name: str) -> WorkspaceKey:
+        check_workspace_name(name)
+        row = connection.execute(_FIND.with_for_update(), {"name": name}).first()
+        if row is None:
+            raise NotFoundError(_not_found(name))
+        return WorkspaceKey(*row)
+
     def _close_unused(self) -> None:
-        """Close the least recently used databases beyond the limit, but none that a thread is using."""
+        """Close the least recently used databases to make room for one, but none that a thread is using."""
         idle = [id for id, database in self._open.items() if not database.in_use]
-        for id in idle[: max(0, len(self._open) - _MAX_OPEN)]:
+        for id in idle[: max(0, len(self._open) + 1 - _MAX_OPEN)]:
             self._open.pop(id).close()
 
 

@@ -1,3 +1,0 @@
-"""Migrations of a workspace's database; a released one never changes, and servers of the version before must still run."""
-
-__all__: list[str] = []
