@@ -13,7 +13,10 @@ from penstock.storage import _errors
 _STATUS = re.compile(r"status code: (\d{3})")
 _QUERY = re.compile(r"\?\S*")
 _NO_CONTAINER = re.compile(r"NoSuchBucket|ContainerNotFound|specified (bucket|container) does not exist")
-_BAD_TOKEN = re.compile(r"status code: 40[13]\b|ExpiredToken|<Code>(AccessDenied|InvalidAccessKeyId|InvalidToken)")
+_BAD_TOKEN = re.compile(
+    r"status code: 40[13]\b|ExpiredToken|<Code>(AccessDenied|InvalidAccessKeyId|InvalidToken)"
+    r"|request failed for key .*\(code: (AccessDenied|403)\)"  # one key of a bulk delete
+)
 _NO_TOKEN = re.compile(r"//169\.254\.|//metadata\.google|token request")
 _TIMEOUT = "kind: Timeout"
 _CONNECTION = "HttpError {"

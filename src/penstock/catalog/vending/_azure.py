@@ -1,5 +1,6 @@
 """Azure: shared access signatures, for a container per table, or for a directory of a hierarchical namespace."""
 
+import base64
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -28,10 +29,17 @@ class AzureVendor(BucketVendor):
     """Signatures for one container or directory, by the account's key or else by a key for the server's identity.
 
     Without a hierarchical namespace a signature covers a blob or a container and no prefix, so that each table has a
-    container of its own.
+    container of its own. `service` is the client of the account, given in tests.
     """
 
-    def __init__(self, locations: Locations, *, options: Mapping[str, str], lifetime_s: float) -> None:
+    def __init__(
+        self,
+        locations: Locations,
+        *,
+        options: Mapping[str, str],
+        lifetime_s: float,
+        service: BlobServiceClient | None = None,
+    ) -> None:
         settings = read_settings("az", options, os.environ)
         if "account_name" not in settings:
             raise InvalidInputError("no account of Azure is given; give the storage option account_name")
@@ -49,12 +57,14 @@ class AzureVendor(BucketVendor):
         self._delegation_end = datetime.min.replace(tzinfo=UTC)
         self._lock = threading.Lock()
         with _translated(self._account):
-            self._service = BlobServiceClient(
+            self._service = service or BlobServiceClient(
                 endpoint,
                 credential=_credential(self._account, self._account_key),
                 connection_timeout=5,
                 read_timeout=10,
-                retry_total=3,
+                retry_total=2,
+                initial_backoff=1,
+                increment_base=2,
             )
 
     def new_location(self) -> str:
@@ -109,6 +119,7 @@ class AzureVendor(BucketVendor):
 
 def _credential(account: str, key: str | None) -> Any:
     if key is not None:
+        base64.b64decode(key, validate=True)  # the library would ignore wrong characters
         return {"account_name": account, "account_key": key}
     from azure.identity import DefaultAzureCredential
 
@@ -125,7 +136,7 @@ def _translated(account: str) -> Iterator[None]:
         if error.status_code in (401, 403) or isinstance(error, exceptions.ClientAuthenticationError):
             raise AccessDeniedError(
                 f"account {account} refuses the server ({reason}); check the account's key and the server's clock, or "
-                "give its identity the roles Storage Blob Data Contributor and Storage Blob Delegator"
+                "the roles of its identity: it contributes to blobs, and delegates signatures"
             ) from error
         raise StorageError(f"account {account} fails ({reason}); wait and retry") from error
     except exceptions.AzureError as error:

@@ -14,7 +14,6 @@ class BucketVendor:
     """A vendor without `vend`."""
 
     narrow = True
-    server_options: Mapping[str, str]
 
     def __init__(self, locations: Locations, options: Mapping[str, str]) -> None:
         self.storage = locations.storage

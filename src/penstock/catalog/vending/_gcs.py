@@ -56,12 +56,19 @@ class GcsVendor(BucketVendor):
         with _translated():
             narrowed = downscoped.Credentials(self._source, access_boundary(split(location), access))
             with self._lock:  # each refresh replaces the token of the source
-                narrowed.refresh(self._request)
+                narrowed.refresh(self._send)
         lifetime_s = self._lifetime_s
         if narrowed.expiry is not None:
             left = narrowed.expiry.replace(tzinfo=UTC) - datetime.now(UTC)
             lifetime_s = min(lifetime_s, left.total_seconds())
         return Credentials(self._settings | {"google_token": narrowed.token}, lifetime_s)
+
+    def _send(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a request; raises for an overloaded service, which google-auth takes for one that refuses."""
+        response = self._request(*args, **kwargs)
+        if response.status == 429 or response.status >= 500:
+            raise exceptions.TransportError(f"status {response.status}")
+        return response
 
 
 def access_boundary(prefix: Prefix, access: Access) -> Any:
@@ -101,15 +108,15 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except exceptions.TransportError as error:
-        raise StorageError(f"Google's token service cannot be reached ({_reason(error)}); check the network") from error
+        raise StorageError(
+            f"Google's token service cannot be reached or is overloaded ({_reason(error)}); check the network; retry"
+        ) from error
     except exceptions.DefaultCredentialsError as error:
         raise InvalidInputError(
             f"the server has no credentials of Google ({_reason(error)}); give the storage option service_account, or "
             "run `gcloud auth application-default login`"
         ) from error
     except (exceptions.RefreshError, exceptions.OAuthError) as error:
-        if error.retryable:
-            raise StorageError(f"Google's token service fails ({_reason(error)}); wait and retry") from error
         raise AccessDeniedError(
             f"Google's token service refuses the server's account ({_reason(error)}); check that its key is enabled, "
             "its access to the bucket, and the server's clock"

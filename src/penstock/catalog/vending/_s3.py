@@ -20,8 +20,16 @@ from penstock.catalog.vending._settings import bare, read_settings
 from penstock.errors import AccessDeniedError, InvalidInputError, PenstockError, StorageError, StorageTimeoutError
 from penstock.storage import Credentials
 
-_READ = ("s3:GetObject",)
-_WRITE = (*_READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+_MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+_OBJECT_ACTIONS: dict[Access, tuple[str, ...]] = {
+    "read": ("s3:GetObject",),
+    "write": ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART),
+}
+_KEY_ACTIONS: dict[Access, tuple[str, ...]] = {
+    "read": ("kms:Decrypt",),
+    "write": ("kms:Decrypt", "kms:GenerateDataKey"),
+}
+"""For buckets with SSE-KMS; a session policy without them would refuse every object."""
 _MIN_DURATION_S, _MAX_DURATION_S = 900, 43_200
 _ROLE = re.compile(r"arn:([a-z0-9-]+):[!-~]+")
 _AWS_HOST = re.compile(r"https?://[^/]+\.amazonaws\.com(\.cn)?(/|\Z)")
@@ -69,13 +77,12 @@ def session_policy(partition: str, prefix: Prefix, access: Access) -> str:
     listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket}
     if prefix.path:
         listing["Condition"] = {"StringLike": {"s3:prefix": f"{prefix.path}*"}}
-    actions = list(_READ if access == "read" else _WRITE)
-    objects = {"Effect": "Allow", "Action": actions, "Resource": f"{bucket}/{prefix.path}*"}
-    # Only for what S3 itself encrypts, and as far as the role may use the key.
-    keys = ["kms:Decrypt"] if access == "read" else ["kms:Decrypt", "kms:GenerateDataKey"]
-    by_s3 = {"StringLike": {"kms:ViaService": "s3.*"}}
-    encryption = {"Effect": "Allow", "Action": keys, "Resource": "*", "Condition": by_s3}
-    policy = {"Version": "2012-10-17", "Statement": [objects, listing, encryption]}
+    objects = {"Effect": "Allow", "Action": _OBJECT_ACTIONS[access], "Resource": f"{bucket}/{prefix.path}*"}
+    by_s3 = {"StringLike": {"kms:ViaService": "s3.*"}}  # never by a request of the client to KMS itself
+    keys = {"Effect": "Allow", "Action": _KEY_ACTIONS[access], "Resource": "*", "Condition": by_s3}
+    # A trust policy that names too many would let a client assume the role again, without this policy.
+    no_tokens = {"Effect": "Deny", "Action": "sts:*", "Resource": "*"}
+    policy = {"Version": "2012-10-17", "Statement": [objects, listing, keys, no_tokens]}
     return json.dumps(policy, separators=(",", ":"))
 
 
@@ -121,7 +128,7 @@ def _translated(role_arn: str) -> Iterator[None]:
         raise _translate_response(error, role_arn) from error
     except (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError) as error:
         raise StorageTimeoutError(f"the token service of S3 does not answer ({_reason(error)}); retry") from error
-    except exceptions.HTTPClientError as error:
+    except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
         raise StorageError(
             f"the token service of S3 cannot be reached ({_reason(error)}); check the network, the endpoint in the "
             "storage options and AWS_ENDPOINT_URL_STS"

@@ -15,12 +15,17 @@ class Vendor(Protocol):
     `AccessDeniedError` and `StorageError` say that the store refused or failed.
     """
 
-    storage: str
-    """Where new tables are."""
-    narrow: bool
-    """Whether credentials are limited to one table; False if those who get them can reach other tables too."""
-    server_options: Mapping[str, str]
-    """The options with which the server itself opens a location; secret."""
+    @property
+    def storage(self) -> str:
+        """Where new tables are."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether credentials are limited to one table; False if those who get them can reach other tables too."""
+
+    @property
+    def server_options(self) -> Mapping[str, str]:
+        """The options with which the server itself opens a location; secret."""
 
     def new_location(self) -> str:
         """A location that no table has."""
