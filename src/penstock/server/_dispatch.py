@@ -103,8 +103,6 @@ class Dispatcher:
             try:
                 principal = self._services.registry.authenticate(call.key)
             except AccessDeniedError as error:
-                if error.__cause__ is not None:  # the database refused the server, which says nothing of the key
-                    raise
                 raise unauthenticated(str(error)) from error
         except ApiError:
             self._address_limit.take(call.address)
