@@ -148,14 +148,14 @@ class RemoteCatalog:
         found = answer.document
         with understood(self.settings.url, f"open {address}"):
             options = found.get("storage_options") or {}
-            vended = _credentials(options, answer.date_s)
+            vended, location = _credentials(options, answer.date_s), str(found["location"])
             return CatalogEntry(
                 address,
-                str(found["location"]),
+                location,
                 found["created_at_millis"] * 1000,
                 (found.get("properties") or {}).get("table_id"),
                 storage_options={name: value for name, value in options.items() if not _is_secret(name)},
-                issuer=None if vended is None else TableCredentials(self.settings, address, access),
+                issuer=None if vended is None else TableCredentials(self.settings, address, location, access),
                 credentials=vended,
                 purge_us=_micros(found.get("purge_at_millis")),
             )
@@ -177,6 +177,8 @@ class TableCredentials:
 
     settings: ServerSettings
     address: TableAddress
+    location: str
+    """Which does not change when the table is renamed."""
     access: Access | None
 
     def issue(self) -> Credentials:
@@ -184,10 +186,10 @@ class TableCredentials:
         what = f"renew the credentials of {self.address}"
         try:
             answer = ServerApi(self.settings).get(
-                f"/v1/table/{_id(self.address)}/credentials", what, access=self.access
+                f"/v1/table/{_id(self.address)}/credentials", what, access=self.access, location=self.location
             )
         except NotFoundError as error:
-            raise AccessDeniedError(f"{error}; it was dropped or renamed since it was opened: open it again") from None
+            raise AccessDeniedError(f"{error} since it was opened; restore it") from None
         with understood(self.settings.url, what):
             found = _credentials(answer.document.get("storage_options") or {}, answer.date_s)
         if found is None:

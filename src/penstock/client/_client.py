@@ -5,7 +5,15 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, overload
 
-from penstock.catalog import Access, Catalog, TableAddress, default_workspace, find_settings, is_table_address, open_catalog
+from penstock.catalog import (
+    Access,
+    Catalog,
+    TableAddress,
+    default_workspace,
+    find_settings,
+    is_table_address,
+    open_catalog,
+)
 from penstock.client._ingest import ingest_files, ingest_rows, ingest_source
 from penstock.client._table_info import TableInfo, table_info
 from penstock.dataset import Dataset, IngestResult, ManagedTable, View, create, load, open_entry, purge, query_tables

@@ -103,8 +103,6 @@ class Dispatcher:
             try:
                 principal = self._services.registry.authenticate(call.key)
             except AccessDeniedError as error:
-                if error.__cause__ is not None:  # the database refused the server, which says nothing of the key
-                    raise
                 raise unauthenticated(str(error)) from error
         except ApiError:
             self._address_limit.take(call.address)
@@ -114,7 +112,7 @@ class Dispatcher:
         return principal
 
     def _audit(self, operation: Operation, call: Call, target: Target, answer: Answer, detail: str) -> None:
-        """Write an event to the log of the key's workspace; of the server's admin, to that of the target or the server."""
+        """Add an event to the log of the key's workspace; for the server's admin, of the target's or of the server."""
         principal = answer.principal
         event = AuditEvent(
             time_us=time.time_ns() // 1000,

@@ -48,7 +48,10 @@ _ERROR_HEADERS = {429: ("retry-after",), 405: ("allow",), 401: ("www-authenticat
 def openapi_document() -> bytes:
     """The document, as JSON."""
     inputs = dict.fromkeys(each.request for each in OPERATIONS if each.method == "POST" and each.request is not None)
-    outputs = dict.fromkeys(each.response for each in OPERATIONS if not isinstance(each.response, str))
+    outputs: dict[type[Model], None] = {}
+    for operation in OPERATIONS:
+        if not isinstance(operation.response, str):
+            outputs[operation.response] = None
     models: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = []
     models += [(model, "validation") for model in inputs]
     models += [(model, "serialization") for model in (*outputs, ErrorResponse)]

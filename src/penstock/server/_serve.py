@@ -90,12 +90,22 @@ def _uvicorn_server(config: ServerConfig) -> uvicorn.Server:
     return uvicorn.Server(_uvicorn_config(config, partial(create_app, config)))
 
 
+class _Supervisor(Multiprocess):
+    """Starts the workers, replaces those that die, and stops them."""
+
+    def terminate_all(self) -> None:
+        """Stop accepting: a connection to a socket that only this process holds would wait for nobody."""
+        for listener in self.sockets:
+            listener.close()
+        super().terminate_all()
+
+
 def _run_workers(config: ServerConfig, listener: socket.socket) -> None:
     folder = tempfile.mkdtemp(prefix="penstock-metrics-")
     os.environ[MULTIPROCESS_FOLDER] = folder  # read by the workers when they import prometheus_client
     try:
         app = partial(_worker_app, config, os.getpid())
-        supervisor = Multiprocess(_uvicorn_config(config, app), sockets=[listener])
+        supervisor = _Supervisor(_uvicorn_config(config, app), sockets=[listener])
         supervisor.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

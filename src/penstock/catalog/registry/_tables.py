@@ -27,6 +27,7 @@ _COLUMNS = (
 _live = _t.c.dropped_us.is_(None)
 _restorable = sa.and_(_t.c.dropped_us.is_not(None), _t.c.claimed_us.is_(None))
 _FIND = sa.select(*_COLUMNS).where(_t.c.name == sa.bindparam("name"), _live)
+_AT_LOCATION = sa.select(*_COLUMNS).where(_t.c.location == sa.bindparam("location"), _live)
 
 
 class Workspace:
@@ -48,6 +49,13 @@ class Workspace:
         rows = self._database.look_up(_FIND, table)
         if not rows:
             raise NotFoundError(self._not_found(table))
+        return _row(rows[0])
+
+    def at(self, location: str) -> TableRow:
+        """The table at a location, whatever its name is by now; raises `NotFoundError` if it was dropped."""
+        rows = self._database.look_up(_AT_LOCATION, location)
+        if not rows:
+            raise NotFoundError(f"workspace {self.name!r} has no table at this location; it was dropped")
         return _row(rows[0])
 
     def tables(self, after: str | None = None, limit: int = _MAX_PAGE, dropped: bool = False) -> list[TableRow]:

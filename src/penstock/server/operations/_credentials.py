@@ -43,7 +43,8 @@ def _allowed_access(principal: Principal, wanted: Access | None) -> Access:
 
 def refresh_credentials(request: Request[CredentialsRequest]) -> CredentialsResponse:
     """Issue credentials again; `describe_table` issued the first ones."""
-    row = request.find_table()
+    location = request.params.location
+    row = request.find_table() if location is None else request.workspace.at(location)
     options = vend(request, row.location, request.params.access)
     config = {_ICEBERG_NAMES[name]: value for name, value in options.items() if name in _ICEBERG_NAMES}
     config |= {

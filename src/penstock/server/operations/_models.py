@@ -151,9 +151,12 @@ class RenameTableRequest(Model):
 
 
 class CredentialsRequest(Model):
-    """Which rights the credentials give."""
+    """Which rights the credentials give, and for which table."""
 
     access: Literal["read", "write"] | None = None
+    location: str | None = Field(
+        None, max_length=2000, description="Where the table was when it was opened: it may have another name by now."
+    )
 
 
 class StorageCredentials(Model):

@@ -78,8 +78,9 @@ _WORKSPACE_OPERATIONS = (
         _models.Empty, _workspaces.workspace_exists, _models.Empty, target="workspace", root="allowed",
     ),
     Operation(
-        "list_audit", "GET", f"{_WORKSPACE}/audit/list", "Read an audit log, newest events first; that of the server with `$`.", "admin",
-        _models.ListAuditResponse, _workspaces.list_audit, _models.ListAuditRequest, target="workspace", root="server_admin",
+        "list_audit", "GET", f"{_WORKSPACE}/audit/list", "Read an audit log, newest events first.", "admin",
+        _models.ListAuditResponse, _workspaces.list_audit, _models.ListAuditRequest,
+        target="workspace", root="server_admin",
     ),
 )  # fmt: skip
 
