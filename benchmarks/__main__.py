@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named; what follows `loader`, `cores`, `query`, `semantics` or `server` are its own options."""
+"""Run all benchmarks, or those named; `cores`, `loader`, `query`, `semantics` and `server` take options."""
 
 import importlib
 import sys

@@ -151,7 +151,7 @@ def test_one_request_finds_a_table_with_credentials(skew_s: float) -> None:
     assert set(entry.credentials.options) == {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
     assert entry.credentials.lifetime_s is not None
     assert 60 < entry.credentials.lifetime_s <= 100
-    assert entry.issuer == TableCredentials(settings(script), ADDRESS, "read")
+    assert entry.issuer == TableCredentials(settings(script), ADDRESS, "s3://lake/4f", "read")
     assert not {KEY, "hidden"} & set(repr(entry).replace("'", " ").split())
 
 
@@ -163,10 +163,10 @@ def test_a_folder_has_no_issuer() -> None:
 
 def test_the_issuer_survives_pickling_and_renews() -> None:
     with serving(ok(expiring(50))) as script:
-        issuer = pickle.loads(pickle.dumps(TableCredentials(settings(script), ADDRESS, None)))
+        issuer = pickle.loads(pickle.dumps(TableCredentials(settings(script), ADDRESS, "s3://lake/4f", None)))
         found = issuer.issue()
         [(method, path, _, _)] = script.requests
-    assert (method, path) == ("GET", "/v1/table/team$robot_telemetry/credentials")
+    assert (method, path) == ("GET", "/v1/table/team$robot_telemetry/credentials?location=s3%3A%2F%2Flake%2F4f")
     assert found.options["aws_session_token"] == "hidden"
     assert found.lifetime_s is not None
     assert 20 < found.lifetime_s <= 50
@@ -175,11 +175,11 @@ def test_the_issuer_survives_pickling_and_renews() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [(refusal(404, 4), "dropped or renamed"), (refusal(403, 15), "no"), (ok({"storage_options": {}}), "issues none")],
+    [(refusal(404, 4), "since it was opened"), (refusal(403, 15), "no"), (ok({"storage_options": {}}), "issues none")],
 )
 def test_an_issuer_that_refuses(answer: Any, message: str) -> None:
     with serving(answer) as script, pytest.raises(AccessDeniedError, match=message):
-        TableCredentials(settings(script), ADDRESS, None).issue()
+        TableCredentials(settings(script), ADDRESS, "s3://lake/4f", None).issue()
 
 
 @pytest.mark.parametrize(
