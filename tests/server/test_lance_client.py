@@ -61,7 +61,7 @@ def test_errors_have_the_codes_of_the_specification(server: RunningServer, table
     tables.declare_table(f"{name}$t", lance.DeclareTableRequest())
     stranger = server.new_key(name, "sam", "reader")
     foreign = lance.TableApi(client(server, stranger))
-    cases = [
+    cases: list[Any] = [
         (errors.NotFoundException, 4, lambda: tables.describe_table(f"{name}$no", lance.DescribeTableRequest())),
         (errors.NotFoundException, 1, lambda: tables.describe_table("nowhere$t", lance.DescribeTableRequest())),
         (errors.NotFoundException, 1, lambda: namespaces.describe_namespace("no", lance.DescribeNamespaceRequest())),
@@ -71,7 +71,7 @@ def test_errors_have_the_codes_of_the_specification(server: RunningServer, table
         (errors.BadRequestException, 13, lambda: tables.describe_table("Not$Valid", lance.DescribeTableRequest())),
         (errors.ForbiddenException, 15, lambda: foreign.describe_table("default$t", lance.DescribeTableRequest())),
         (errors.ForbiddenException, 15, lambda: foreign.drop_table(f"{name}$t")),
-        (errors.UnauthorizedException, 16, lambda: Any(client(server, "no-key")).drop_table("t")),
+        (errors.UnauthorizedException, 16, lambda: lance.TableApi(client(server, "no-key")).drop_table("t")),
     ]  # fmt: skip
     for expected, code, act in cases:
         with pytest.raises(expected) as raised:

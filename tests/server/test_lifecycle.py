@@ -287,7 +287,7 @@ def test_health_is_bad_without_a_database(tmp_path: Path) -> None:
     database = new_database()
     with running(tmp_path, "--database", database) as server:
         with psycopg.connect(f"{postgres_url()}/postgres", autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE "{database.rpartition("/")[2]}" WITH (FORCE)')  # type: ignore[arg-type]
+            connection.execute(f'DROP DATABASE "{database.rpartition("/")[2]}" WITH (FORCE)')
         deadline = time.monotonic() + 60
         while (reply := server.request("GET", "/health")).status == 200:
             assert time.monotonic() < deadline

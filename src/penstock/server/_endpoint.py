@@ -26,6 +26,8 @@ _PRINCIPAL_KEY = "penstock.principal"
 _HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
+)
+_PAGE_HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
@@ -176,6 +178,7 @@ async def _send(answer: Answer, send: Send, *, close: bool = False) -> None:
         (b"content-length", str(len(answer.body)).encode()),
         *((name.encode(), value.encode()) for name, value in answer.headers.items()),
         *([(b"connection", b"close")] if close else []),
+        *(_PAGE_HEADERS if answer.media_type.startswith("text/html") else ()),
     ]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

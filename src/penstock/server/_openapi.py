@@ -48,13 +48,13 @@ _ERROR_HEADERS = {429: ("retry-after",), 405: ("allow",), 401: ("www-authenticat
 def openapi_document() -> bytes:
     """The document, as JSON."""
     inputs = dict.fromkeys(each.request for each in OPERATIONS if each.method == "POST" and each.request is not None)
-    outputs: dict[type[Model], None] = {}
+    outputs: dict[type[Model], None] = {ErrorResponse: None}
     for operation in OPERATIONS:
         if not isinstance(operation.response, str):
             outputs[operation.response] = None
     models: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = []
     models += [(model, "validation") for model in inputs]
-    models += [(model, "serialization") for model in (*outputs, ErrorResponse)]
+    models += [(model, "serialization") for model in outputs]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
