@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, running
 
 
 @pytest.fixture
@@ -236,3 +236,27 @@ def test_the_admin_registers_tables_in_allowed_locations_only(server: RunningSer
     reply = server.request("POST", "/v1/table/ext/register", {"location": str(tmp_path)}, key=server.admin_key)
     assert (reply.status, reply.document["code"]) == (403, 15)
     assert "--location" in reply.document["error"]
+
+
+def test_a_table_in_an_allowed_location_is_registered_and_served(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    location = str(shared / "team" / "frames")
+    dataset = penstock.create(location, {"x": "int64"})
+    dataset.append({"x": [1, 2, 3]})
+    dataset.commit("rows")
+    with running(tmp_path, "--location", str(shared)) as server:
+        admin = server.new_key("default", "ada", "admin")
+        refused = server.request("POST", "/v1/table/frames/register", {"location": location}, key=admin)
+        assert (refused.status, refused.document["code"]) == (403, 15)
+        registered = server.post("/v1/table/frames/register", {"location": location, "properties": {"from": "team"}})
+        assert registered["location"] == location
+        found = server.post("/v1/table/frames/describe", {"load_detailed_metadata": True}, key=admin)
+        assert (found["location"], found["stats"]["num_rows"]) == (location, 3)
+        assert found["properties"]["from"] == "team"
+        again = server.request("POST", "/v1/table/copy/register", {"location": location}, key=server.admin_key)
+        assert (again.status, again.document["code"]) == (409, 5)
+        for outside in (f"{shared}-2/frames", f"{shared}/../elsewhere", str(tmp_path)):
+            reply = server.request("POST", "/v1/table/other/register", {"location": outside}, key=server.admin_key)
+            assert reply.status == 403, outside
+        server.post("/v1/table/frames/deregister", key=admin)
+    assert len(penstock.load(location)) == 3

@@ -19,6 +19,8 @@ from penstock.cli import main
 from tests.server.running import LIMIT_S, running
 from tests.servers import new_database, postgres_url
 
+AZURE = ("--option", "account_name=account", "--option", "account_key=c2VjcmV0")
+
 
 def test_nothing_needs_to_be_configured(tmp_path: Path) -> None:
     with running(tmp_path) as server:
@@ -54,6 +56,30 @@ def test_the_admins_key_is_printed_once_over_racing_starts(tmp_path: Path, datab
         [key] = [server.admin_key for server in (first, second) if server.admin_key]
         for server in (first, second):
             assert server.get("/v1/whoami", key=key)["server_admin"] is True
+
+
+def test_a_lost_key_of_the_admin_is_replaced(tmp_path: Path, database: str) -> None:
+    with running(tmp_path, "--database", database) as server:
+        lost, first_text = server.admin_key, server.out.read_text()
+        server.stop()
+        server.arguments = [*server.arguments, "--new-admin-key"]
+        server.start()
+        assert server.admin_key != lost
+        assert server.out.read_text() == first_text.replace(lost, server.admin_key)
+        assert server.get("/v1/whoami")["server_admin"] is True
+        assert [key["member"] for key in server.get("/v1/namespace/$/key/list")["keys"]] == ["admin", "admin"]
+        [event] = server.get("/v1/namespace/$/audit/list")["events"]
+        assert (event["operation"], event["target"]) == ("create_key", "$")
+        assert event["key_id"] == server.admin_key.split("_")[1]
+        assert "--new-admin-key" in event["detail"]
+        server.post(f"/v1/namespace/$/key/{lost.split('_')[1]}/revoke")
+    assert "pen_" not in server.log.read_text()
+
+
+def test_a_first_start_that_asks_for_a_new_key_prints_one(tmp_path: Path) -> None:
+    with running(tmp_path, "--new-admin-key") as server:
+        assert server.out.read_text().count("pen_") == 1
+        assert len(server.get("/v1/namespace/$/key/list")["keys"]) == 1
 
 
 def test_kill_and_restart_keep_everything(tmp_path: Path, database: str) -> None:
@@ -242,6 +268,8 @@ def test_an_open_port_without_tls_is_warned_of(tmp_path: Path) -> None:
         (["--host", "192.0.2.1"], "--host"),
         (["--storage", "ftp://x/y"], "ftp"),
         (["--storage", "s3://bucket/x"], "--allow-shared-credentials"),
+        ([*AZURE, "--storage", "az://lake/tables"], "--hierarchical"),
+        ([*AZURE, "--storage", "az://lake/tables", "--hierarchical", "--host", "192.0.2.1"], "cannot listen"),
         (["--database", "mysql://x/y"], "postgresql://"),
         (["--option", "secret"], "KEY=VALUE"),
     ],

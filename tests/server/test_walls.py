@@ -130,6 +130,7 @@ def test_a_foreign_workspace_is_refused_whether_it_exists_or_not(tenants: Tenant
     for workspace in ("red", "nowhere"):
         reply = tenants.server.request("POST", f"/v1/table/{workspace}$tides/describe", {}, key=tenants.stranger)
         assert reply.status == 403
+        assert "PENSTOCK_WORKSPACE=blue (or --workspace)" in reply.document["error"]
         messages.add(reply.document["error"].replace(workspace, "…"))
     assert len(messages) == 1
 

@@ -1,8 +1,6 @@
 """`penstock serve`."""
 
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -40,6 +38,10 @@ def serve(
             help="Give clients credentials that reach all tables, where the store cannot narrow them.",
         ),
     ] = False,
+    hierarchical: Annotated[
+        bool,
+        typer.Option("--hierarchical", help="Azure: the account has a hierarchical namespace, so tables are folders."),
+    ] = False,
     location: Annotated[
         list[str] | None,
         typer.Option(metavar="URI", help="Another place whose tables may be registered; can be repeated."),
@@ -54,13 +56,18 @@ def serve(
     ] = 200.0,
     tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None,
+    new_admin_key: Annotated[
+        bool, typer.Option("--new-admin-key", help="Print a further key of the server's admin, if the first is lost.")
+    ] = False,
 ) -> CommandResult:
     """Serve managed tables to a team, until SIGTERM or Ctrl-C.
 
     Clients get the location of a table and short-lived credentials for it; data does not pass through the server. The
-    first start prints the key of the server's admin, once. Without options, everything is in PENSTOCK_HOME.
+    first start prints the key of the server's admin, once; --new-admin-key prints a further one. Without options,
+    everything is in PENSTOCK_HOME.
     """
-    server = _server()
+    from penstock import server
+
     home = Catalog().home / "server"
     config = server.ServerConfig(
         database=database or str(_folder(home) / "catalog"),
@@ -68,6 +75,7 @@ def serve(
         options=context.storage_options,
         role_arn=role_arn,
         allow_shared_credentials=allow_shared_credentials,
+        hierarchical=hierarchical,
         locations=tuple(location or ()),
         credential_lifetime_s=credential_lifetime,
         retention_days=retention_days,
@@ -84,17 +92,12 @@ def serve(
             "Warning",
         )
 
-    server.serve(config, lambda started: _announce(started.url, started.admin_key, narrow=started.narrow))
+    server.serve(
+        config,
+        lambda started: _announce(started.url, started.admin_key, narrow=started.narrow),
+        new_admin_key=new_admin_key,
+    )
     return CommandResult({"stopped": True}, [])
-
-
-def _server() -> ModuleType:
-    try:
-        return import_module("penstock.server")
-    except ImportError as error:
-        raise InvalidInputError(
-            f"a server needs {error.name or 'packages'}, which is not installed: pip install 'penstock[server]'"
-        ) from error
 
 
 def _folder(path: Path) -> Path:

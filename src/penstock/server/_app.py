@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from penstock.catalog.registry import Registry  # first, because it says which package is missing
+
+# isort: split
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.catalog.registry import Registry
 from penstock.catalog.vending import CachedVendor, Vendor, make_vendor
 from penstock.errors import PenstockError
 from penstock.server._config import ServerConfig
@@ -84,6 +86,7 @@ def new_vendor(config: ServerConfig) -> Vendor:
         role_arn=config.role_arn,
         lifetime_s=config.credential_lifetime_s,
         allow_shared=config.allow_shared_credentials,
+        hierarchical=config.hierarchical,
         locations=config.locations,
     )
 

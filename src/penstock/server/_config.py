@@ -26,6 +26,8 @@ class ServerConfig:
     credential_lifetime_s: float = 3600.0
     allow_shared_credentials: bool = False
     """Whether clients may get credentials that reach other tables too, where the store cannot narrow them."""
+    hierarchical: bool = False
+    """Whether the Azure account has a hierarchical namespace, so that credentials can be limited to a folder."""
     locations: tuple[str, ...] = ()
     """Other places whose tables the server's admin may register."""
     retention_days: float = 7.0

@@ -150,7 +150,8 @@ def _authorize(operation: Operation, principal: Principal, target: Target) -> No
     if target.workspace != principal.workspace:
         raise denied(
             f"this key is for the workspace {principal.workspace} and has no rights in {target.workspace}; "
-            "use a key of that workspace"
+            f"set PENSTOCK_WORKSPACE={principal.workspace} (or --workspace) to work with the key's own, or use a key "
+            f"of {target.workspace}"
         )
     if _RANKS[principal.role] < _RANKS[operation.right]:
         raise denied(

@@ -17,12 +17,13 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.supervisors import Multiprocess
 
-from penstock.catalog.registry import Registry
+from penstock.catalog.registry import AuditEvent, Registry
 from penstock.errors import InvalidInputError, StorageError
 from penstock.server._app import create_app, new_vendor
 from penstock.server._config import ServerConfig
 from penstock.server._logging import log_settings
 from penstock.server._metrics import MULTIPROCESS_FOLDER
+from penstock.server.operations import DELIMITER
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -40,14 +41,15 @@ class Started:
     narrow: bool
     """Whether clients get credentials of one table only."""
     admin_key: str | None = field(repr=False)
-    """The key of the server's admin, on the first start of the first process only."""
+    """A key of the server's admin: on the first start of the first process, and where a new one is asked for."""
 
 
-def serve(config: ServerConfig, announce: Callable[[Started], None]) -> None:
+def serve(config: ServerConfig, announce: Callable[[Started], None], *, new_admin_key: bool = False) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are answered, and what is buffered is written.
 
-    Raises `InvalidInputError` for a configuration that cannot work, before anything is created; `StorageError` if the
-    database does not answer.
+    `new_admin_key` creates a further key of the server's admin, for those who have lost the first one. Raises
+    `InvalidInputError` for a configuration that cannot work, before anything is created; `StorageError` if the database
+    does not answer.
     """
     vendor = new_vendor(config)
     _check_certificate(config)
@@ -57,6 +59,8 @@ def serve(config: ServerConfig, announce: Callable[[Started], None]) -> None:
         try:
             registry.migrate()
             admin_key = registry.bootstrap()
+            if new_admin_key and admin_key is None:
+                admin_key = _new_admin_key(registry)
         finally:
             registry.close()
         announce(Started(_url(config, listener), vendor.narrow, admin_key))
@@ -65,6 +69,23 @@ def serve(config: ServerConfig, announce: Callable[[Started], None]) -> None:
                 _uvicorn_server(config).run(sockets=[listener])
         else:
             _run_workers(config, listener)
+
+
+def _new_admin_key(registry: Registry) -> str:
+    """The text of a further key of the server's admin; whoever can start a server has the rights to it."""
+    text, info = registry.create_key(None, "admin", note="created by --new-admin-key")
+    event = AuditEvent(
+        time_us=time.time_ns() // 1000,
+        request_id="",
+        member=info.member,
+        key_id=info.id,
+        operation="create_key",
+        target=DELIMITER,
+        outcome=200,
+        detail=info.note,
+    )
+    registry.audit(event, now=True)
+    return text
 
 
 def _uvicorn_config(config: ServerConfig, app: Callable[[], Starlette]) -> uvicorn.Config:

@@ -3,6 +3,9 @@
 import time
 from collections.abc import Callable
 
+from penstock.catalog import _server_packages  # noqa: F401  first, because it says which package is missing
+
+# isort: split
 import sqlalchemy as sa
 
 from penstock.catalog.registry._audit import AuditLog, Flusher
