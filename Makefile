@@ -18,7 +18,7 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	sh scripts/install_servers.sh
-	$(BIN)/python -m pytest -m slow
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m slow
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

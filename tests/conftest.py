@@ -10,9 +10,10 @@ from tests.servers import KINDS, StoreLocation, new_location
 
 # Hypothesis has no bound on time: on a busy machine it would fail whatever example is slow. CI always runs the same
 # examples, so that a failure belongs to the change under test.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
 # Tests use the embedded catalog unless they start a server.
 for _name in ("PENSTOCK_API_KEY", "PENSTOCK_API_URL", "PENSTOCK_WORKSPACE"):
     os.environ.pop(_name, None)

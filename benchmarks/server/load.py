@@ -53,9 +53,7 @@ def main(port: str, key: str, table: str, clients: str, seconds: str) -> None:
     taken: list[float] = []
     errors: list[int] = []
     until = time.monotonic() + float(seconds)
-    threads = [
-        Thread(target=_client, args=(int(port), key, table, until, taken, errors)) for _ in range(int(clients))
-    ]
+    threads = [Thread(target=_client, args=(int(port), key, table, until, taken, errors)) for _ in range(int(clients))]
     for thread in threads:
         thread.start()
     for thread in threads:

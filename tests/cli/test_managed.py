@@ -122,6 +122,21 @@ def test_members_and_keys_are_managed(run: RunCommand, log_in: str, server: Runn
     assert run("members", "list", "--workspace", "lab").code == 1
 
 
+def test_workspaces_are_created_and_dropped_by_the_admin_of_the_server(
+    run: RunCommand, log_in: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_API_URL", server.url)
+    monkeypatch.setenv("PENSTOCK_API_KEY", server.admin_key)
+    assert run("workspaces", "create", "arms").code == 0
+    assert "arms" in run("workspaces", "list", "--json").document["workspaces"]
+    assert run("members", "set", "bob", "admin", "--workspace", "arms").code == 0
+    monkeypatch.setenv("PENSTOCK_API_KEY", server.new_key("arms", "bob", "admin"))
+    assert "admin" in run("workspaces", "create", "legs").err
+    monkeypatch.setenv("PENSTOCK_API_KEY", server.admin_key)
+    assert run("workspaces", "drop", "arms").code == 0
+    assert "arms" not in run("workspaces", "list").out
+
+
 def test_the_embedded_catalog_has_no_members(run: RunCommand) -> None:
     for words in (["members", "list"], ["keys", "list"], ["keys", "create", "bob"]):
         result = run(*words)

@@ -11,7 +11,10 @@ PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python" in page.read_
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_runs(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_runs(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     names: dict[str, Any] = {"place": str(tmp_path / "table")}
     exec(compile(code, str(page), "exec"), names)

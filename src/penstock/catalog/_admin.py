@@ -49,6 +49,14 @@ class WorkspaceAdmin:
         found = self._api.get("/v1/whoami", "check the API key").document
         return self._made(KeyOwner, {"workspace": None, **found})
 
+    def create(self) -> None:
+        """Create the workspace, as an admin of the server; raises `AlreadyExistsError`."""
+        self._api.post(f"{self._path}/create", f"create the workspace {self.workspace!r}", {})
+
+    def drop(self) -> None:
+        """Remove the workspace without tables, as an admin of the server, with its members and keys."""
+        self._api.post(f"{self._path}/drop", f"drop the workspace {self.workspace!r}", {})
+
     def members(self) -> dict[str, str]:
         """The members of the workspace with their roles."""
         found = self._api.get(f"{self._path}/member/list", self._what("list the members")).document

@@ -33,6 +33,7 @@ from penstock.cli._serve import serve
 from penstock.cli._tables import tables
 from penstock.cli._vacuum import vacuum
 from penstock.cli._verify import verify
+from penstock.cli._workspaces import workspaces
 
 _HELP = """
 A data lake for training: create tables, inspect them, and work with their history.
@@ -69,6 +70,7 @@ _SERVER = (login, logout, tables)
 for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN, *_SERVER):
     app.command(function.__name__)(command(function))
 app.add_typer(index, name="index")
+app.add_typer(workspaces, name="workspaces")
 app.add_typer(members, name="members")
 app.add_typer(keys, name="keys")
 app.command("serve")(command(serve, in_thread=False))
