@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from penstock.errors import AccessDeniedError, StorageError, StorageTimeoutError
 
-_PREFIX = re.compile(r"aws_|azure_storage_|azure_|google_")
+_PREFIX = re.compile(r"^(aws_|azure_storage_|azure_|google_)")
 _SECRETS = {
     "s3": {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "session_token": "token"},
     "az": {"sas_token": "sas_token", "account_key": "access_key"},
@@ -123,7 +123,11 @@ class RenewedCredentials:
         current, now = self.ensure(_PROVIDER_WAIT_S), time.monotonic()
         cached_s = min(max(current.renew_s - now, _POLL_S), current.expires_s - now)
         secrets: dict[str, Any] = {"token": None} if self._scheme == "s3" else {}
-        return secrets | current.secrets | {"expires_at": datetime.now(UTC) + timedelta(seconds=min(cached_s, _MAX_CACHED_S))}
+        return (
+            secrets
+            | current.secrets
+            | {"expires_at": datetime.now(UTC) + timedelta(seconds=min(cached_s, _MAX_CACHED_S))}
+        )
 
     @property
     def current(self) -> IssuedCredentials | None:
@@ -227,7 +231,7 @@ def is_issuer_failure(error: StorageError) -> bool:
 
 def split_options(scheme: str, options: Mapping[str, str]) -> tuple[dict[str, str | None], dict[str, str]]:
     """The secrets in the options, in obstore's form, and other settings by one name each, without a cloud's prefix."""
-    plain = {_PREFIX.sub("", name.lower(), count=1): value for name, value in options.items()}
+    plain = {_PREFIX.sub("", name.lower()): value for name, value in options.items()}
     settings = {_ALIASES[scheme].get(name, name): value for name, value in plain.items()}
     return {name: settings.pop(option, None) for option, name in _SECRETS[scheme].items()}, settings
 
