@@ -1,6 +1,7 @@
 """What a catalog knows of a table, and what every catalog can do."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -9,6 +10,24 @@ from penstock.catalog._address import TableAddress
 from penstock.storage import CredentialIssuer, Credentials
 
 Access = Literal["read", "write"]
+
+_PREFIX = re.compile(r"^(aws_|azure_storage_|azure_|google_)")
+_PLACE = {"region", "endpoint", "virtual_hosted_style_request", "account_name", "base_url"}
+_CREDENTIALS = {
+    *("access_key_id", "secret_access_key", "session_token", "sas_token", "token", "skip_signature"),
+    *("account_key", "access_key", "service_account_key"),
+}
+
+
+def option_kind(name: str) -> Literal["place", "credentials"] | None:
+    """What a storage option that a server sends describes; None if a client does not accept it from a server.
+
+    Others name files whose content the store would send, hosts that it would ask for credentials, or proxies.
+    """
+    bare = _PREFIX.sub("", name)
+    if bare in _PLACE:
+        return "place"
+    return "credentials" if bare in _CREDENTIALS else None
 
 
 @dataclass(frozen=True)
@@ -22,10 +41,10 @@ class CatalogEntry:
     """Creation time of the entry, in microseconds since 1970."""
     table_id: str | None = None
     """The id of the table, if it was given on registration."""
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the store, such as its endpoint; no secrets."""
     issuer: CredentialIssuer | None = None
-    """Issues credentials for the table; None if those of the user apply."""
+    """Issues credentials for the table; None if those of the user apply, never so for a bucket of a server."""
     credentials: Credentials | None = None
     """Credentials that came with the entry, so that opening the table costs no further request."""
     dropped_us: int | None = None

@@ -53,7 +53,7 @@ class _Response:
         """The answer as JSON; None if it is anything else, such as the page of a proxy."""
         try:
             found = json.loads(self.body) if self.body else {}
-        except ValueError:
+        except (RecursionError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
@@ -63,7 +63,7 @@ def understood(url: str, what: str) -> Iterator[None]:
     """Turn the errors of reading a document whose fields are not the expected ones into a `StorageError`."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise StorageError(
             f"cannot {what}: the server {url} gave an answer that this version does not understand; use the version of"
             " Penstock that the server has"

@@ -8,16 +8,15 @@ from urllib.parse import quote
 
 from penstock.catalog._address import TableAddress
 from penstock.catalog._catalog import Catalog
-from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
+from penstock.catalog._entry import Access, CatalogEntry, TableCatalog, option_kind
 from penstock.catalog._http import Answer, ServerApi, understood
 from penstock.catalog._locations import checked_uri
-from penstock.catalog._settings import ServerSettings, find_settings
+from penstock.catalog._settings import ServerSettings, find_settings, is_loopback
 from penstock.catalog._suggestions import dropped_message, not_found_message
-from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError
-from penstock.storage import Credentials
+from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError, StorageError
+from penstock.storage import CredentialIssuer, Credentials, local_path
 
-_PREFIXES = ("aws_", "azure_storage_", "google_")
-_SECRETS = {"access_key_id", "secret_access_key", "session_token", "sas_token", "token"}
+_ALLOW_FOLDERS = "PENSTOCK_ALLOW_FOLDERS"
 _EXPIRY = "expires_at_millis"
 _PAGE = 500
 
@@ -29,7 +28,12 @@ def open_catalog(settings: ServerSettings | None = None) -> TableCatalog:
 
 
 class RemoteCatalog:
-    """Maps addresses to the tables of a server, with credentials for each; the data itself comes from the store."""
+    """Maps addresses to the tables of a server, with credentials for each; the data itself comes from the store.
+
+    A server is trusted with its tables and not with this machine: it names no file, proxy or other host to ask for
+    credentials, credentials of the user do not go to the stores it names, and folders are opened only if it runs here
+    or the user allows it.
+    """
 
     def __init__(self, settings: ServerSettings, *, api: ServerApi | None = None) -> None:
         self.settings = settings
@@ -44,21 +48,21 @@ class RemoteCatalog:
     def find(self, address: TableAddress, *, access: Access | None = None) -> CatalogEntry:
         """The entry of a table with credentials, by one request; raises `NotFoundError` that suggests others."""
         try:
-            return self._describe(address, access)
+            return self._reachable(self._describe(address, access))
         except NotFoundError:
             raise NotFoundError(self._not_found_message(address)) from None
 
     def reserve(self, address: TableAddress) -> CatalogEntry:
         """Assign a location to an address, for a new table; idempotent across processes."""
         try:
-            return self._describe(address, None)
+            return self._reachable(self._describe(address, None))
         except NotFoundError:
             pass
         try:
             answer = self._post(address, "declare", f"create {address}", {"vend_credentials": True})
         except AlreadyExistsError:  # another process was first, or the answer to an attempt was lost
-            return self._describe(address, None)
-        return self._entry(address, answer, None)
+            return self._reachable(self._describe(address, None))
+        return self._reachable(self._entry(address, answer, None))
 
     def register(
         self, address: TableAddress, uri: str | os.PathLike[str], *, table_id: str | None = None
@@ -111,6 +115,7 @@ class RemoteCatalog:
                     TableAddress(workspace, row["name"]),
                     row["location"],
                     row["created_at_millis"] * 1000,
+                    issuer=_issuer(self.settings, TableAddress(workspace, row["name"]), row["location"], None),
                     dropped_us=_micros(row.get("dropped_at_millis")),
                     purge_us=_micros(row.get("purge_at_millis")),
                 )
@@ -120,13 +125,18 @@ class RemoteCatalog:
 
     def _pages(self, path: str, what: str, field: str, **query: str | None) -> list[Any]:
         found: list[Any] = []
-        token = None
+        token, seen = None, set[Any]()
         while True:
             document = self._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
             with understood(self.settings.url, what):
-                found += document[field]
-            token = document.get("page_token")
-            if not token:
+                page = list(document[field])
+                token = document.get("page_token")
+                repeats = token in seen
+                seen.add(token)
+            if repeats:
+                raise StorageError(f"cannot {what}: the server {self.settings.url} repeats a page; upgrade the server")
+            found += page
+            if not token or not page:
                 return found
 
     def _post(self, address: TableAddress, operation: str, what: str, body: Mapping[str, Any]) -> Answer:
@@ -147,18 +157,27 @@ class RemoteCatalog:
     def _entry(self, address: TableAddress, answer: Answer, access: Access | None) -> CatalogEntry:
         found = answer.document
         with understood(self.settings.url, f"open {address}"):
-            options = found.get("storage_options") or {}
-            vended, location = _credentials(options, answer.date_s), str(found["location"])
+            place, vended = _split_options(self.settings, found.get("storage_options") or {}, answer.date_s)
+            location = str(found["location"])
             return CatalogEntry(
                 address,
                 location,
                 found["created_at_millis"] * 1000,
                 (found.get("properties") or {}).get("table_id"),
-                storage_options={name: value for name, value in options.items() if not _is_secret(name)},
-                issuer=None if vended is None else TableCredentials(self.settings, address, location, access),
+                storage_options=place,
+                issuer=_issuer(self.settings, address, location, access),
                 credentials=vended,
                 purge_us=_micros(found.get("purge_at_millis")),
             )
+
+    def _reachable(self, entry: CatalogEntry) -> CatalogEntry:
+        """The entry of a table to be opened; folders of this machine are not for a server elsewhere to name."""
+        if entry.issuer is None and not is_loopback(self.settings.url) and os.environ.get(_ALLOW_FOLDERS) != "1":
+            raise AccessDeniedError(
+                f"{entry.address} is in the folder {entry.uri}, says {self}, and a server on another machine must not"
+                f" choose folders of this one; if they share it and you trust the server, set {_ALLOW_FOLDERS}=1"
+            )
+        return entry
 
     def _not_found_message(self, address: TableAddress) -> str:
         try:
@@ -191,26 +210,44 @@ class TableCredentials:
         except NotFoundError as error:
             raise AccessDeniedError(f"{error} since it was opened; restore it") from None
         with understood(self.settings.url, what):
-            found = _credentials(answer.document.get("storage_options") or {}, answer.date_s)
+            _, found = _split_options(self.settings, answer.document.get("storage_options") or {}, answer.date_s)
         if found is None:
-            raise AccessDeniedError(f"cannot {what}: the server {self.settings.url} issues none for it any more")
+            raise AccessDeniedError(
+                f"cannot {what}: the server {self.settings.url} issues none for it, and those of your environment are"
+                " not sent where a server says; give credentials as storage_options"
+            )
         return found
 
 
-def _credentials(options: Mapping[str, str], date_s: float) -> Credentials | None:
-    """The secrets among the options of a store, with the time they last; None if there are none."""
-    secrets = {name: value for name, value in options.items() if _is_secret(name) and name != _EXPIRY}
-    if not secrets:
-        return None
-    expiry = options.get(_EXPIRY)
-    return Credentials(secrets, None if expiry is None else max(0.0, int(expiry) / 1000 - date_s))
+def _issuer(
+    settings: ServerSettings, address: TableAddress, location: str, access: Access | None
+) -> CredentialIssuer | None:
+    """For every bucket, also one without credentials: else those of the user would go where the server says."""
+    return TableCredentials(settings, address, location, access) if local_path(location) is None else None
 
 
-def _is_secret(name: str) -> bool:
-    """Whether an option belongs to credentials; the others are settings of the store."""
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name in _SECRETS or name == _EXPIRY
+def _split_options(
+    settings: ServerSettings, options: Mapping[str, str], date_s: float
+) -> tuple[dict[str, str], Credentials | None]:
+    """The place of a store, and credentials if there are any, with the time they last.
+
+    Raises `AccessDeniedError` for every other option: the answer of a server is not trusted.
+    """
+    found: dict[str, dict[str, str]] = {"place": {}, "credentials": {}}
+    for name, value in options.items():
+        if name == _EXPIRY:
+            continue
+        if (kind := option_kind(name)) is None:
+            raise AccessDeniedError(
+                f"the server {settings.url} sends the storage option {name[:60]!r}, and its answer is not trusted with"
+                " that: it may name the place of a table and credentials; have the option removed from the server"
+            )
+        if not isinstance(value, str):
+            raise TypeError(f"the storage option {name} is no text")
+        found[kind][name] = value
+    secrets, expiry = found["credentials"], options.get(_EXPIRY)
+    lifetime_s = None if expiry is None else max(0.0, int(expiry) / 1000 - date_s)
+    return found["place"], Credentials(secrets, lifetime_s) if secrets else None
 
 
 def _id(address: TableAddress) -> str:

@@ -1,5 +1,6 @@
 """Short-lived credentials that someone else issues, and that are replaced before they expire."""
 
+import json
 import random
 import re
 import threading
@@ -12,13 +13,14 @@ from typing import Any, Protocol
 
 from penstock.errors import AccessDeniedError, StorageError, StorageTimeoutError
 
-_PREFIX = re.compile(r"aws_|azure_storage_|azure_|google_")
+_PREFIX = re.compile(r"^(aws_|azure_storage_|azure_|google_)")
 _SECRETS = {
     "s3": {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "session_token": "token"},
-    "az": {"sas_token": "sas_token"},
+    "az": {"sas_token": "sas_token", "account_key": "access_key"},
     "gs": {"token": "token"},
 }
 """The secret options of a cloud, and their names in the answer of a credential provider."""
+_NEEDED = {"s3": ("access_key_id", "secret_access_key"), "az": ("sas_token",), "gs": ("token",)}
 _ALIASES = {
     "s3": {
         "token": "session_token",
@@ -26,7 +28,7 @@ _ALIASES = {
         "endpoint_url_s3": "endpoint",
         "default_region": "region",
     },
-    "az": {"sas_key": "sas_token"},
+    "az": {"sas_key": "sas_token", "access_key": "account_key"},
     "gs": {"bearer_token": "token"},
 }
 _RENEW_AFTER = (0.4, 0.6)  # of the lifetime: workers that start together do not renew together
@@ -65,11 +67,25 @@ class IssuedCredentials:
 
     def __init__(self, scheme: str, credentials: Credentials, *, received_s: float) -> None:
         self.options, self.lifetime_s = dict(credentials.options), credentials.lifetime_s
-        self.secrets, self.settings = split_options(scheme, self.options)
+        secrets, self.settings = split_options(scheme, self.options)
+        self.secrets = {name: value for name, value in secrets.items() if value}
+        self.signing = self._take_signing(scheme)
         lifetime_s = float("inf") if self.lifetime_s is None else self.lifetime_s
         self.renew_s = received_s + lifetime_s * _jitter.uniform(*_RENEW_AFTER)
         self.expires_s = received_s + lifetime_s - min(lifetime_s * _MARGIN, _MAX_MARGIN_S)
         self.expires_unix_s = time.time() - time.monotonic() + received_s + lifetime_s
+
+    def _take_signing(self, scheme: str) -> dict[str, str]:
+        """The settings by which obstore signs requests, or leaves them unsigned, where it takes no secrets for that."""
+        public, account = self.settings.pop("skip_signature", ""), self.settings.pop("service_account_key", "")
+        if self.secrets:
+            return {}
+        if public.lower() == "true":
+            return {"skip_signature": "true"}
+        if scheme != "gs" or not account:
+            return {}
+        self.settings = _account_settings(account) | self.settings
+        return {"service_account_key": account}
 
 
 class RenewedCredentials:
@@ -106,7 +122,12 @@ class RenewedCredentials:
         """The current credentials, in the form that obstore takes."""
         current, now = self.ensure(_PROVIDER_WAIT_S), time.monotonic()
         cached_s = min(max(current.renew_s - now, _POLL_S), current.expires_s - now)
-        return current.secrets | {"expires_at": datetime.now(UTC) + timedelta(seconds=min(cached_s, _MAX_CACHED_S))}
+        secrets: dict[str, Any] = {"token": None} if self._scheme == "s3" else {}
+        return (
+            secrets
+            | current.secrets
+            | {"expires_at": datetime.now(UTC) + timedelta(seconds=min(cached_s, _MAX_CACHED_S))}
+        )
 
     @property
     def current(self) -> IssuedCredentials | None:
@@ -167,8 +188,10 @@ class RenewedCredentials:
 
     def _accept(self, credentials: Credentials, received_s: float) -> IssuedCredentials:
         issued = IssuedCredentials(self._scheme, credentials, received_s=received_s)
-        for option, name in _SECRETS[self._scheme].items():
-            if not issued.secrets[name] and option != "session_token":
+        if issued.signing or "access_key" in issued.secrets:
+            return issued
+        for option in _NEEDED[self._scheme]:
+            if option not in issued.secrets:
                 raise AccessDeniedError(f"the credentials issued for {self._uri} lack {option}; upgrade the server")
         return issued
 
@@ -208,9 +231,18 @@ def is_issuer_failure(error: StorageError) -> bool:
 
 def split_options(scheme: str, options: Mapping[str, str]) -> tuple[dict[str, str | None], dict[str, str]]:
     """The secrets in the options, in obstore's form, and other settings by one name each, without a cloud's prefix."""
-    plain = {_PREFIX.sub("", name.lower(), count=1): value for name, value in options.items()}
+    plain = {_PREFIX.sub("", name.lower()): value for name, value in options.items()}
     settings = {_ALIASES[scheme].get(name, name): value for name, value in plain.items()}
     return {name: settings.pop(option, None) for option, name in _SECRETS[scheme].items()}, settings
+
+
+def _account_settings(account: str) -> dict[str, str]:
+    """The settings in a service account's key, which is the content of a file and never the name of one."""
+    try:
+        url = json.loads(account).get("gcs_base_url")
+    except (AttributeError, RecursionError, ValueError):
+        raise AccessDeniedError("the service account key that was issued is not a JSON object; correct it") from None
+    return {} if url is None else {"base_url": str(url)}
 
 
 def _restore(

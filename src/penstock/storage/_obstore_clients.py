@@ -12,7 +12,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.errors import InvalidInputError
 from penstock.storage._aws_credentials import load_aws_profile
-from penstock.storage._credentials import RenewedCredentials, split_options
+from penstock.storage._credentials import IssuedCredentials, RenewedCredentials, split_options
 from penstock.storage._obstore_errors import is_panic
 
 Client: TypeAlias = AzureStore | GCSStore | S3Store
@@ -35,6 +35,12 @@ _ISSUED_DEFAULTS = {
     "s3": {"region": "us-east-1", "s3_express": "false", "virtual_hosted_style_request": "false"},
 }
 
+_USER_SIGNING = ("profile", "service_account_key", "skip_signature")
+_ACCOUNT_VARIABLES = {
+    *("google_bearer_token", "google_service_account", "google_service_account_path", "service_account"),
+}
+"""Take precedence over a service account's key among the settings, or exclude it; in any case of letters."""
+
 CLOUD_SCHEMES = tuple(_CONSTRUCTORS)
 
 
@@ -51,7 +57,9 @@ def load_config(scheme: str, options: Mapping[str, str], renewed: RenewedCredent
     Raises `InvalidInputError` for a profile that cannot be used.
     """
     if renewed is not None:
-        return ClientConfig(_issued_settings(scheme, options, renewed), renewed)
+        issued = renewed.current
+        provider = renewed if issued is None or not issued.signing else None
+        return ClientConfig(_issued_settings(scheme, options, issued), provider)
     settings: dict[str, str] = dict(options)
     credentials = None
     if scheme == "s3":
@@ -61,11 +69,14 @@ def load_config(scheme: str, options: Mapping[str, str], renewed: RenewedCredent
     return ClientConfig(settings, credentials)
 
 
-def _issued_settings(scheme: str, options: Mapping[str, str], renewed: RenewedCredentials) -> dict[str, str]:
+def _issued_settings(scheme: str, options: Mapping[str, str], issued: IssuedCredentials | None) -> dict[str, str]:
     """Settings that came with issued credentials, and the options, which take precedence; none of the environment."""
-    issued = {} if renewed.current is None else renewed.current.settings
-    settings = _ISSUED_DEFAULTS[scheme] | issued | split_options(scheme, options)[1] | {"skip_signature": "false"}
-    settings.pop("profile", None)
+    came, signing = ({}, {}) if issued is None else (issued.settings, issued.signing)
+    given = {name: value for name, value in split_options(scheme, options)[1].items() if name not in _USER_SIGNING}
+    settings = _ISSUED_DEFAULTS[scheme] | came | given | {"skip_signature": "false"} | signing
+    if "service_account_key" in signing:
+        for name in (name for name in os.environ if name.lower() in _ACCOUNT_VARIABLES):
+            raise InvalidInputError(f"{name} would replace the service account that the server issues; unset {name}")
     if scheme == "s3":
         settings.setdefault("endpoint", f"https://s3.{settings['region']}.amazonaws.com")
         settings["aws_endpoint_url_s3"] = settings["endpoint"]  # the variable takes precedence over `endpoint`

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock.catalog._entry import Access
+from penstock.catalog._entry import Access, option_kind
 from penstock.catalog.vending._bucket import BucketVendor
 from penstock.catalog.vending._locations import Locations
 from penstock.catalog.vending._settings import bare
@@ -47,4 +47,8 @@ def _shared_options(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
             f"credentials that clients share must be storage options ({' or '.join(_SHAREABLE[scheme])}): those in the "
             "environment, profiles and files of the server are not handed out"
         )
-    return {f"{_PREFIX[scheme]}{name}" if name in _PREFIXED else name: value for name, value in settings.items()}
+    return {
+        f"{_PREFIX[scheme]}{name}" if name in _PREFIXED else name: value
+        for name, value in settings.items()
+        if option_kind(name) is not None  # others concern this machine, and clients refuse them
+    }
