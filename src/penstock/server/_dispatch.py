@@ -92,21 +92,30 @@ class Dispatcher:
             self._audit(operation, call, target, answer, detail)
         return answer
 
+    def screen(self, operation: Operation, key: str | None) -> bool:
+        """Whether a key was valid before, from memory alone; raises an `ApiError` for a key that cannot be valid."""
+        if operation.right is None:
+            return False
+        if key is None:
+            raise unauthenticated("this needs an API key; send it as `Authorization: Bearer …` or `x-api-key`")
+        try:
+            return self._services.registry.is_known_key(key)
+        except AccessDeniedError as error:
+            raise unauthenticated(str(error)) from error
+
     def _authenticate(self, operation: Operation, call: Call) -> Principal:
         if operation.right is None:
             return _ANONYMOUS
-        if wait_s := self._address_limit.wait_s(call.address):
+        is_known = self.screen(operation, call.key)
+        assert call.key is not None
+        # Who guesses must not lock out those whose keys are valid and who come from the same address.
+        if not is_known and (wait_s := self._address_limit.wait_s(call.address)):
             raise throttled(wait_s)
         try:
-            if call.key is None:
-                raise unauthenticated("this needs an API key; send it as `Authorization: Bearer …` or `x-api-key`")
-            try:
-                principal = self._services.registry.authenticate(call.key)
-            except AccessDeniedError as error:
-                raise unauthenticated(str(error)) from error
-        except ApiError:
+            principal = self._services.registry.authenticate(call.key)
+        except AccessDeniedError as error:
             self._address_limit.take(call.address)
-            raise
+            raise unauthenticated(str(error)) from error
         if wait_s := self._key_limit.take(principal.key_id):
             raise throttled(wait_s)
         return principal

@@ -71,6 +71,13 @@ class Registry:
         """Who holds a key, and their role now; raises `AccessDeniedError`. Answers are at most 3 s old."""
         return self._keys.authenticate(key_text)
 
+    def is_known_key(self, key_text: str) -> bool:
+        """Whether a key was valid when this process looked it up last, so that it is no guess; reads no database.
+
+        Raises `AccessDeniedError` for a text that no key can have.
+        """
+        return self._keys.is_known(key_text)
+
     def create_workspace(self, name: str) -> None:
         """Create a workspace with a database of its own; raises `AlreadyExistsError`."""
         with self._control.transaction() as connection:
