@@ -6,7 +6,7 @@ and no handler runs before its rights are checked.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,6 +19,7 @@ from penstock.server._rate_limit import RateLimit
 from penstock.server.operations import (
     DELIMITER,
     ApiError,
+    CredentialsResponse,
     ErrorResponse,
     Model,
     Operation,
@@ -83,7 +84,10 @@ class Dispatcher:
             params = _parse_params(operation, call)
             detail = params.model_dump_json(exclude_none=True) if operation.audit != "off" else ""
             request = Request(self._services, principal, target.workspace, target.table, target.item, params)
-            answer = _success(operation.handler(request), principal)
+            result = operation.handler(request)
+            if isinstance(result, CredentialsResponse):  # a location may belong to another table than the path
+                target = replace(target, table=result.table)
+            answer = _success(result, principal)
         except Exception as error:
             api_error = _as_api_error(error, operation, call)
             detail = _code_name(api_error)  # a message may repeat a key that was sent in the wrong place
