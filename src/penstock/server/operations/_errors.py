@@ -109,7 +109,7 @@ def settings_of_the_server() -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        raise StorageError("the settings of the server do not work with its store") from error
+        raise StorageError(f"the settings of the server do not work: {error}") from error
 
 
 def internal() -> ApiError:

@@ -63,7 +63,7 @@ def load_metadata(
 
 
 class _BoundedStore(OverlayStore):
-    """A store of which a limited number of bytes can be read: its objects are the tenant's, its memory is everyone's."""
+    """A store of which a limited number of bytes can be read: objects are a tenant's, memory is everyone's."""
 
     def __init__(self, base: Store) -> None:
         super().__init__(base, ())
