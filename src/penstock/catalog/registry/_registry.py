@@ -38,6 +38,8 @@ class Registry:
         self._workspaces = Workspaces(self._control, now_us)
         self._members = Members(self._control, self._workspaces, now_us)
         self._keys = Keys(self._control, self._workspaces, now_us)
+        self.is_known_key = self._keys.is_known
+        """Whether a key was valid when it was looked up last; reads no database."""
         self._audit = AuditLog(self._control, self._workspaces)
         self._flusher = Flusher(self.flush)
 
@@ -70,13 +72,6 @@ class Registry:
     def authenticate(self, key_text: str) -> Principal:
         """Who holds a key, and their role now; raises `AccessDeniedError`. Answers are at most 3 s old."""
         return self._keys.authenticate(key_text)
-
-    def is_known_key(self, key_text: str) -> bool:
-        """Whether a key was valid when this process looked it up last, so that it is no guess; reads no database.
-
-        Raises `AccessDeniedError` for a text that no key can have.
-        """
-        return self._keys.is_known(key_text)
 
     def create_workspace(self, name: str) -> None:
         """Create a workspace with a database of its own; raises `AlreadyExistsError`."""
