@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
+from penstock.catalog._api_key import new_key
 from penstock.catalog.registry import Registry
 from penstock.server import ServerConfig, _endpoint, create_app
+from penstock.server._dispatch import Answer, Dispatcher
 
 
 @pytest.fixture
@@ -29,13 +32,15 @@ def app(tmp_path: Path) -> Starlette:
 class Client:
     """One request whose body arrives as the test sends it."""
 
-    def __init__(self, app: Starlette, path: str, *, method: str = "POST") -> None:
+    def __init__(
+        self, app: Starlette, path: str, *, method: str = "POST", key: str = "", address: str = "192.0.2.7"
+    ) -> None:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._sent: list[Message] = []
+        self.sent: list[Message] = []
         scope: Scope = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-            "headers": [], "client": ("192.0.2.7", 1), "server": ("127.0.0.1", 7117), "scheme": "http",
-            "http_version": "1.1", "root_path": "",
+            "headers": [(b"x-api-key", key.encode())] if key else [], "client": (address, 1), "scheme": "http",
+            "server": ("127.0.0.1", 7117), "http_version": "1.1", "root_path": "",
         }  # fmt: skip
         self.reading = asyncio.Event()
         self._task = asyncio.create_task(app(scope, self._receive, self._send))
@@ -45,7 +50,7 @@ class Client:
 
     async def reply(self) -> tuple[int, dict[str, str], Any]:
         await self._task
-        start, *rest = self._sent
+        start, *rest = self.sent
         headers = {name.decode(): value.decode() for name, value in start["headers"]}
         return start["status"], headers, json.loads(b"".join(message["body"] for message in rest))
 
@@ -54,7 +59,7 @@ class Client:
         return await self._inbox.get()
 
     async def _send(self, message: Message) -> None:
-        self._sent.append(dict(message))
+        self.sent.append(dict(message))
 
 
 @asynccontextmanager
@@ -68,10 +73,11 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(
     app: Starlette, monkeypatch: pytest.MonkeyPatch, parts: Sequence[bytes]
 ) -> None:
     monkeypatch.setattr(_endpoint, "_BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(_endpoint, "_LINGER_S", 0.01)
 
     async def run() -> tuple[int, dict[str, str], Any]:
         async with lifespan(app):
-            client = Client(app, "/v1/table/tides/describe")
+            client = Client(app, "/v1/table/tides/describe", key=new_key().text)
             for part in parts:
                 client.send(part, more=True)
             return await client.reply()
@@ -82,23 +88,73 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(
     assert document["instance"] == headers["x-request-id"]
 
 
-def test_requests_beyond_the_limit_are_refused_at_once_and_later_ones_are_not(
-    app: Starlette, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_endpoint, "_MAX_IN_FLIGHT", 2)
+@pytest.mark.parametrize("key", ["", "guess", new_key().text[:-1] + "-"])
+def test_without_a_key_no_body_is_waited_for(app: Starlette, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """The answer is there before the body is; the rest of it is discarded, so that the client sees the answer."""
+    monkeypatch.setattr(_endpoint, "_LINGER_S", 3600)
 
     async def run() -> None:
         async with lifespan(app):
-            waiting = [Client(app, "/v1/table/tides/describe") for _ in range(2)]
+            client = Client(app, "/v1/table/tides/describe", key=key)
+            await client.reading.wait()
+            assert [message["type"] for message in client.sent] == ["http.response.start", "http.response.body"]
+            client.send(b"{", more=True)
+            client.send(b"}", more=False)
+            status, headers, document = await client.reply()
+            assert (status, document["code"], headers["connection"]) == (401, 16, "close")
+
+    asyncio.run(run())
+
+
+def test_bodies_on_their_way_hold_up_nobody_but_their_sender(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_endpoint, "_MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(_endpoint, "_MAX_BODIES", 2)
+    path, key = "/v1/table/tides/describe", new_key().text
+
+    async def run() -> None:
+        async with lifespan(app):
+            waiting = [Client(app, path, key=key) for _ in range(2)]
             for client in waiting:
                 await client.reading.wait()
-            status, headers, document = await Client(app, "/health", method="GET").reply()
-            assert (status, document["code"], headers["retry-after"]) == (503, 17, "1")
+            refused = Client(app, path, key=key)
+            refused.send(b"{}", more=False)
+            status, headers, document = await refused.reply()
+            assert (status, document["code"], headers["retry-after"]) == (429, 21, "2")
+            other = Client(app, path, key=key, address="192.0.2.8")
+            other.send(b"{}", more=False)
+            assert (await other.reply())[0] == 401
             for client in waiting:
                 client.send(b"{}", more=False)
-                status, _, document = await client.reply()
-                assert (status, document["code"]) == (401, 16)
-            status, _, document = await Client(app, "/health", method="GET").reply()
-            assert (status, document["status"]) == (200, "ok")
+                assert (await client.reply())[0] == 401
+            later = Client(app, path, key=key)
+            later.send(b"{}", more=False)
+            assert (await later.reply())[0] == 401
+
+    asyncio.run(run())
+
+
+def test_requests_beyond_the_limit_are_refused_at_once_and_health_and_later_ones_are_not(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_endpoint, "_MAX_IN_FLIGHT", 40)  # more than there are threads
+    held, original = threading.Event(), Dispatcher.answer
+
+    def answer(dispatcher: Dispatcher, operation: Any, call: Any) -> Answer:
+        assert operation.path == "/health" or held.wait(60)
+        return original(dispatcher, operation, call)
+
+    monkeypatch.setattr(Dispatcher, "answer", answer)
+
+    async def run() -> None:
+        async with lifespan(app):
+            busy = [Client(app, "/v1/whoami", method="GET", key=new_key().text) for _ in range(40)]
+            await asyncio.sleep(0)
+            status, headers, document = await Client(app, "/v1/whoami", method="GET", key=new_key().text).reply()
+            assert (status, document["code"], headers["retry-after"]) == (503, 17, "1")
+            assert (await Client(app, "/health", method="GET").reply())[0] == 200
+            held.set()
+            for client in busy:
+                assert (await client.reply())[0] == 401
+            assert (await Client(app, "/v1/whoami", method="GET", key=new_key().text).reply())[0] == 401
 
     asyncio.run(run())

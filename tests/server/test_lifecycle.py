@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from penstock.catalog._api_key import new_key
 from penstock.cli import main
 from tests.server.running import LIMIT_S, running
 from tests.servers import new_database, postgres_url
@@ -221,10 +222,27 @@ def test_keys_and_addresses_are_limited(tmp_path: Path) -> None:
         assert int(refused[0].headers["retry-after"]) >= 1
         assert server.request("GET", "/health").status == 200
         time.sleep(int(refused[0].headers["retry-after"]))
-        guesses = [server.request("GET", "/v1/whoami", key=f"guess-{number}").status for number in range(30)]
+        guesses = [server.request("GET", "/v1/whoami", key=new_key().text).status for _ in range(30)]
         assert guesses[0] == 401
         assert 429 in guesses
         assert set(guesses) == {401, 429}
+
+
+def test_guesses_do_not_lock_out_valid_keys_of_the_same_address(tmp_path: Path) -> None:
+    """Also after the cache of valid keys is over, and after rights have changed."""
+    with running(tmp_path, "--rate-limit", "2") as server:
+        key = server.new_key("default", "bob", "reader")
+        assert server.request("GET", "/v1/whoami", key=key).status == 200
+        for change in (False, True):
+            if change:
+                server.new_key("default", "eve", "reader")
+            else:
+                time.sleep(3.5)
+            with ThreadPoolExecutor(8) as clients:
+                guesses = [clients.submit(server.request, "GET", "/v1/whoami", key=new_key().text) for _ in range(60)]
+                assert 429 in {guess.result().status for guess in guesses}
+            assert server.request("GET", "/v1/whoami", key=key).status == 200
+        assert {server.request("GET", "/v1/whoami", key="no key").status for _ in range(20)} == {401}
 
 
 def test_tls(tmp_path: Path) -> None:

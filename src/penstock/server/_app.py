@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.server._config import ServerConfig
 from penstock.server._dispatch import Dispatcher
 from penstock.server._docs import docs_page
-from penstock.server._endpoint import Edge, Endpoint, refuse_route
+from penstock.server._endpoint import Edge, Endpoint, Load, refuse_route
 from penstock.server._metrics import Metrics
 from penstock.server._openapi import openapi_document
 from penstock.server._purge import Purger
@@ -52,6 +52,7 @@ def create_app(config: ServerConfig) -> Starlette:
     )
     dispatcher = Dispatcher(services, rate_limit=config.rate_limit)
     threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="penstock-request")
+    load = Load()
     purger = Purger(registry, vendor, metrics)
 
     @asynccontextmanager
@@ -65,7 +66,12 @@ def create_app(config: ServerConfig) -> Starlette:
             registry.close()
 
     routes = [
-        Route(operation.path, Endpoint(operation, dispatcher, threads), methods=[operation.method], name=operation.name)
+        Route(
+            operation.path,
+            Endpoint(operation, dispatcher, threads, load),
+            methods=[operation.method],
+            name=operation.name,
+        )
         for operation in OPERATIONS
     ]
     app = Starlette(

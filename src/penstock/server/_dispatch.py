@@ -6,7 +6,7 @@ and no handler runs before its rights are checked.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,6 +19,7 @@ from penstock.server._rate_limit import RateLimit
 from penstock.server.operations import (
     DELIMITER,
     ApiError,
+    CredentialsResponse,
     ErrorResponse,
     Model,
     Operation,
@@ -83,7 +84,10 @@ class Dispatcher:
             params = _parse_params(operation, call)
             detail = params.model_dump_json(exclude_none=True) if operation.audit != "off" else ""
             request = Request(self._services, principal, target.workspace, target.table, target.item, params)
-            answer = _success(operation.handler(request), principal)
+            result = operation.handler(request)
+            if isinstance(result, CredentialsResponse):  # a location may belong to another table than the path
+                target = replace(target, table=result.table)
+            answer = _success(result, principal)
         except Exception as error:
             api_error = _as_api_error(error, operation, call)
             detail = _code_name(api_error)  # a message may repeat a key that was sent in the wrong place
@@ -92,21 +96,30 @@ class Dispatcher:
             self._audit(operation, call, target, answer, detail)
         return answer
 
+    def screen(self, operation: Operation, key: str | None) -> bool:
+        """Whether a key was valid before, from memory alone; raises an `ApiError` for a key that cannot be valid."""
+        if operation.right is None:
+            return False
+        if key is None:
+            raise unauthenticated("this needs an API key; send it as `Authorization: Bearer …` or `x-api-key`")
+        try:
+            return self._services.registry.is_known_key(key)
+        except AccessDeniedError as error:
+            raise unauthenticated(str(error)) from error
+
     def _authenticate(self, operation: Operation, call: Call) -> Principal:
         if operation.right is None:
             return _ANONYMOUS
-        if wait_s := self._address_limit.wait_s(call.address):
+        is_known = self.screen(operation, call.key)
+        assert call.key is not None
+        # Who guesses must not lock out those whose keys are valid and who come from the same address.
+        if not is_known and (wait_s := self._address_limit.wait_s(call.address)):
             raise throttled(wait_s)
         try:
-            if call.key is None:
-                raise unauthenticated("this needs an API key; send it as `Authorization: Bearer …` or `x-api-key`")
-            try:
-                principal = self._services.registry.authenticate(call.key)
-            except AccessDeniedError as error:
-                raise unauthenticated(str(error)) from error
-        except ApiError:
+            principal = self._services.registry.authenticate(call.key)
+        except AccessDeniedError as error:
             self._address_limit.take(call.address)
-            raise
+            raise unauthenticated(str(error)) from error
         if wait_s := self._key_limit.take(principal.key_id):
             raise throttled(wait_s)
         return principal

@@ -1,5 +1,6 @@
 """Run a server until it is told to stop."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -12,9 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.supervisors import Multiprocess
 
 from penstock.catalog.registry import AuditEvent, Registry
@@ -27,6 +30,7 @@ from penstock.server.operations import DELIMITER
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
+_HEADERS_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 30
 _WORKER_TIMEOUT_S = 120
 """A worker that does not answer its parent for this long is replaced; a busy machine must not look like that."""
@@ -97,6 +101,7 @@ def _uvicorn_config(config: ServerConfig, app: Callable[[], Starlette]) -> uvico
         ssl_keyfile=config.tls_key,
         log_config=log_settings(),
         access_log=False,
+        http=_TimedProtocol,
         server_header=False,
         ws="none",
         lifespan="on",
@@ -109,6 +114,42 @@ def _uvicorn_config(config: ServerConfig, app: Callable[[], Starlette]) -> uvico
 
 def _uvicorn_server(config: ServerConfig) -> uvicorn.Server:
     return uvicorn.Server(_uvicorn_config(config, partial(create_app, config)))
+
+
+class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # chosen when uvicorn is imported
+    """A connection that is closed unless its request begins, and its headers end, within 15 seconds.
+
+    uvicorn itself waits for ever: for the first request, and for the rest of headers once a letter has arrived.
+    """
+
+    _headers_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start to wait for a request."""
+        super().connection_made(transport)
+        self._restart_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop waiting when the headers are there; start to wait when a later request begins."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._headers_timer is None:
+            self._restart_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _restart_timer(self) -> None:
+        self._stop_timer()
+        self._headers_timer = self.loop.call_later(_HEADERS_TIMEOUT_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None
 
 
 class _Supervisor(Multiprocess):

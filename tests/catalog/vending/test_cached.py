@@ -1,7 +1,8 @@
 """Credentials are issued once for many clients, and reported with what is left of their lifetime."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 
 import pytest
 
@@ -105,6 +106,48 @@ def test_a_failure_reaches_those_who_wait_and_is_not_remembered() -> None:
                 future.result(60)
     vendor.fails = False
     assert cached.vend("a", "read").options["number"] == str(len(vendor.issued))
+
+
+def test_older_credentials_serve_while_the_token_service_fails() -> None:
+    vendor, clock = CountingVendor(), Clock()
+    cached = CachedVendor(vendor, clock=clock)
+    cached.vend("a", "read")
+    vendor.fails = True
+    clock.now_s += 89
+    assert cached.vend("a", "read") == Credentials({"number": "1"}, 11.0)
+    clock.now_s += 1
+    with pytest.raises(StorageError, match="away"):
+        cached.vend("a", "read")
+
+
+def test_older_credentials_serve_while_a_request_for_new_ones_hangs() -> None:
+    vendor, clock = CountingVendor(), Clock()
+    cached = CachedVendor(vendor, clock=clock)
+    cached.vend("a", "read")
+    vendor.open.clear()
+    vendor.asked.clear()
+    clock.now_s += 60
+    with ThreadPoolExecutor(1) as threads:
+        renewed = threads.submit(cached.vend, "a", "read")
+        assert vendor.asked.wait(60)
+        assert cached.vend("a", "read") == Credentials({"number": "1"}, 40.0)
+        vendor.open.set()
+        assert renewed.result(60).options["number"] == "2"
+
+
+def test_a_token_service_that_hangs_occupies_few_threads() -> None:
+    vendor = CountingVendor()
+    cached = CachedVendor(vendor)
+    cached.vend("old", "read")
+    vendor.open.clear()
+    with ThreadPoolExecutor(64) as threads:
+        pairs = [threads.submit(cached.vend, "same" if number % 2 else str(number), "read") for number in range(64)]
+        refused = list(islice(as_completed(pairs, 60), 64 - 8 - 16))
+        assert all(isinstance(future.exception(), StorageError) for future in refused)
+        assert cached.vend("old", "read")
+        vendor.open.set()
+    assert len(vendor.issued) <= 1 + 8
+    assert cached.vend("new", "read")
 
 
 def test_the_tables_used_last_remain_in_memory() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -241,3 +242,24 @@ def test_other_locations_are_refused_before_a_request(tokens: TokenService) -> N
         with pytest.raises(InvalidInputError):
             vendor.vend(location, "read")
     assert tokens.exchanges == []
+
+
+def test_requests_to_google_run_at_once_and_have_a_timeout(tokens: TokenService) -> None:
+    together, timeouts = threading.Barrier(2, timeout=60), []
+
+    def request(url: str, *args: Any, **kwargs: Any) -> Any:
+        if url == STS:
+            together.wait()  # breaks if another thread waits for this one
+        timeouts.append(kwargs["timeout"])
+        return tokens.request(url, *args, **kwargs)
+
+    vendor = GcsVendor(
+        make_locations("gs://bucket/teams", [], "gs"),
+        options={"service_account_key": tokens.account()},
+        lifetime_s=3600,
+        request=request,
+    )
+    with ThreadPoolExecutor(2) as threads:
+        vended = list(threads.map(lambda _: vendor.vend(vendor.new_location(), "read"), range(2)))
+    assert {each.options["google_token"] for each in vended} == {"narrow-1", "narrow-2"}
+    assert max(timeouts) <= 30

@@ -56,19 +56,17 @@ class Keys:
         self._workspaces = workspaces
         self._now_us = now_us
         self._verified: dict[tuple[str, bytes], _Verified] = {}
+        self._changed_at = time.monotonic()  # what was verified before is looked up again
         self._lock = threading.Lock()
         self._used: dict[str, int] = {}
         self._noted: dict[str, float] = {}
 
     def authenticate(self, text: str) -> Principal:
         """Who holds a key; raises one and the same `AccessDeniedError` for every key that is not valid."""
-        try:
-            id, digest = parse_key(text)
-        except InvalidInputError:
-            raise _refused() from None
+        id, digest = _parse(text)
         now = time.monotonic()
         verified = self._verified.get((id, digest))
-        if verified is None or now - verified.checked_at > _CACHE_S:
+        if verified is None or verified.checked_at <= max(self._changed_at, now - _CACHE_S):
             verified = self._verify(id, digest, now)
         now_us = self._now_us()
         if verified.expires_us is not None and verified.expires_us <= now_us:
@@ -78,6 +76,10 @@ class Keys:
                 self._noted[id] = now
                 self._used[id] = now_us
         return verified.principal
+
+    def is_known(self, text: str) -> bool:
+        """Whether a key was valid when it was looked up last; raises `AccessDeniedError` for a text that is no key."""
+        return _parse(text) in self._verified
 
     def _verify(self, id: str, digest: bytes, now: float) -> _Verified:
         rows = self._control.look_up(_FIND, id)
@@ -145,7 +147,7 @@ class Keys:
 
     def forget_verified(self) -> None:
         """Look every key up again, because rights have changed."""
-        self._verified.clear()
+        self._changed_at = time.monotonic()
 
     def flush(self) -> None:
         """Write the last uses."""
@@ -161,6 +163,13 @@ class Keys:
             connection.execute(_LAST_USE, parameters)
         with self._lock:
             self._used = {id: at for id, at in self._used.items() if used.get(id) != at}
+
+
+def _parse(text: str) -> tuple[str, bytes]:
+    try:
+        return parse_key(text)
+    except InvalidInputError:
+        raise _refused() from None
 
 
 def _refused() -> AccessDeniedError:

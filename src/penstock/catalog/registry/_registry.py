@@ -38,6 +38,8 @@ class Registry:
         self._workspaces = Workspaces(self._control, now_us)
         self._members = Members(self._control, self._workspaces, now_us)
         self._keys = Keys(self._control, self._workspaces, now_us)
+        self.is_known_key = self._keys.is_known
+        """Whether a key was valid when it was looked up last; reads no database."""
         self._audit = AuditLog(self._control, self._workspaces)
         self._flusher = Flusher(self.flush)
 

@@ -1,7 +1,7 @@
 """Google Cloud Storage: tokens of the server's account, narrowed by a credential access boundary."""
 
+import copy
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from penstock.storage import Credentials
 _ROLES: dict[Access, str] = {"read": "roles/storage.objectViewer", "write": "roles/storage.objectUser"}
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _REASON_LENGTH = 300
+_TIMEOUT_S = 10
 
 
 class GcsVendor(BucketVendor):
@@ -48,15 +49,14 @@ class GcsVendor(BucketVendor):
         with _translated():
             self._source = source or _load_source(account)
             self._request = request or _new_request()
-        self._lock = threading.Lock()
 
     def vend(self, location: str, access: Access) -> Credentials:
         """A token for the objects below a location, and for listing them."""
         self._locations.check(location)
         with _translated():
-            narrowed = downscoped.Credentials(self._source, access_boundary(split(location), access))
-            with self._lock:  # each refresh replaces the token of the source
-                narrowed.refresh(self._send)
+            # Each refresh replaces the token of the source, so threads do not share one.
+            narrowed = downscoped.Credentials(copy.copy(self._source), access_boundary(split(location), access))
+            narrowed.refresh(self._send)
         lifetime_s = self._lifetime_s
         if narrowed.expiry is not None:
             left = narrowed.expiry.replace(tzinfo=UTC) - datetime.now(UTC)
@@ -65,7 +65,7 @@ class GcsVendor(BucketVendor):
 
     def _send(self, *args: Any, **kwargs: Any) -> Any:
         """Send a request; raises for an overloaded service, which google-auth takes for one that refuses."""
-        response = self._request(*args, **kwargs)
+        response = self._request(*args, **{"timeout": _TIMEOUT_S} | kwargs)
         if response.status == 429 or response.status >= 500:
             raise exceptions.TransportError(f"status {response.status}")
         return response

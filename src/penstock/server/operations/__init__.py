@@ -19,7 +19,7 @@ from penstock.server.operations._ids import (
     Target,
     parse_target,
 )
-from penstock.server.operations._models import ErrorResponse, Model
+from penstock.server.operations._models import CredentialsResponse, ErrorResponse, Model
 from penstock.server.operations._operation import Operation, Raw, Request, Services
 from penstock.server.operations._operations import OPERATIONS
 
@@ -32,6 +32,7 @@ __all__ = [
     "WORKSPACE_ID_PATTERN",
     "ApiError",
     "Code",
+    "CredentialsResponse",
     "ErrorResponse",
     "Model",
     "Operation",

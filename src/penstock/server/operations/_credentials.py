@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.catalog import Access
 from penstock.catalog.registry import Principal
-from penstock.server.operations._errors import denied
+from penstock.server.operations._errors import denied, settings_of_the_server
 from penstock.server.operations._models import CredentialsRequest, CredentialsResponse, StorageCredentials
 from penstock.server.operations._operation import Request, expiry_millis
 
@@ -27,7 +27,9 @@ EXPIRY = "expires_at_millis"
 
 def vend(request: Request[Any], location: str, wanted: Access | None) -> dict[str, str]:
     """The storage options with which a client opens a location; raises an `ApiError` if its role is too low."""
-    credentials = request.services.vendor.vend(location, _allowed_access(request.principal, wanted))
+    access = _allowed_access(request.principal, wanted)
+    with settings_of_the_server():
+        credentials = request.services.vendor.vend(location, access)
     options = dict(credentials.options)
     if credentials.lifetime_s is not None:
         options[EXPIRY] = expiry_millis(credentials.lifetime_s)
@@ -51,4 +53,4 @@ def refresh_credentials(request: Request[CredentialsRequest]) -> CredentialsResp
         name: options[EXPIRY] for option, name in _ICEBERG_EXPIRY.items() if option in options and EXPIRY in options
     }
     prefixes = [StorageCredentials(prefix=row.location, config=config)] if config else []
-    return CredentialsResponse(storage_options=options, **{"storage-credentials": prefixes})
+    return CredentialsResponse(table=row.name, storage_options=options, **{"storage-credentials": prefixes})

@@ -1,6 +1,7 @@
 """Penstock's errors as answers of HTTP, with the error codes of the Lance Namespace specification."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
@@ -98,8 +99,17 @@ def translate(error: PenstockError, target: Target) -> ApiError:
     # What the server is made of is not the client's business, so the message is only logged.
     if isinstance(error, StorageError):
         unavailable = "the database or the store of the server does not answer, or refuses it; retry, or ask its admin"
-        return ApiError(503, Code.SERVICE_UNAVAILABLE, unavailable)
+        return ApiError(503, Code.SERVICE_UNAVAILABLE, unavailable, {"retry-after": "5"})
     return internal()
+
+
+@contextmanager
+def settings_of_the_server() -> Iterator[None]:
+    """Around calls that fail as `InvalidInputError` because of the server's settings, never because of the request."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise StorageError(f"the settings of the server do not work: {error}") from error
 
 
 def internal() -> ApiError:

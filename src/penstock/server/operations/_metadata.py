@@ -9,13 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 import penstock
-from penstock.errors import NotFoundError
-from penstock.server.operations._errors import ApiError, Code
-from penstock.storage import RetryPolicy, Store, open_store
+from penstock.errors import CorruptError, NotFoundError
+from penstock.server.operations._errors import ApiError, Code, invalid
+from penstock.storage import OverlayStore, RetryPolicy, Store, open_store
+from penstock.types import ByteRange
 
 _RETRY = RetryPolicy(deadline_s=10.0, attempt_timeout_s=5.0)
 _MAX_CONCURRENT = 4
 """A store that does not answer must not occupy all threads of the server."""
+_MAX_BYTES = 64 * 1024 * 1024
+"""That are read to describe one table."""
 _slots = threading.BoundedSemaphore(_MAX_CONCURRENT)
 
 
@@ -45,6 +48,8 @@ def load_metadata(
             dataset = penstock.load(store, version=version, tag=tag, branch=branch)
         except NotFoundError as error:
             raise ApiError(404, Code.TABLE_VERSION_NOT_FOUND, str(error)) from error
+        except CorruptError as error:
+            raise invalid(str(error)) from error
         summary = dataset.summary()
         fields = [pa.field(field.name, field.kind.arrow_type, field.nullable) for field in dataset.schema]
         stats = {
@@ -57,12 +62,33 @@ def load_metadata(
         return TableMetadata(number, {"fields": [_field(each) for each in fields]}, stats)
 
 
+class _BoundedStore(OverlayStore):
+    """A store of which a limited number of bytes can be read: objects are a tenant's, memory is everyone's."""
+
+    def __init__(self, base: Store) -> None:
+        super().__init__(base, ())
+        self._left = _MAX_BYTES
+        self._lock = threading.Lock()
+
+    def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
+        """Read a range, and of a whole object no more than the size that was counted."""
+        byte_range = byte_range or ByteRange(0, self.head(key).size)
+        with self._lock:
+            self._left -= byte_range.end - byte_range.start
+            if self._left < 0:
+                raise invalid("the table's metadata is too large for the server to load; open the table to read it")
+        return super().get(key, byte_range=byte_range, etag=etag)
+
+    get_many = Store.get_many
+    get_parts = Store.get_parts
+
+
 @contextmanager
 def _opened(location: str, options: Mapping[str, str]) -> Iterator[Store]:
     if not _slots.acquire(timeout=_RETRY.deadline_s):
         raise ApiError(503, Code.SERVICE_UNAVAILABLE, "too many tables are being opened; retry", {"retry-after": "5"})
     try:
-        store = open_store(location, options=options, retry=_RETRY)
+        store = _BoundedStore(open_store(location, options=options, retry=_RETRY))
         try:
             yield store
         finally:

@@ -169,6 +169,7 @@ class StorageCredentials(Model):
 class CredentialsResponse(Model):
     """Fresh credentials for a table."""
 
+    table: str
     storage_options: dict[str, str]
     storage_credentials: list[StorageCredentials] = Field(alias="storage-credentials")
 

@@ -1,11 +1,12 @@
 """Operations on one table."""
 
+from contextlib import suppress
 from typing import Any
 
 from penstock.catalog.registry import TableRow
-from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockError
 from penstock.server.operations._credentials import vend
-from penstock.server.operations._errors import ApiError, Code, denied, invalid
+from penstock.server.operations._errors import ApiError, Code, denied, invalid, settings_of_the_server
 from penstock.server.operations._metadata import is_declared_only, load_metadata
 from penstock.server.operations._models import (
     DeclareTableRequest,
@@ -76,14 +77,26 @@ def declare_table(request: Request[DeclareTableRequest]) -> DeclareTableResponse
         raise AlreadyExistsError(
             f"{request.workspace_name}${request.table} exists already; open it, or choose another name"
         )
-    row = workspace.declare(
-        request.table,
-        vendor.new_location(),
-        owned=True,
-        properties=request.params.properties,
-        created_by=request.principal.member,
-    )
-    options = None if request.params.vend_credentials is False else vend(request, row.location, None)
+    with settings_of_the_server():
+        location = vendor.new_location()
+    try:
+        row = workspace.declare(
+            request.table,
+            location,
+            owned=True,
+            properties=request.params.properties,
+            created_by=request.principal.member,
+        )
+    except (AlreadyExistsError, InvalidInputError):  # after any other error the table may exist
+        with suppress(PenstockError):
+            vendor.remove(location)
+        raise
+    try:
+        options = None if request.params.vend_credentials is False else vend(request, location, None)
+    except PenstockError:
+        with suppress(PenstockError):
+            workspace.drop(request.table)  # the name is free again, and the location is purged later
+        raise
     return DeclareTableResponse(
         location=row.location,
         storage_options=options,
