@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from penstock.catalog._http import Answer, ServerApi, understood
 from penstock.catalog._locations import checked_uri
 from penstock.catalog._settings import ServerSettings, find_settings
 from penstock.catalog._suggestions import dropped_message, not_found_message
-from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError
+from penstock.errors import AccessDeniedError, AlreadyExistsError, ConflictError, NotFoundError, PenstockError
 from penstock.storage import Credentials
 
 _PREFIXES = ("aws_", "azure_storage_", "google_")
@@ -79,9 +80,12 @@ class RemoteCatalog:
         self._change(address, "rename", f"rename {address} to {new}", body)
         return self._describe(new, None)
 
-    def drop(self, address: TableAddress) -> CatalogEntry:
-        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored."""
-        answer = self._change(address, "drop", f"drop {address}", {})
+    def drop(self, address: TableAddress, *, uri: str | None = None) -> CatalogEntry:
+        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored.
+
+        `uri` is that of the table which is meant: `ConflictError` if the address is another one's by now.
+        """
+        answer = self._change(address, "drop", f"drop {address}", {"location": uri})
         return replace(self._entry(address, answer, None), dropped_us=int(answer.date_s * 1_000_000))
 
     def restore(self, address: TableAddress) -> CatalogEntry:
@@ -92,6 +96,21 @@ class RemoteCatalog:
     def remove(self, address: TableAddress) -> CatalogEntry:
         """Forget a table, for ever, as an admin of the workspace; its objects stay where they are."""
         return self._entry(address, self._change(address, "deregister", f"remove {address}", {}), None)
+
+    def forget(self, entry: CatalogEntry) -> None:
+        """Drop the table of this very entry, because only admins may forget one; nothing if it is gone."""
+        with suppress(NotFoundError, ConflictError):
+            self.drop(entry.address, uri=entry.uri)
+
+    def keep(self, entry: CatalogEntry) -> None:
+        """Restore the table of an entry if another process has dropped it; a renamed one stays so.
+
+        Raises `AlreadyExistsError` if another table has the address, `NotFoundError` if the server has forgotten it.
+        """
+        with suppress(NotFoundError):
+            if self._describe(entry.address, None).uri == entry.uri:
+                return
+        self._post(entry.address, "undrop", f"restore {entry.address}", {"location": entry.uri})
 
     def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
         """All entries that the key may see, or those of a workspace, sorted by address; or the dropped ones."""

@@ -14,7 +14,7 @@ from penstock.catalog.registry._database import Database
 from penstock.catalog.registry._records import AuditEvent, TableRow
 from penstock.catalog.registry._schema import tables as _t
 from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 
 _MAX_PAGE = 1000
 _MAX_COMPARED = 1000
@@ -117,17 +117,27 @@ class Workspace:
         self._check(new)
         return self._update_live(table, {"name": new}, taken=new)
 
-    def drop(self, table: str, *, retention_s: float | None = None) -> TableRow:
-        """Drop a table; until `purge_us` it can be restored, and meanwhile its name can be used for another one."""
+    def drop(self, table: str, *, location: str | None = None, retention_s: float | None = None) -> TableRow:
+        """Drop a table; until `purge_us` it can be restored, and meanwhile its name can be used for another one.
+
+        `location` is that of the table which is meant: `ConflictError` if the name is another one's by now.
+        """
         now_us = self._now_us()
         retention_us = int((self._retention_s if retention_s is None else retention_s) * 1e6)
-        return self._update_live(table, {"dropped_us": now_us, "purge_us": now_us + retention_us}, taken=table)
+        values = {"dropped_us": now_us, "purge_us": now_us + retention_us}
+        return self._update_live(table, values, taken=table, location=location)
 
-    def restore(self, table: str) -> TableRow:
-        """Bring back the table of that name that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
+    def restore(self, table: str, *, location: str | None = None) -> TableRow:
+        """Bring back the table of that name that was dropped last; raises `NotFoundError`, `AlreadyExistsError`.
+
+        `location` is that of the table which is meant; nothing happens if it is not dropped, whatever its name is.
+        """
         self._check(table)
+        if location is not None and (rows := self._database.look_up(_AT_LOCATION, location)):
+            return _row(rows[0])
         newest_first = (_t.c.dropped_us.desc(), _t.c.created_us.desc(), _t.c.id)
-        last = sa.select(_t.c.id).where(_t.c.name == table, _restorable).order_by(*newest_first).limit(1)
+        meant = sa.true() if location is None else _t.c.location == location
+        last = sa.select(_t.c.id).where(_t.c.name == table, meant, _restorable).order_by(*newest_first).limit(1)
         values = {"dropped_us": None, "purge_us": None}
         # The second condition holds when another process has restored that row or claimed it meanwhile.
         query = sa.update(_t).where(_t.c.id == last.scalar_subquery(), _restorable).values(values).returning(*_COLUMNS)
@@ -180,13 +190,17 @@ class Workspace:
     def _database(self) -> Database:
         return self._workspaces.open(self._key)
 
-    def _update_live(self, table: str, values: Mapping[str, Any], *, taken: str) -> TableRow:
+    def _update_live(
+        self, table: str, values: Mapping[str, Any], *, taken: str, location: str | None = None
+    ) -> TableRow:
         self._check(table)
-        query = sa.update(_t).where(_t.c.name == table, _live).values(values).returning(*_COLUMNS)
+        meant = sa.true() if location is None else _t.c.location == location
+        query = sa.update(_t).where(_t.c.name == table, meant, _live).values(values).returning(*_COLUMNS)
         with self._database.transaction() as connection:
             row = self._execute_unique(connection, query, taken=taken)
         if row is None:
-            raise NotFoundError(self._not_found(table))
+            self.find(table)  # raises `NotFoundError`
+            raise ConflictError(f"{TableAddress(self.name, table)} is another table by now; look at it")
         return row
 
     def _execute_unique(self, connection: sa.Connection, query: sa.Executable, *, taken: str) -> TableRow | None:
