@@ -32,7 +32,11 @@ class WorkspaceKey:
 
 
 class Workspaces:
-    """Creates, finds and drops workspaces; thread-safe."""
+    """Creates, finds and drops workspaces; thread-safe.
+
+    A process has up to 4 connections to the control database and one to each of the 16 workspaces that it used last:
+    20 when it is idle, and up to 3 more for each workspace that several threads use at the moment.
+    """
 
     def __init__(self, control: Database, now_us: Callable[[], int]) -> None:
         self._control = control
@@ -117,7 +121,7 @@ class Workspaces:
             if found is None:
                 self._close_unused()
                 url = workspace_url(self._control.url, key.id, key.password)
-                found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id))
+                found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id), kept=1)
             self._open.move_to_end(key.id)
             return found
 
