@@ -9,6 +9,7 @@ from penstock.dataset._locations import ManagedTable, open_entry, reserved_locat
 from penstock.dataset._purge import delete_managed
 from penstock.errors import ConflictError
 from penstock.storage import Store
+from tests.server.running import RunningServer
 
 Named = tuple[TableCatalog, TableAddress]
 
@@ -99,3 +100,23 @@ def test_a_delete_does_not_drop_another_table_of_that_name(named: Named) -> None
         delete_managed(catalog, entry, open_entry(entry, None))
     assert penstock.load(str(address)).schema.names == ["y"]
     assert catalog.tables(address.workspace, dropped=True) == []
+
+
+def test_a_location_is_registered_in_one_workspace_and_never_where_new_tables_are(
+    server: RunningServer, workspace: str
+) -> None:
+    def register(table: str, location: str) -> int:
+        return server.request(
+            "POST", f"/v1/table/{table}/register", {"location": location}, key=server.admin_key
+        ).status
+
+    managed = penstock.create(f"penstock://{workspace}/t", {"x": int}).uri
+    for location in (managed, f"file://{managed}", f"{managed}/data"):
+        assert register("default$stolen", location) == 403
+    elsewhere = str(server.folder / "elsewhere" / workspace)
+    assert register("default$one", elsewhere) == 200
+    assert register(f"{workspace}$two", f"file://{elsewhere}") == 409
+    assert register(f"{workspace}$two", f"{elsewhere}/inner") == 409
+    assert register(f"{workspace}$two", f"file://{elsewhere}/%2e%2e/other") == 403
+    server.post("/v1/table/default$one/deregister")
+    assert register(f"{workspace}$two", f"file://{elsewhere}") == 200

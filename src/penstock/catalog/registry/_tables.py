@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.catalog.registry._audit import AuditLog
 from penstock.catalog.registry._database import Database
 from penstock.catalog.registry._records import AuditEvent, TableRow
 from penstock.catalog.registry._schema import tables as _t
-from penstock.catalog.registry._workspaces import Workspaces
+from penstock.catalog.registry._workspaces import Workspaces, plain_location
 from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 
 _MAX_PAGE = 1000
@@ -85,9 +86,12 @@ class Workspace:
     ) -> TableRow:
         """Add a table; raises `AlreadyExistsError` if the name or the location is taken.
 
-        A location is taken by dropped tables as well: purging those deletes its objects.
+        A location is taken by dropped tables as well: purging those deletes its objects. One that is not `owned` is
+        taken by the registered tables of all workspaces, and so is what contains it or is within it.
         """
         self._check(table)
+        if not owned:
+            location = plain_location(location)
         row = TableRow(
             secrets.token_hex(16),
             table,
@@ -101,7 +105,8 @@ class Workspace:
         )
         values = {name: getattr(row, name) for name in TableRow.__dataclass_fields__}
         insert = sa.insert(_t).values(values | {"properties": json.dumps(row.properties)})
-        with self._database.transaction() as connection:
+        claim = nullcontext() if owned else self._workspaces.claimed(self._key, location)
+        with claim, self._database.transaction() as connection:
             try:
                 connection.execute(insert)
                 return row
@@ -159,7 +164,8 @@ class Workspace:
             row = connection.execute(query).first()
         if row is None:
             raise NotFoundError(self._not_found(table))
-        return _row(row)
+        self._unclaim(forgotten := _row(row))
+        return forgotten
 
     def expired(self, now: float | None = None) -> list[TableRow]:
         """Claim the dropped tables whose time is over: they can no longer be restored, and no other process gets them.
@@ -176,7 +182,10 @@ class Workspace:
     def purge(self, id: str) -> None:
         """Remove a claimed table for ever; nothing happens if it is not claimed, or gone."""
         with self._database.transaction() as connection:
-            connection.execute(sa.delete(_t).where(_t.c.id == id, _t.c.claimed_us.is_not(None)))
+            query = sa.delete(_t).where(_t.c.id == id, _t.c.claimed_us.is_not(None)).returning(*_COLUMNS)
+            row = connection.execute(query).first()
+        if row is not None:
+            self._unclaim(_row(row))
 
     def audit(self, event: AuditEvent, *, now: bool = False) -> None:
         """Log an event: `now` for changes, else within about a second."""
@@ -189,6 +198,11 @@ class Workspace:
     @property
     def _database(self) -> Database:
         return self._workspaces.open(self._key)
+
+    def _unclaim(self, row: TableRow) -> None:
+        if not row.owned:
+            query = sa.select(_t.c.id).where(_t.c.location == row.location)
+            self._workspaces.unclaim(self._key, row.location, lambda: bool(self._database.read(query)))
 
     def _update_live(
         self, table: str, values: Mapping[str, Any], *, taken: str, location: str | None = None
