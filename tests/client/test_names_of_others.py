@@ -55,7 +55,8 @@ def test_a_table_that_is_made_while_a_failed_create_frees_its_name_keeps_it(
     named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, address = named
-    real, calls = _locations.has_table, []
+    real = _locations.has_table
+    calls: list[Store] = []
 
     def has_table(store: Store) -> bool:
         found = real(store)

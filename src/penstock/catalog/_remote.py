@@ -120,11 +120,11 @@ class RemoteCatalog:
 
     def workspaces(self) -> list[str]:
         """The names of the workspaces that the key may see, sorted."""
-        return sorted(self._pages("/v1/namespace/$/list", "list the workspaces", "namespaces"))
+        return sorted(_pages(self, "/v1/namespace/$/list", "list the workspaces", "namespaces"))
 
     def _tables(self, workspace: str, *, dropped: bool) -> list[CatalogEntry]:
         path, what = f"/v1/namespace/{quote(workspace)}/table/list", f"list the tables of {workspace!r}"
-        rows = self._pages(path, what, "details", details="true", dropped="true" if dropped else None)
+        rows = _pages(self, path, what, "details", details="true", dropped="true" if dropped else None)
         with understood(self.settings.url, what):
             entries = [
                 CatalogEntry(
@@ -137,17 +137,6 @@ class RemoteCatalog:
                 for row in rows
             ]
         return sorted(entries, key=lambda entry: entry.address)
-
-    def _pages(self, path: str, what: str, field: str, **query: str | None) -> list[Any]:
-        found: list[Any] = []
-        token = None
-        while True:
-            document = self._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
-            with understood(self.settings.url, what):
-                found += document[field]
-            token = document.get("page_token")
-            if not token:
-                return found
 
     def _post(self, address: TableAddress, operation: str, what: str, body: Mapping[str, Any]) -> Answer:
         return self._api.post(f"/v1/table/{_id(address)}/{operation}", what, body)
@@ -215,6 +204,18 @@ class TableCredentials:
         if found is None:
             raise AccessDeniedError(f"cannot {what}: the server {self.settings.url} issues none for it any more")
         return found
+
+
+def _pages(catalog: RemoteCatalog, path: str, what: str, field: str, **query: str | None) -> list[Any]:
+    found: list[Any] = []
+    token = None
+    while True:
+        document = catalog._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
+        with understood(catalog.settings.url, what):
+            found += document[field]
+        token = document.get("page_token")
+        if not token:
+            return found
 
 
 def _credentials(options: Mapping[str, str], date_s: float) -> Credentials | None:

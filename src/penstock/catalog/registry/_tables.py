@@ -46,7 +46,7 @@ class Workspace:
 
     def find(self, table: str) -> TableRow:
         """A table that is not dropped; raises `NotFoundError`."""
-        self._check(table)
+        _check(self.name, table)
         rows = self._database.look_up(_FIND, table)
         if not rows:
             raise NotFoundError(self._not_found(table))
@@ -89,7 +89,7 @@ class Workspace:
         A location is taken by dropped tables as well: purging those deletes its objects. One that is not `owned` is
         taken by the registered tables of all workspaces, and so is what contains it or is within it.
         """
-        self._check(table)
+        _check(self.name, table)
         if not owned:
             location = plain_location(location)
         row = TableRow(
@@ -119,7 +119,7 @@ class Workspace:
 
     def rename(self, table: str, new: str) -> TableRow:
         """Give a table another name; raises `NotFoundError`, `AlreadyExistsError`."""
-        self._check(new)
+        _check(self.name, new)
         return self._update_live(table, {"name": new}, taken=new)
 
     def drop(self, table: str, *, location: str | None = None, retention_s: float | None = None) -> TableRow:
@@ -137,7 +137,7 @@ class Workspace:
 
         `location` is that of the table which is meant; nothing happens if it is not dropped, whatever its name is.
         """
-        self._check(table)
+        _check(self.name, table)
         if location is not None and (rows := self._database.look_up(_AT_LOCATION, location)):
             return _row(rows[0])
         newest_first = (_t.c.dropped_us.desc(), _t.c.created_us.desc(), _t.c.id)
@@ -158,7 +158,7 @@ class Workspace:
 
     def forget(self, table: str) -> TableRow:
         """Remove a table from the catalog for ever, and leave its objects; raises `NotFoundError`."""
-        self._check(table)
+        _check(self.name, table)
         with self._database.transaction() as connection:
             query = sa.delete(_t).where(_t.c.name == table, _live).returning(*_COLUMNS)
             row = connection.execute(query).first()
@@ -207,7 +207,7 @@ class Workspace:
     def _update_live(
         self, table: str, values: Mapping[str, Any], *, taken: str, location: str | None = None
     ) -> TableRow:
-        self._check(table)
+        _check(self.name, table)
         meant = sa.true() if location is None else _t.c.location == location
         query = sa.update(_t).where(_t.c.name == table, meant, _live).values(values).returning(*_COLUMNS)
         with self._database.transaction() as connection:
@@ -224,14 +224,15 @@ class Workspace:
             raise AlreadyExistsError(self._taken(taken)) from None
         return None if row is None else _row(row)
 
-    def _check(self, table: str) -> None:
-        TableAddress(self.name, table)
-
     def _taken(self, table: str) -> str:
         return f"table {TableAddress(self.name, table)} exists already; rename or drop it first, or choose another name"
 
     def _not_found(self, table: str) -> str:
         return f"there is no table {TableAddress(self.name, table)}; list the tables, or declare it"
+
+
+def _check(workspace: str, table: str) -> None:
+    TableAddress(workspace, table)
 
 
 def _row(row: Any) -> TableRow:
