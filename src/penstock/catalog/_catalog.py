@@ -4,7 +4,7 @@ import os
 import sqlite3
 import sys
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from penstock.catalog._address import TableAddress
@@ -12,7 +12,7 @@ from penstock.catalog._database import Database, Row
 from penstock.catalog._entry import Access, CatalogEntry
 from penstock.catalog._locations import catalog_folder, checked_uri, new_uri, storage_folder
 from penstock.catalog._suggestions import dropped_message, not_found_message, similar_addresses
-from penstock.errors import AlreadyExistsError, CorruptError, InvalidInputError, NotFoundError
+from penstock.errors import AlreadyExistsError, ConflictError, CorruptError, InvalidInputError, NotFoundError
 from penstock.storage import local_path
 
 _COLUMNS = "workspace, name, uri, created_us, table_id, owned, dropped_us, purge_us"
@@ -83,24 +83,27 @@ class Catalog:
             entry = self._live(db, address)
             if new != address:
                 self._check_free(db, new)
-            self._update(db, entry, renamed := replace(entry, address=new))
+            _update(db, entry, renamed := replace(entry, address=new))
         return renamed
 
-    def drop(self, address: TableAddress, *, recoverable: bool = True) -> CatalogEntry:
+    def drop(self, address: TableAddress, *, uri: str | None = None, recoverable: bool = True) -> CatalogEntry:
         """Free an address and return its dropped entry; raises `NotFoundError`.
 
-        `restore` brings it back for seven days at least, and until `expire` is called after that; never if it is not
+        `uri` is that of the table which is meant: `ConflictError` if the address is another one's by now. `restore`
+        brings it back for seven days at least, and until `expire` is called after that; never if it is not
         `recoverable`.
         """
         self.find(address)
         with self._database.transaction() as db:
             entry, now_us = self._live(db, address), _now_us()
+            if uri not in (None, entry.uri):
+                raise ConflictError(f"{address} is the address of another table by now, in {entry.uri}; look at it")
             # Unique and increasing even if the clock steps back: it identifies the dropped table.
             (dropped_us,) = db.execute(
                 "SELECT max(?, coalesce(max(dropped_us) + 1, 0)) FROM tables", (now_us,)
             ).fetchone()
             purge_us = now_us + _RETENTION_US if recoverable else _GIVEN_UP
-            self._update(db, entry, dropped := replace(entry, dropped_us=dropped_us, purge_us=purge_us))
+            _update(db, entry, dropped := replace(entry, dropped_us=dropped_us, purge_us=purge_us))
         return dropped
 
     def restore(self, address: TableAddress) -> CatalogEntry:
@@ -119,7 +122,7 @@ class Catalog:
             if row is None:
                 raise NotFoundError(self._not_dropped_message(address))
             entry = self._entry(row)
-            self._update(db, entry, restored := replace(entry, dropped_us=None, purge_us=None))
+            _update(db, entry, restored := replace(entry, dropped_us=None, purge_us=None))
         return restored
 
     def remove(self, address: TableAddress) -> CatalogEntry:
@@ -142,13 +145,28 @@ class Catalog:
             expired = [self._entry(row) for row in db.execute(f"{_EXPIRED} ORDER BY dropped_us", (now_us,))]
             expired = [each for each in expired if not (each.owned and _location(each.uri) in in_use)]
             for entry in expired:
-                self._update(db, entry, replace(entry, purge_us=_GIVEN_UP))
+                _update(db, entry, replace(entry, purge_us=_GIVEN_UP))
         return expired
 
     def forget(self, entry: CatalogEntry) -> None:
         """Remove this very entry, dropped or not, and no other that has its address; nothing if it is gone."""
         with self._database.transaction() as db:
             db.execute(f"DELETE FROM tables WHERE {_IDENTITY}", _identity(entry))
+
+    def keep(self, entry: CatalogEntry) -> None:
+        """Put the entry of a table back if another process has dropped or forgotten it; a renamed one stays so.
+
+        Raises `AlreadyExistsError` if another table has the address.
+        """
+        with self._database.transaction() as db:
+            if db.execute("SELECT 1 FROM tables WHERE uri = ? AND dropped_us IS NULL", (entry.uri,)).fetchone():
+                return
+            self._check_free(db, entry.address)
+            db.execute("DELETE FROM tables WHERE uri = ?", (entry.uri,))
+            db.execute(
+                f"INSERT INTO tables ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
+                (*astuple(entry.address), entry.uri, entry.created_us, entry.table_id, entry.owned),
+            )
 
     def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
         """All entries, or those of a workspace, sorted by address; or those that `restore` can bring back."""
@@ -184,12 +202,6 @@ class Catalog:
                 "first, or choose another address"
             )
 
-    def _update(self, db: sqlite3.Connection, old: CatalogEntry, new: CatalogEntry) -> None:
-        db.execute(
-            f"UPDATE tables SET workspace = ?, name = ?, dropped_us = ?, purge_us = ? WHERE {_IDENTITY}",
-            (new.address.workspace, new.address.table, new.dropped_us, new.purge_us, *_identity(old)),
-        )
-
     def _not_found_message(self, address: TableAddress) -> str:
         if any(entry.address == address for entry in self.tables(address.workspace, dropped=True)):
             return dropped_message(address)
@@ -214,6 +226,13 @@ class Catalog:
 
 def _identity(entry: CatalogEntry) -> tuple[str | int | None, ...]:
     return (entry.address.workspace, entry.address.table, entry.uri, entry.created_us, entry.dropped_us)
+
+
+def _update(db: sqlite3.Connection, old: CatalogEntry, new: CatalogEntry) -> None:
+    db.execute(
+        f"UPDATE tables SET workspace = ?, name = ?, dropped_us = ?, purge_us = ? WHERE {_IDENTITY}",
+        (new.address.workspace, new.address.table, new.dropped_us, new.purge_us, *_identity(old)),
+    )
 
 
 def _location(uri: str) -> str:

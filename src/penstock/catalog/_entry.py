@@ -74,14 +74,26 @@ class TableCatalog(Protocol):
     def rename(self, address: TableAddress, new: TableAddress) -> CatalogEntry:
         """Give a table another address; its objects stay where they are. Raises `AlreadyExistsError`."""
 
-    def drop(self, address: TableAddress) -> CatalogEntry:
-        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored."""
+    def drop(self, address: TableAddress, *, uri: str | None = None) -> CatalogEntry:
+        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored.
+
+        `uri` is that of the table which is meant: `ConflictError` if the address is another one's by now.
+        """
 
     def restore(self, address: TableAddress) -> CatalogEntry:
         """Bring back the table of this address that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
 
     def remove(self, address: TableAddress) -> CatalogEntry:
         """Forget a table, for ever; its objects stay where they are."""
+
+    def forget(self, entry: CatalogEntry) -> None:
+        """Free the address of a table that was not made, and never that of another one; nothing if it is gone."""
+
+    def keep(self, entry: CatalogEntry) -> None:
+        """Put the entry of a table back if another process has dropped or forgotten it; a renamed one stays so.
+
+        Raises `AlreadyExistsError` if another table has the address, and `NotFoundError` if it cannot be put back.
+        """
 
     def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
         """All entries that the user may see, or those of a workspace, sorted by address; or the dropped ones."""

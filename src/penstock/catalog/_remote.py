@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,14 @@ from penstock.catalog._http import Answer, ServerApi, understood
 from penstock.catalog._locations import checked_uri
 from penstock.catalog._settings import ServerSettings, find_settings, is_loopback
 from penstock.catalog._suggestions import dropped_message, not_found_message
-from penstock.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, PenstockError, StorageError
+from penstock.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    ConflictError,
+    NotFoundError,
+    PenstockError,
+    StorageError,
+)
 from penstock.storage import CredentialIssuer, Credentials, local_path
 
 _ALLOW_FOLDERS = "PENSTOCK_ALLOW_FOLDERS"
@@ -73,7 +81,8 @@ class RemoteCatalog:
         try:
             self._post(address, "register", f"register {address}", body)
         except AlreadyExistsError:
-            if self._describe(address, None).uri != location:
+            # The server keeps one of the two texts of a folder.
+            if self._describe(address, None).uri.removeprefix("file://") != location.removeprefix("file://"):
                 raise
         return self._describe(address, None)
 
@@ -83,9 +92,12 @@ class RemoteCatalog:
         self._change(address, "rename", f"rename {address} to {new}", body)
         return self._describe(new, None)
 
-    def drop(self, address: TableAddress) -> CatalogEntry:
-        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored."""
-        answer = self._change(address, "drop", f"drop {address}", {})
+    def drop(self, address: TableAddress, *, uri: str | None = None) -> CatalogEntry:
+        """Remove a table from the catalog; until `purge_us` of the returned entry it can be restored.
+
+        `uri` is that of the table which is meant: `ConflictError` if the address is another one's by now.
+        """
+        answer = self._change(address, "drop", f"drop {address}", {"location": uri})
         return replace(self._entry(address, answer, None), dropped_us=int(answer.date_s * 1_000_000))
 
     def restore(self, address: TableAddress) -> CatalogEntry:
@@ -97,6 +109,21 @@ class RemoteCatalog:
         """Forget a table, for ever, as an admin of the workspace; its objects stay where they are."""
         return self._entry(address, self._change(address, "deregister", f"remove {address}", {}), None)
 
+    def forget(self, entry: CatalogEntry) -> None:
+        """Drop the table of this very entry, because only admins may forget one; nothing if it is gone."""
+        with suppress(NotFoundError, ConflictError):
+            self.drop(entry.address, uri=entry.uri)
+
+    def keep(self, entry: CatalogEntry) -> None:
+        """Restore the table of an entry if another process has dropped it; a renamed one stays so.
+
+        Raises `AlreadyExistsError` if another table has the address, `NotFoundError` if the server has forgotten it.
+        """
+        with suppress(NotFoundError):
+            if self._describe(entry.address, None).uri == entry.uri:
+                return
+        self._post(entry.address, "undrop", f"restore {entry.address}", {"location": entry.uri})
+
     def tables(self, workspace: str | None = None, *, dropped: bool = False) -> list[CatalogEntry]:
         """All entries that the key may see, or those of a workspace, sorted by address; or the dropped ones."""
         names = self.workspaces() if workspace is None else [workspace]
@@ -104,11 +131,11 @@ class RemoteCatalog:
 
     def workspaces(self) -> list[str]:
         """The names of the workspaces that the key may see, sorted."""
-        return sorted(self._pages("/v1/namespace/$/list", "list the workspaces", "namespaces"))
+        return sorted(_pages(self, "/v1/namespace/$/list", "list the workspaces", "namespaces"))
 
     def _tables(self, workspace: str, *, dropped: bool) -> list[CatalogEntry]:
         path, what = f"/v1/namespace/{quote(workspace)}/table/list", f"list the tables of {workspace!r}"
-        rows = self._pages(path, what, "details", details="true", dropped="true" if dropped else None)
+        rows = _pages(self, path, what, "details", details="true", dropped="true" if dropped else None)
         with understood(self.settings.url, what):
             entries = [
                 CatalogEntry(
@@ -122,22 +149,6 @@ class RemoteCatalog:
                 for row in rows
             ]
         return sorted(entries, key=lambda entry: entry.address)
-
-    def _pages(self, path: str, what: str, field: str, **query: str | None) -> list[Any]:
-        found: list[Any] = []
-        token, seen = None, set[Any]()
-        while True:
-            document = self._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
-            with understood(self.settings.url, what):
-                page = list(document[field])
-                token = document.get("page_token")
-                repeats = token in seen
-                seen.add(token)
-            if repeats:
-                raise StorageError(f"cannot {what}: the server {self.settings.url} repeats a page; upgrade the server")
-            found += page
-            if not token or not page:
-                return found
 
     def _post(self, address: TableAddress, operation: str, what: str, body: Mapping[str, Any]) -> Answer:
         return self._api.post(f"/v1/table/{_id(address)}/{operation}", what, body)
@@ -217,6 +228,23 @@ class TableCredentials:
                 " not sent where a server says; give credentials as storage_options"
             )
         return found
+
+
+def _pages(catalog: RemoteCatalog, path: str, what: str, field: str, **query: str | None) -> list[Any]:
+    found: list[Any] = []
+    token, seen = None, set[Any]()
+    while True:
+        document = catalog._api.get(path, what, page_token=token, limit=str(_PAGE), **query).document
+        with understood(catalog.settings.url, what):
+            page = list(document[field])
+            token = document.get("page_token")
+            repeats = token in seen
+            seen.add(token)
+        if repeats:
+            raise StorageError(f"cannot {what}: the server {catalog.settings.url} repeats a page; upgrade the server")
+        found += page
+        if not token or not page:
+            return found
 
 
 def _issuer(

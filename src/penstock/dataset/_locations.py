@@ -5,14 +5,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from penstock.catalog import Access, Catalog, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
-from penstock.errors import NotFoundError
+from penstock.catalog import Access, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
+from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError, PenstockError
 from penstock.format import TABLE_KEY
 from penstock.storage import RetryPolicy, Store, open_store
 
 UriLike = str | os.PathLike[str] | Store
 """Location of a table: a path, a URI, a `penstock://` address, or an open store."""
 
+_OWN_PREFIXES = (
+    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/",
+    "quarantine/", "leases/", "intents/", "vacuums/",
+)  # fmt: skip
 _PREFIXES = ("aws_", "azure_storage_", "azure_", "google_")
 _OWN_CREDENTIALS = {
     "access_key_id", "secret_access_key", "session_token", "profile", "web_identity_token_file", "skip_signature",
@@ -92,15 +96,39 @@ def reserved_location(location: UriLike, storage_options: Mapping[str, str] | No
         entry, known = table.find(), True
     except NotFoundError:
         entry, known = table.catalog.reserve(table.address), False
-    store = None
+    store = open_entry(entry, storage_options)
     try:
-        store = open_entry(entry, storage_options)
         yield store
     except BaseException:
-        if not known and (store is None or not has_table(store)):
-            with suppress(NotFoundError):
-                release_address(table.catalog, table.address)
+        if not known:
+            with suppress(PenstockError):  # the entry stays, and the next attempt finds it
+                _release(table.catalog, entry, store)
         raise
+    _keep(table.catalog, entry, store)
+
+
+def _release(catalog: TableCatalog, entry: CatalogEntry, store: Store) -> None:
+    """Free the address of a table that was not made; not if another process has made it at the same location.
+
+    That process looks for the entry after it has made the table, and this one for the table after it has removed the
+    entry: one of them at least sees the other, and puts the entry back.
+    """
+    if not has_table(store):
+        catalog.forget(entry)
+        if has_table(store):
+            catalog.keep(entry)
+
+
+def _keep(catalog: TableCatalog, entry: CatalogEntry, store: Store) -> None:
+    """Make sure that a new table has its entry, or delete the table and raise `ConflictError`."""
+    try:
+        catalog.keep(entry)
+    except (AlreadyExistsError, NotFoundError) as error:
+        delete_objects(store)
+        raise ConflictError(
+            f"{entry.address} was removed from the catalog while its table was created, and the table was deleted "
+            f"again: {error}"
+        ) from error
 
 
 def has_table(store: Store) -> bool:
@@ -112,12 +140,10 @@ def has_table(store: Store) -> bool:
     return True
 
 
-def release_address(catalog: TableCatalog, address: TableAddress) -> None:
-    """Free the address of a table without objects; on a server it is dropped, because only admins may forget one."""
-    if isinstance(catalog, Catalog):
-        catalog.remove(address)
-    else:
-        catalog.drop(address)
+def delete_objects(store: Store) -> None:
+    """Delete the objects of a table, and no other ones; the key that makes it a table is deleted first."""
+    store.delete([TABLE_KEY])
+    store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
 
 
 def _bare(name: str) -> str:

@@ -9,13 +9,14 @@ from penstock.dataset._dataset import Dataset
 from penstock.dataset._locations import (
     UriLike,
     address_of,
+    delete_objects,
     has_table,
     managed_table,
     open_entry,
     open_location,
     reserved_location,
 )
-from penstock.dataset._purge import delete_managed, delete_objects
+from penstock.dataset._purge import delete_managed
 from penstock.dataset._saved_views import open_view
 from penstock.dataset._versions import find
 from penstock.dataset._view import View

@@ -6,32 +6,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from penstock.catalog import Catalog, CatalogEntry, TableCatalog
-from penstock.dataset._locations import release_address
+from penstock.dataset._locations import delete_objects
 from penstock.errors import PenstockError
-from penstock.format import TABLE_KEY
 from penstock.storage import FolderStore, Store, open_store
-
-_OWN_PREFIXES = (
-    "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/",
-    "quarantine/", "leases/", "intents/", "vacuums/",
-)  # fmt: skip
-
-
-def delete_objects(store: Store) -> None:
-    """Delete the objects of a table, and no other ones; the key that makes it a table is deleted first."""
-    store.delete([TABLE_KEY])
-    store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
 
 
 def delete_managed(catalog: TableCatalog, entry: CatalogEntry, store: Store) -> None:
-    """Delete a table of a catalog, and its entry; raises `NotFoundError` if another process has removed it."""
-    if isinstance(catalog, Catalog) and entry.owned:
-        dropped = catalog.drop(entry.address, recoverable=False)  # if this is interrupted, `purge` continues
-        _delete_location(store)
+    """Delete a table of a catalog, and its entry.
+
+    Raises `NotFoundError` if another process has removed the entry, and `ConflictError` if the address is another
+    table's by now, which is left alone.
+    """
+    if isinstance(catalog, Catalog):
+        dropped = catalog.drop(entry.address, uri=entry.uri, recoverable=False)
+        # If this is interrupted, `purge` continues.
+        (_delete_location if entry.owned else delete_objects)(store)
         catalog.forget(dropped)
     else:
-        delete_objects(store)
-        release_address(catalog, entry.address)
+        delete_objects(store)  # before, because credentials are not renewed for a dropped table
+        catalog.drop(entry.address, uri=entry.uri)
 
 
 def purge(catalog: Catalog, *, storage_options: Mapping[str, str] | None = None) -> dict[str, PenstockError]:

@@ -78,4 +78,4 @@ def test_an_empty_database_says_that_it_needs_migrations(url: str) -> None:
 def test_migrations_are_files_of_the_package() -> None:
     folder = Path(penstock.catalog.registry.__file__).parent
     assert sorted(path.name for path in folder.glob("*_migrations/*.py"))[0].startswith("c0001")
-    assert [_migrations.head(tree) for tree in (_migrations.CONTROL, _migrations.WORKSPACE)] == ["c0001", "w0001"]
+    assert [_migrations.head(tree) for tree in (_migrations.CONTROL, _migrations.WORKSPACE)] == ["c0002", "w0001"]

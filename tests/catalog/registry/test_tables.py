@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -87,6 +88,52 @@ def test_a_location_belongs_to_one_table_even_if_dropped(registry: Registry) -> 
     workspace.drop("robots")
     with pytest.raises(AlreadyExistsError, match="belongs to table 'robots'"):
         workspace.declare("alias", "s3://bucket/1", owned=False)
+
+
+def test_a_registered_location_belongs_to_one_workspace(registry: Registry) -> None:
+    registry.create_workspace("other")
+    team, other = registry.workspace("team"), registry.workspace("other")
+    team.declare("robots", "/lake/a/robots", owned=False)
+    for location in ("/lake/a/robots", "file:///lake/a/robots", "/lake/a/robots/inner", "/lake/a"):
+        for workspace in (team, other):
+            with pytest.raises(AlreadyExistsError):
+                workspace.declare("stolen", location, owned=False)
+    other.declare("near", "/lake/a/robots2", owned=False)
+    team.forget("robots")
+    other.declare("robots", "/lake/a/robots", owned=False)
+    other.drop("robots", retention_s=0)
+    with pytest.raises(AlreadyExistsError):
+        team.declare("robots", "/lake/a/robots", owned=False)
+    for row in other.expired():
+        other.purge(row.id)
+    team.declare("robots", "/lake/a/robots", owned=False)
+
+
+def test_a_crash_while_a_table_is_registered_leaves_its_location_to_the_workspace(registry: Registry) -> None:
+    registry.create_workspace("other")
+    team, other = registry.workspace("team"), registry.workspace("other")
+    with pytest.raises(KeyboardInterrupt), team._workspaces.claimed(team._key, "s3://lake/robots"):
+        raise KeyboardInterrupt
+    with pytest.raises(AlreadyExistsError):
+        other.declare("robots", "s3://lake/robots", owned=False)
+    team.declare("robots", "s3://lake/robots", owned=False)
+    team.forget("robots")
+    other.declare("robots", "s3://lake/robots", owned=False)
+
+
+def test_threads_of_two_workspaces_register_one_location(registry: Registry) -> None:
+    registry.create_workspace("other")
+    workspaces = [registry.workspace(name) for name in ("team", "other")] * 2
+
+    def register(number: int) -> bool:
+        try:
+            workspaces[number].declare(f"t{number}", "s3://lake/robots" + "/inner" * (number % 3), owned=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(register, range(4))) == 1
 
 
 def test_a_table_is_restored_until_it_is_claimed_for_purging(registry: Registry, clock: Clock) -> None:

@@ -1,11 +1,14 @@
 """Workspaces: creating, dropping, and finding them from several processes."""
 
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
-from penstock.catalog.registry import AuditEvent, Registry
+from penstock.catalog.registry import AuditEvent, Registry, Workspace, _wall
 from penstock.catalog.registry import _workspaces as workspaces_module
 from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 
@@ -60,6 +63,52 @@ def test_the_files_of_a_dropped_workspace_are_removed(registry: Registry, url: s
     with pytest.raises(NotFoundError):
         registry.workspace("team")
     assert not list(Path(url).glob("*ws_*"))
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_drop_that_was_interrupted_can_be_repeated(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _wall.drop_if_empty
+
+    def interrupted(*arguments: Any) -> int:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_wall, "drop_if_empty", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            registry.drop_workspace("team")
+    assert [info.name for info in registry.workspaces()] == ["team"]
+    registry.drop_workspace("team")
+    registry.create_workspace("team")
+    assert registry.workspace("team").tables() == []
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_workspace_that_is_idle_holds_one_connection(registry: Registry, url: str) -> None:
+    def use(workspace: Workspace) -> None:
+        together.wait(240)
+        for _ in range(20):
+            workspace.tables()
+
+    names = [f"w{number}" for number in range(4)]
+    for name in names:
+        registry.create_workspace(name)
+        together, workspace = threading.Barrier(4), registry.workspace(name)
+        threads = [threading.Thread(target=use, args=(workspace,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with psycopg.connect(url) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename <> current_user"
+        deadline = time.monotonic() + 60
+        while True:
+            row = connection.execute(query).fetchone()
+            if row == (len(names),) or time.monotonic() > deadline:
+                break
+            connection.rollback()  # for a new view of the statistics
+            time.sleep(0.05)
+    assert row == (len(names),)
 
 
 def test_another_workspace_of_the_same_name_is_found_within_5_s(registry: Registry, url: str) -> None:

@@ -111,6 +111,35 @@ def test_what_overlaps_with_the_storage_cannot_be_registered() -> None:
 
 
 @pytest.mark.parametrize(
+    ("storage", "kind", "locations"),
+    [
+        ("s3://lake/teams", "s3", [f"s3://lake/teams/{ID}"]),
+        ("az://lake", "container", [f"az://lake-{ID}"]),
+        (
+            "/srv/tables",
+            "folder",
+            [f"/srv/tables/{ID}", f"file:///srv/tables/{ID}", "file:///srv", "file:///srv/tables"],
+        ),
+        ("file:///srv/tables", "folder", [f"/srv/tables/{ID}", "/srv"]),
+    ],
+)
+def test_the_locations_of_new_tables_cannot_be_registered(storage: str, kind: Kind, locations: list[str]) -> None:
+    allowed = {"s3": "s3://lake", "container": "az://lake", "folder": "/srv"}[kind]
+    checker = make_locations(storage, [allowed], kind)
+    for location in locations:
+        with pytest.raises(InvalidInputError, match="overlaps"):
+            checker.check_registrable(location)
+
+
+def test_escapes_in_the_path_of_a_folder_are_refused() -> None:
+    locations = make_locations("/srv/tables", ["/srv/allowed"], "folder")
+    locations.check_registrable("file:///srv/allowed/table")
+    for location in ("file:///srv/allowed/%2e%2e/tables", "file:///srv/%74ables/x", "/srv/allowed/a%20b"):
+        with pytest.raises(InvalidInputError, match="not a location"):
+            locations.check_registrable(location)
+
+
+@pytest.mark.parametrize(
     "storage",
     [
         *("s3://lake/a*", "s3://lake/a?b", "s3://lake/${aws:username}", "s3://lake/a b", "s3://lake/.hidden"),

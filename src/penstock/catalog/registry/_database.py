@@ -29,13 +29,16 @@ _OPTIONS = "-c statement_timeout=30s -c lock_timeout=20s -c idle_in_transaction_
 class Database:
     """A PostgreSQL login with a schema, or a SQLite file."""
 
-    def __init__(self, url: sa.URL, *, exists: Callable[[], bool] | None = None) -> None:
-        """`exists` tells whether a database that cannot be opened is there at all."""
+    def __init__(self, url: sa.URL, *, exists: Callable[[], bool] | None = None, kept: int = _POOL_SIZE) -> None:
+        """`exists` tells whether a database that cannot be opened is there at all.
+
+        Of up to four connections, `kept` stay open when nobody uses them.
+        """
         self.url = url
         self._exists = exists
         self.is_postgresql = url.get_backend_name() == "postgresql"
         self.name = _display_name(url)
-        self.engine = _engine(url)
+        self.engine = _engine(url, kept)
         self._closed = False
         sa.event.listen(self.engine, "checkin", self._close_returned)
         make_dialect: Callable[..., sa.Dialect] = type(self.engine.dialect)
@@ -190,12 +193,12 @@ def _display_name(url: sa.URL) -> str:
     return f"the database {url.database or ''} at {host}{f':{url.port}' if url.port else ''}".replace("  ", " ")
 
 
-def _engine(url: sa.URL) -> sa.Engine:
+def _engine(url: sa.URL, kept: int) -> sa.Engine:
     shared: dict[str, Any] = {
         "isolation_level": "AUTOCOMMIT",
         "hide_parameters": True,
-        "pool_size": _POOL_SIZE,
-        "max_overflow": 0,
+        "pool_size": kept,
+        "max_overflow": _POOL_SIZE - kept,
         "pool_timeout": _POOL_TIMEOUT_S,
         "pool_use_lifo": True,
         "pool_reset_on_return": None,  # each statement or `transaction` leaves nothing to roll back

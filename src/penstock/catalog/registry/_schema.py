@@ -59,6 +59,12 @@ keys = sa.Table(
     _column("revoked_us", sa.BigInteger, nullable=True),
     _column("last_used_us", sa.BigInteger, nullable=True),
 )
+locations = sa.Table(
+    "locations",
+    control,
+    _column("location", primary_key=True),
+    sa.Column("workspace_id", sa.Text, sa.ForeignKey("workspaces.id", ondelete="CASCADE"), nullable=False, index=True),
+)
 control_audit = _audit(control)
 
 tables = sa.Table(

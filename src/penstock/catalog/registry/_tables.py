@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,8 +14,8 @@ from penstock.catalog.registry._audit import AuditLog
 from penstock.catalog.registry._database import Database
 from penstock.catalog.registry._records import AuditEvent, TableRow
 from penstock.catalog.registry._schema import tables as _t
-from penstock.catalog.registry._workspaces import Workspaces
-from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from penstock.catalog.registry._workspaces import Workspaces, plain_location
+from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 
 _MAX_PAGE = 1000
 _MAX_COMPARED = 1000
@@ -45,7 +46,7 @@ class Workspace:
 
     def find(self, table: str) -> TableRow:
         """A table that is not dropped; raises `NotFoundError`."""
-        self._check(table)
+        _check(self.name, table)
         rows = self._database.look_up(_FIND, table)
         if not rows:
             raise NotFoundError(self._not_found(table))
@@ -85,9 +86,12 @@ class Workspace:
     ) -> TableRow:
         """Add a table; raises `AlreadyExistsError` if the name or the location is taken.
 
-        A location is taken by dropped tables as well: purging those deletes its objects.
+        A location is taken by dropped tables as well: purging those deletes its objects. One that is not `owned` is
+        taken by the registered tables of all workspaces, and so is what contains it or is within it.
         """
-        self._check(table)
+        _check(self.name, table)
+        if not owned:
+            location = plain_location(location)
         row = TableRow(
             secrets.token_hex(16),
             table,
@@ -101,7 +105,8 @@ class Workspace:
         )
         values = {name: getattr(row, name) for name in TableRow.__dataclass_fields__}
         insert = sa.insert(_t).values(values | {"properties": json.dumps(row.properties)})
-        with self._database.transaction() as connection:
+        claim = nullcontext() if owned else self._workspaces.claimed(self._key, location)
+        with claim, self._database.transaction() as connection:
             try:
                 connection.execute(insert)
                 return row
@@ -114,20 +119,30 @@ class Workspace:
 
     def rename(self, table: str, new: str) -> TableRow:
         """Give a table another name; raises `NotFoundError`, `AlreadyExistsError`."""
-        self._check(new)
+        _check(self.name, new)
         return self._update_live(table, {"name": new}, taken=new)
 
-    def drop(self, table: str, *, retention_s: float | None = None) -> TableRow:
-        """Drop a table; until `purge_us` it can be restored, and meanwhile its name can be used for another one."""
+    def drop(self, table: str, *, location: str | None = None, retention_s: float | None = None) -> TableRow:
+        """Drop a table; until `purge_us` it can be restored, and meanwhile its name can be used for another one.
+
+        `location` is that of the table which is meant: `ConflictError` if the name is another one's by now.
+        """
         now_us = self._now_us()
         retention_us = int((self._retention_s if retention_s is None else retention_s) * 1e6)
-        return self._update_live(table, {"dropped_us": now_us, "purge_us": now_us + retention_us}, taken=table)
+        values = {"dropped_us": now_us, "purge_us": now_us + retention_us}
+        return self._update_live(table, values, taken=table, location=location)
 
-    def restore(self, table: str) -> TableRow:
-        """Bring back the table of that name that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
-        self._check(table)
+    def restore(self, table: str, *, location: str | None = None) -> TableRow:
+        """Bring back the table of that name that was dropped last; raises `NotFoundError`, `AlreadyExistsError`.
+
+        `location` is that of the table which is meant; nothing happens if it is not dropped, whatever its name is.
+        """
+        _check(self.name, table)
+        if location is not None and (rows := self._database.look_up(_AT_LOCATION, location)):
+            return _row(rows[0])
         newest_first = (_t.c.dropped_us.desc(), _t.c.created_us.desc(), _t.c.id)
-        last = sa.select(_t.c.id).where(_t.c.name == table, _restorable).order_by(*newest_first).limit(1)
+        meant = sa.true() if location is None else _t.c.location == location
+        last = sa.select(_t.c.id).where(_t.c.name == table, meant, _restorable).order_by(*newest_first).limit(1)
         values = {"dropped_us": None, "purge_us": None}
         # The second condition holds when another process has restored that row or claimed it meanwhile.
         query = sa.update(_t).where(_t.c.id == last.scalar_subquery(), _restorable).values(values).returning(*_COLUMNS)
@@ -143,13 +158,14 @@ class Workspace:
 
     def forget(self, table: str) -> TableRow:
         """Remove a table from the catalog for ever, and leave its objects; raises `NotFoundError`."""
-        self._check(table)
+        _check(self.name, table)
         with self._database.transaction() as connection:
             query = sa.delete(_t).where(_t.c.name == table, _live).returning(*_COLUMNS)
             row = connection.execute(query).first()
         if row is None:
             raise NotFoundError(self._not_found(table))
-        return _row(row)
+        self._unclaim(forgotten := _row(row))
+        return forgotten
 
     def expired(self, now: float | None = None) -> list[TableRow]:
         """Claim the dropped tables whose time is over: they can no longer be restored, and no other process gets them.
@@ -166,7 +182,10 @@ class Workspace:
     def purge(self, id: str) -> None:
         """Remove a claimed table for ever; nothing happens if it is not claimed, or gone."""
         with self._database.transaction() as connection:
-            connection.execute(sa.delete(_t).where(_t.c.id == id, _t.c.claimed_us.is_not(None)))
+            query = sa.delete(_t).where(_t.c.id == id, _t.c.claimed_us.is_not(None)).returning(*_COLUMNS)
+            row = connection.execute(query).first()
+        if row is not None:
+            self._unclaim(_row(row))
 
     def audit(self, event: AuditEvent, *, now: bool = False) -> None:
         """Log an event: `now` for changes, else within about a second."""
@@ -180,13 +199,22 @@ class Workspace:
     def _database(self) -> Database:
         return self._workspaces.open(self._key)
 
-    def _update_live(self, table: str, values: Mapping[str, Any], *, taken: str) -> TableRow:
-        self._check(table)
-        query = sa.update(_t).where(_t.c.name == table, _live).values(values).returning(*_COLUMNS)
+    def _unclaim(self, row: TableRow) -> None:
+        if not row.owned:
+            query = sa.select(_t.c.id).where(_t.c.location == row.location)
+            self._workspaces.unclaim(self._key, row.location, lambda: bool(self._database.read(query)))
+
+    def _update_live(
+        self, table: str, values: Mapping[str, Any], *, taken: str, location: str | None = None
+    ) -> TableRow:
+        _check(self.name, table)
+        meant = sa.true() if location is None else _t.c.location == location
+        query = sa.update(_t).where(_t.c.name == table, meant, _live).values(values).returning(*_COLUMNS)
         with self._database.transaction() as connection:
             row = self._execute_unique(connection, query, taken=taken)
         if row is None:
-            raise NotFoundError(self._not_found(table))
+            self.find(table)  # raises `NotFoundError`
+            raise ConflictError(f"{TableAddress(self.name, table)} is another table by now; look at it")
         return row
 
     def _execute_unique(self, connection: sa.Connection, query: sa.Executable, *, taken: str) -> TableRow | None:
@@ -196,14 +224,15 @@ class Workspace:
             raise AlreadyExistsError(self._taken(taken)) from None
         return None if row is None else _row(row)
 
-    def _check(self, table: str) -> None:
-        TableAddress(self.name, table)
-
     def _taken(self, table: str) -> str:
         return f"table {TableAddress(self.name, table)} exists already; rename or drop it first, or choose another name"
 
     def _not_found(self, table: str) -> str:
         return f"there is no table {TableAddress(self.name, table)}; list the tables, or declare it"
+
+
+def _check(workspace: str, table: str) -> None:
+    TableAddress(workspace, table)
 
 
 def _row(row: Any) -> TableRow:

@@ -96,9 +96,11 @@ def drop_if_empty(connection: sa.Connection, control: Database, database: Databa
             connection.exec_driver_sql(f"DROP ROLE {role_name(id)}")
         return count
     with database.transaction() as own:
-        count = int(own.exec_driver_sql("SELECT count(*) FROM tables").scalar_one())
+        # A process that died before it committed the control database has dropped them already.
+        names = set(own.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
+        count = int(own.exec_driver_sql("SELECT count(*) FROM tables").scalar_one()) if "tables" in names else 0
         if not count:  # a process that still has the file open must not write to it
-            for table in _RIGHTS:
+            for table in names & _RIGHTS.keys():
                 own.exec_driver_sql(f"DROP TABLE {table}")
     return count
 

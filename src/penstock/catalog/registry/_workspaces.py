@@ -4,7 +4,8 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +20,7 @@ from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError
 _MAX_OPEN = 16
 _NAME_CACHE_S = 3.0
 _MIGRATION_LOCK = 0x70656E73746F636B  # any constant; "penstock"
-_w = _schema.workspaces
+_w, _l = _schema.workspaces, _schema.locations
 _FIND = sa.select(_w.c.id, _w.c.password).where(_w.c.name == sa.bindparam("name"))
 
 
@@ -32,7 +33,11 @@ class WorkspaceKey:
 
 
 class Workspaces:
-    """Creates, finds and drops workspaces; thread-safe."""
+    """Creates, finds and drops workspaces; thread-safe.
+
+    A process has up to 4 connections to the control database and one to each of the 16 workspaces that it used last:
+    20 when it is idle, and up to 3 more for each workspace that several threads use at the moment.
+    """
 
     def __init__(self, control: Database, now_us: Callable[[], int]) -> None:
         self._control = control
@@ -117,9 +122,43 @@ class Workspaces:
             if found is None:
                 self._close_unused()
                 url = workspace_url(self._control.url, key.id, key.password)
-                found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id))
+                found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id), kept=1)
             self._open.move_to_end(key.id)
             return found
+
+    @contextmanager
+    def claimed(self, key: WorkspaceKey, location: str) -> Iterator[None]:
+        """Let a workspace register a location, while nobody gives it up; raises `AlreadyExistsError`.
+
+        The claim is committed before the block, so that a crash leaves at worst a location that this workspace alone
+        can register.
+        """
+        parents = [location[:end] for end, letter in enumerate(location) if letter == "/"]
+        below = sa.func.substr(_l.c.location, 1, len(location) + 1) == f"{location}/"
+        overlapping = sa.or_(_l.c.location.in_([location, *parents]), below)
+        with self._control.transaction() as connection:
+            if self._control.is_postgresql:  # two claims that overlap may have different keys
+                connection.exec_driver_sql("LOCK TABLE locations IN SHARE ROW EXCLUSIVE MODE")
+            found = connection.execute(sa.select(_l.c.location, _l.c.workspace_id).where(overlapping)).all()
+            if any((held, id) != (location, key.id) for held, id in found):
+                raise AlreadyExistsError(
+                    f"{location} is, contains, or is within the location of a registered table; remove that one first"
+                )
+            if not found:
+                try:
+                    connection.execute(sa.insert(_l).values(location=location, workspace_id=key.id))
+                except sa.exc.IntegrityError:
+                    raise NotFoundError("the workspace was dropped") from None
+        with self._control.transaction() as connection:
+            if not self._lock_claim(connection, key, location):
+                raise ConflictError(f"{location} was removed from the workspace at the same time; retry")
+            yield
+
+    def unclaim(self, key: WorkspaceKey, location: str, is_used: Callable[[], bool]) -> None:
+        """Let every workspace register a location, unless this one has registered it again."""
+        with self._control.transaction() as connection:
+            if self._lock_claim(connection, key, location) and not is_used():
+                connection.execute(sa.delete(_l).where(_l.c.location == location))
 
     def close(self) -> None:
         with self._lock:
@@ -131,6 +170,10 @@ class Workspaces:
 
     def _exists(self, id: str) -> bool:
         return bool(self._control.read(sa.select(_w.c.id).where(_w.c.id == id)))
+
+    def _lock_claim(self, connection: sa.Connection, key: WorkspaceKey, location: str) -> bool:
+        query = sa.select(_l.c.location).where(_l.c.location == location, _l.c.workspace_id == key.id)
+        return connection.execute(query.with_for_update()).first() is not None
 
     def _lock_in(self, connection: sa.Connection, name: str) -> WorkspaceKey:
         check_workspace_name(name)
@@ -149,6 +192,11 @@ class Workspaces:
 def check_workspace_name(name: str) -> None:
     """Raise `InvalidInputError` unless the name can stand in a table address."""
     TableAddress(name, "table")
+
+
+def plain_location(location: str) -> str:
+    """One text for a location: a folder may be written as a path or as file://."""
+    return location.removeprefix("file://").rstrip("/")
 
 
 def _not_found(name: str) -> str:

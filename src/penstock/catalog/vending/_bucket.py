@@ -25,8 +25,8 @@ class BucketVendor:
         return self._locations.new()
 
     def check_location(self, location: str) -> None:
-        """Raise `InvalidInputError` for a location that is none of this server."""
-        self._locations.check(location)
+        """Raise `InvalidInputError` for a location where no table may be registered."""
+        self._locations.check_registrable(location)
 
     def remove(self, location: str) -> None:
         """Delete all objects of a location that `new_location` chose; bounded in memory."""

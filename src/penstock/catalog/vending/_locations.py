@@ -20,7 +20,7 @@ _GRAMMARS: dict[Kind, re.Pattern[str]] = {
     "gs": re.compile(rf"gs://[a-z0-9][a-z0-9._-]{{1,220}}[a-z0-9]{_PATH}"),
     "az": re.compile(rf"az://(?=[a-z0-9-]{{3,63}}(?:/|\Z))[a-z0-9]+(?:-[a-z0-9]+)*{_PATH}"),
     "container": re.compile(r"az://(?=[a-z0-9-]{3,63}\Z)[a-z0-9]+(?:-[a-z0-9]+)*"),
-    "folder": re.compile(r"(?:file://)?(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+"),
+    "folder": re.compile(r"(?:file://)?(?:/(?!\.{1,2}(?:/|\Z))[^/%\x00-\x1f\x7f]+)+"),
     "memory": re.compile(rf"memory://[A-Za-z0-9_-]+{_PATH}"),
 }
 _MAX_LENGTH = 400
@@ -53,11 +53,15 @@ class Locations:
 
     def check(self, location: str) -> None:
         """Raise `InvalidInputError` for a location that is none of this server."""
-        if self._is_child(location, self.storage):
-            return
+        if not self._is_child(location, self.storage):
+            self.check_registrable(location)
+
+    def check_registrable(self, location: str) -> None:
+        """Raise `InvalidInputError` for a location outside of the allowed ones, or where the server's tables are."""
         if not _is_valid(location, self.kind):
             raise InvalidInputError(f"{location[:_MAX_LENGTH]!r} is not a location of this server; {_RULE}")
-        if _is_within(location, self.storage) or _is_within(self.storage, location):
+        is_container = self.kind == "container" and self._is_child(location, self.storage)
+        if is_container or _is_within(location, self.storage) or _is_within(self.storage, location):
             raise InvalidInputError(
                 f"{location} overlaps with {self.storage}, where this server keeps the tables that it creates; "
                 "choose a location outside"
@@ -114,4 +118,5 @@ def _is_valid(text: str, kind: Kind) -> bool:
 
 
 def _is_within(location: str, parent: str) -> bool:
+    location, parent = location.removeprefix("file://"), parent.removeprefix("file://")
     return location == parent or location.startswith(f"{parent}/")

@@ -31,7 +31,7 @@ class Vendor(Protocol):
         """A location that no table has."""
 
     def check_location(self, location: str) -> None:
-        """Raise `InvalidInputError` for a location that no credentials are issued for."""
+        """Raise `InvalidInputError` for a location where no table may be registered: those of new tables, or others."""
 
     def vend(self, location: str, access: Access) -> Credentials:
         """Credentials for the objects below a location, together with the settings that a client needs."""

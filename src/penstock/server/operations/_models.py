@@ -131,6 +131,14 @@ class RegisterTableRequest(Model):
     properties: Properties | None = None
 
 
+class ExpectedTableRequest(Model):
+    """A table that the client knows already."""
+
+    location: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="Where that table is; another one of the same name is left alone."
+    )
+
+
 class TableResponse(Model):
     """A table that was registered, dropped, restored, renamed or forgotten."""
 

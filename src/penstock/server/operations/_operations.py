@@ -37,11 +37,13 @@ _TABLE_OPERATIONS = (
     ),
     Operation(
         "drop_table", "POST", f"{_TABLE}/drop", "Drop a table; it can be restored for some days.", "writer",
-        _models.TableResponse, _tables.drop_table, _models.Empty, target="table", audit="now",
+        _models.TableResponse, _tables.drop_table, _models.ExpectedTableRequest, target="table", audit="now",
+        conflicts=True,
     ),
     Operation(
         "undrop_table", "POST", f"{_TABLE}/undrop", "Restore the table of this name that was dropped last.", "writer",
-        _models.TableResponse, _tables.undrop_table, _models.Empty, target="table", audit="now", conflicts=True,
+        _models.TableResponse, _tables.undrop_table, _models.ExpectedTableRequest, target="table", audit="now",
+        conflicts=True,
     ),
     Operation(
         "rename_table", "POST", f"{_TABLE}/rename", "Give a table another name.", "writer",

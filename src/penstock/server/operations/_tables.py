@@ -14,6 +14,7 @@ from penstock.server.operations._models import (
     DescribeTableRequest,
     DescribeTableResponse,
     Empty,
+    ExpectedTableRequest,
     ListTablesRequest,
     ListTablesResponse,
     RegisterTableRequest,
@@ -127,14 +128,14 @@ def deregister_table(request: Request[Any]) -> TableResponse:
     return _table(request, request.workspace.forget(request.table))
 
 
-def drop_table(request: Request[Any]) -> TableResponse:
+def drop_table(request: Request[ExpectedTableRequest]) -> TableResponse:
     """Drop a table; it can be restored until `purge_at_millis`."""
-    return _table(request, request.workspace.drop(request.table))
+    return _table(request, request.workspace.drop(request.table, location=request.params.location))
 
 
-def undrop_table(request: Request[Any]) -> TableResponse:
-    """Restore the table of this name that was dropped last."""
-    return _table(request, request.workspace.restore(request.table))
+def undrop_table(request: Request[ExpectedTableRequest]) -> TableResponse:
+    """Restore the table of this name that was dropped last, or the one at a location."""
+    return _table(request, request.workspace.restore(request.table, location=request.params.location))
 
 
 def rename_table(request: Request[RenameTableRequest]) -> TableResponse:
