@@ -30,9 +30,10 @@ class Running:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def cpu_s(self) -> float:
-        """Processor time of the server and its worker processes."""
-        return sum(_cpu_s(pid) for pid in (self.pid, *_children(self.pid)))
+    def cpu_s(self) -> tuple[float, float]:
+        """Processor time of the server and its worker processes: in their own code, and in the kernel for them."""
+        found = [_cpu_s(pid) for pid in (self.pid, *_children(self.pid))]
+        return sum(own for own, _ in found), sum(kernel for _, kernel in found)
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -93,6 +94,6 @@ def _children(pid: int) -> Sequence[int]:
     return [*found, *(child for parent in found for child in _children(parent))]
 
 
-def _cpu_s(pid: int) -> float:
+def _cpu_s(pid: int) -> tuple[float, float]:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+    return int(fields[11]) / _TICKS_S, int(fields[12]) / _TICKS_S
