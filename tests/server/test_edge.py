@@ -88,7 +88,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(
     assert document["instance"] == headers["x-request-id"]
 
 
-@pytest.mark.parametrize("key", ["", "guess", new_key().text[:-1] + "-"])
+@pytest.mark.parametrize("key", ["", "guess", new_key().text[:-1] + "-"], ids=["none", "guess", "mistyped"])
 def test_without_a_key_no_body_is_waited_for(app: Starlette, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """The answer is there before the body is; the rest of it is discarded, so that the client sees the answer."""
     monkeypatch.setattr(_endpoint, "_LINGER_S", 3600)
