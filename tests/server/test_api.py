@@ -147,7 +147,7 @@ def test_whose_key_it_is(server: RunningServer) -> None:
 
 def test_credentials_of_a_folder_are_empty(server: RunningServer, table: str) -> None:
     found = server.get(f"/v1/table/{table}/credentials")
-    assert found == {"storage_options": {}, "storage-credentials": []}
+    assert found == {"table": table, "storage_options": {}, "storage-credentials": []}
     assert "storage_options" not in server.post(f"/v1/table/{table}/describe", {"vend_credentials": False})
 
 

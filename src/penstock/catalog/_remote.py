@@ -58,7 +58,7 @@ class RemoteCatalog:
         try:
             return self._reachable(self._describe(address, access))
         except NotFoundError:
-            raise NotFoundError(self._not_found_message(address)) from None
+            raise NotFoundError(_not_found_message(self, address)) from None
 
     def reserve(self, address: TableAddress) -> CatalogEntry:
         """Assign a location to an address, for a new table; idempotent across processes."""
@@ -158,7 +158,7 @@ class RemoteCatalog:
         try:
             return self._post(address, operation, what, body)
         except NotFoundError:
-            raise NotFoundError(self._not_found_message(address)) from None
+            raise NotFoundError(_not_found_message(self, address)) from None
 
     def _describe(self, address: TableAddress, access: Access | None) -> CatalogEntry:
         body = {"vend_credentials": True, "access": access}
@@ -190,16 +190,6 @@ class RemoteCatalog:
             )
         return entry
 
-    def _not_found_message(self, address: TableAddress) -> str:
-        try:
-            known = [entry.address for entry in self._tables(address.workspace, dropped=False)]
-            dropped = {entry.address for entry in self._tables(address.workspace, dropped=True)}
-        except NotFoundError as error:  # there is no such workspace
-            return str(error)
-        except PenstockError:  # the message is about the table
-            known, dropped = [], set()
-        return dropped_message(address) if address in dropped else not_found_message(self, address, known)
-
 
 @dataclass(frozen=True)
 class TableCredentials:
@@ -228,6 +218,17 @@ class TableCredentials:
                 " not sent where a server says; give credentials as storage_options"
             )
         return found
+
+
+def _not_found_message(catalog: RemoteCatalog, address: TableAddress) -> str:
+    try:
+        known = [entry.address for entry in catalog._tables(address.workspace, dropped=False)]
+        dropped = {entry.address for entry in catalog._tables(address.workspace, dropped=True)}
+    except NotFoundError as error:  # there is no such workspace
+        return str(error)
+    except PenstockError:  # the message is about the table
+        known, dropped = [], set()
+    return dropped_message(address) if address in dropped else not_found_message(catalog, address, known)
 
 
 def _pages(catalog: RemoteCatalog, path: str, what: str, field: str, **query: str | None) -> list[Any]:
