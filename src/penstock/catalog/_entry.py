@@ -1,17 +1,15 @@
 """What a catalog knows of a table, and what every catalog can do."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from penstock.catalog._address import TableAddress
-from penstock.storage import CredentialIssuer, Credentials
+from penstock.storage import CredentialIssuer, Credentials, bare_option
 
 Access = Literal["read", "write"]
 
-_PREFIX = re.compile(r"^(aws_|azure_storage_|azure_|google_)")
 _PLACE = {"region", "endpoint", "virtual_hosted_style_request", "account_name", "base_url"}
 _CREDENTIALS = {
     *("access_key_id", "secret_access_key", "session_token", "sas_token", "token", "skip_signature"),
@@ -24,7 +22,7 @@ def option_kind(name: str) -> Literal["place", "credentials"] | None:
 
     Others name files whose content the store would send, hosts that it would ask for credentials, or proxies.
     """
-    bare = _PREFIX.sub("", name)
+    bare = bare_option(name)
     if bare in _PLACE:
         return "place"
     return "credentials" if bare in _CREDENTIALS else None

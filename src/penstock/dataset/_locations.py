@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.catalog import Access, CatalogEntry, TableAddress, TableCatalog, is_table_address, open_catalog
 from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError, PenstockError
 from penstock.format import TABLE_KEY
-from penstock.storage import RetryPolicy, Store, open_store
+from penstock.storage import RetryPolicy, Store, bare_option, open_store
 
 UriLike = str | os.PathLike[str] | Store
 """Location of a table: a path, a URI, a `penstock://` address, or an open store."""
@@ -17,7 +17,6 @@ _OWN_PREFIXES = (
     "log/", "refs/", "ids/", "snapshots/", "manifests/", "data/", "blobs/", "index/", "views/", "ingest/",
     "quarantine/", "leases/", "intents/", "vacuums/",
 )  # fmt: skip
-_PREFIXES = ("aws_", "azure_storage_", "azure_", "google_")
 _OWN_CREDENTIALS = {
     "access_key_id", "secret_access_key", "session_token", "profile", "web_identity_token_file", "skip_signature",
     "account_key", "access_key", "sas_token", "sas_key", "client_secret", "token_file", "token", "bearer_token",
@@ -77,8 +76,8 @@ def open_entry(
     entry: CatalogEntry, storage_options: Mapping[str, str] | None, *, retry: RetryPolicy | None = None
 ) -> Store:
     """The store of a table in a catalog; options and credentials of the user replace those of the catalog."""
-    own = {_bare(name) for name in storage_options or {}}
-    options = {name: value for name, value in entry.storage_options.items() if _bare(name) not in own}
+    own = {bare_option(name.lower()) for name in storage_options or {}}
+    options = {name: value for name, value in entry.storage_options.items() if bare_option(name.lower()) not in own}
     options |= storage_options or {}
     if own & _OWN_CREDENTIALS:
         return open_store(entry.uri, options=options, retry=retry)
@@ -144,9 +143,3 @@ def delete_objects(store: Store) -> None:
     """Delete the objects of a table, and no other ones; the key that makes it a table is deleted first."""
     store.delete([TABLE_KEY])
     store.delete([item.key for prefix in _OWN_PREFIXES for item in store.list(prefix)])
-
-
-def _bare(name: str) -> str:
-    """The name of a storage option without the cloud's prefix, which may be left out."""
-    lower = name.lower()
-    return next((lower.removeprefix(prefix) for prefix in _PREFIXES if lower.startswith(prefix)), lower)

@@ -1,6 +1,6 @@
 """Keys to bytes: object stores, folders and memory behind one contract."""
 
-from penstock.storage._credentials import CredentialIssuer, Credentials
+from penstock.storage._credentials import CredentialIssuer, Credentials, bare_option
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
 from penstock.storage._memory import MemoryStore, open_portable
@@ -28,6 +28,7 @@ __all__ = [
     "RetryPolicy",
     "SkippedObject",
     "Store",
+    "bare_option",
     "cancel_retries_on",
     "coalesce",
     "get_ranges",

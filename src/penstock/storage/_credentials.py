@@ -229,9 +229,14 @@ def is_issuer_failure(error: StorageError) -> bool:
     return isinstance(error.__cause__, StorageError)
 
 
+def bare_option(name: str) -> str:
+    """The name of a storage option without the cloud's prefix, which may be left out."""
+    return _PREFIX.sub("", name)
+
+
 def split_options(scheme: str, options: Mapping[str, str]) -> tuple[dict[str, str | None], dict[str, str]]:
     """The secrets in the options, in obstore's form, and other settings by one name each, without a cloud's prefix."""
-    plain = {_PREFIX.sub("", name.lower()): value for name, value in options.items()}
+    plain = {bare_option(name.lower()): value for name, value in options.items()}
     settings = {_ALIASES[scheme].get(name, name): value for name, value in plain.items()}
     return {name: settings.pop(option, None) for option, name in _SECRETS[scheme].items()}, settings
 
