@@ -33,8 +33,8 @@ def make(place: Path) -> None:
         )
         if step % 4 == 0:
             ds.commit(f"step {step}")
-    ds.update([3], {"text": "other"})
-    ds.delete([5])
+    ds.update(positions=[3], data={"text": "other"})
+    ds.delete(positions=[5])
     ds.commit("changed")
 
 

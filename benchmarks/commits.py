@@ -35,9 +35,9 @@ def measure(place: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarr
         store.reset()
         ds.append(rows(rng, ROWS))
         if step % 5 == 1:
-            ds.update([int(rng.integers(len(ds)))], {"c03": 1.0})
+            ds.update(positions=[int(rng.integers(len(ds)))], data={"c03": 1.0})
         if step % 5 == 3:
-            ds.delete([int(rng.integers(len(ds)))])
+            ds.delete(positions=[int(rng.integers(len(ds)))])
         ds.commit()
         requests.append(sum(store.requests.values()))
         moved.append(sum(store.bytes.values()))

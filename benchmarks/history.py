@@ -65,7 +65,7 @@ def large_diff() -> dict[str, object]:
         ds.commit()
         size = ds.summary().bytes
         rows = np.sort(rng.choice(LARGE_ROWS, CHANGED, replace=False))
-        ds.update(rows, {"label": -1})
+        ds.update(positions=rows, data={"label": -1})
         ds.commit()
         store = CountingStore(open_store(folder / "t"))
         ds = penstock.load(store)

@@ -20,7 +20,7 @@ def ds() -> Dataset:
     made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=256), "t": Text(), "b": Boxes()})
     made.append([{"n": k, "t": f"row {k}", "b": [[k] * 4] * (k % 3)} for k in range(ROWS)])
     made.commit()
-    made.delete([0, 100])
+    made.delete(positions=[0, 100])
     made.commit()
     return made
 

@@ -510,7 +510,7 @@ def test_slices_selections_and_lists_of_rows(
 
 def test_row_ids_are_those_of_the_table() -> None:
     ds = made({"x": Tensor("float32", (8,))}, [{"x": [k] * 8} for k in range(ROWS)])
-    ds.delete([0, 5, 20, 36])
+    ds.delete(positions=[0, 5, 20, 36])
     ds.append({"n": [50, 51], "x": [[50] * 8, [51] * 8]})
     ds.commit()
     expected = {row["n"]: row["_row_id"] for row in ds.select(["n", "_row_id"])}
@@ -530,7 +530,7 @@ def test_row_ids_are_those_of_the_table() -> None:
 def test_uncommitted_changes_are_streamed() -> None:
     ds = made({"x": int}, [{"x": k} for k in range(5)])
     ds.append({"n": [5], "x": [5]})
-    ds.update([0], {"x": 100})
+    ds.update(positions=[0], data={"x": 100})
     [batch] = ds.pytorch(batch_size=10)
     assert batch["x"].tolist() == [100, 1, 2, 3, 4, 5]
 

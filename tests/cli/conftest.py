@@ -64,7 +64,7 @@ def table(tmp_path: Path) -> Path:
     dataset = penstock.create(tmp_path / "table", columns, links=True, message="created")
     dataset.append([_row(index, image) for index in range(4)])
     dataset.commit("four \x1b[31m rows")
-    dataset.delete([3])
+    dataset.delete(positions=[3])
     dataset.commit()
     return tmp_path / "table"
 

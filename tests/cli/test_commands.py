@@ -133,7 +133,7 @@ def test_verify_lists_quarantined_rows(run: RunCommand, table: Path) -> None:
     assert run("verify", table, "--json").document["quarantined"] == []
     ds = penstock.load(table)
     ids = [int(id) for id in ds["_row_id"][:]]
-    ds.quarantine({ids[0]: "blurred", ids[2]: "\x1b[31mred"})
+    ds.quarantine(row_ids={ids[0]: "blurred", ids[2]: "\x1b[31mred"})
     shown = run("verify", table)
     assert shown.code == 0
     assert "2 rows quarantined on main" in shown.out

@@ -26,7 +26,7 @@ def uri(tmp_path: Path) -> Path:
     dataset.append({"caption": ["a", "b", "c"], "score": [0, 1, 2]})
     dataset.commit("three")
     clean = dataset.branches.create("clean")
-    clean.update([0, 1], {"caption": ["A", "B"]})
+    clean.update(positions=[0, 1], data={"caption": ["A", "B"]})
     clean.commit("upper case")
     dataset.append({"caption": ["d", "e", "f"], "score": [3, 4, 5]})
     dataset.commit("six")
@@ -204,9 +204,9 @@ def test_a_failed_export_leaves_no_file(run: RunCommand, table: Path, tmp_path: 
 
 def test_diff_of_rows_and_columns(run: RunCommand, uri: Path) -> None:
     dataset = penstock.load(uri)
-    dataset.delete([1])
+    dataset.delete(positions=[1])
     dataset.rename_column("caption", "text")
-    dataset.update([0], {"text": "z"})
+    dataset.update(positions=[0], data={"text": "z"})
     dataset.drop_column("score")
     dataset.add_column("checked", penstock.Tensor("bool"), fill=True)
     dataset.commit()
@@ -239,7 +239,9 @@ def test_diff_of_large_and_linked_values(run: RunCommand, table: Path) -> None:
     other.parent.mkdir()
     other.write_bytes((table.parent / "source" / "image.png").read_bytes())
     frames = np.zeros((1, 8, 8, 3), np.uint8)
-    dataset.update([0], {"photo": [penstock.Link(str(other))], "frame": frames, "raw": [bytes(1000)], "label": 1})
+    dataset.update(
+        positions=[0], data={"photo": [penstock.Link(str(other))], "frame": frames, "raw": [bytes(1000)], "label": 1}
+    )
     dataset.commit()
     shown = run("diff", table, "2").out
     for part in (
@@ -254,9 +256,9 @@ def test_diff_of_large_and_linked_values(run: RunCommand, table: Path) -> None:
 
 def test_different_values_with_the_same_preview_are_marked(run: RunCommand, uri: Path) -> None:
     dataset = penstock.load(uri)
-    dataset.update([0], {"caption": "x" * 200})
+    dataset.update(positions=[0], data={"caption": "x" * 200})
     dataset.commit()
-    dataset.update([0], {"caption": "x" * 201})
+    dataset.update(positions=[0], data={"caption": "x" * 201})
     dataset.commit()
     assert "the full values differ" in run("diff", uri, "3").out
 
@@ -284,8 +286,8 @@ def test_merge_reports_the_merged_changes(run: RunCommand, uri: Path) -> None:
 
 def test_a_conflict_fails_and_changes_nothing(run: RunCommand, uri: Path) -> None:
     dataset = penstock.load(uri)
-    dataset.update([0], {"caption": "mine"})
-    dataset.delete([1])
+    dataset.update(positions=[0], data={"caption": "mine"})
+    dataset.delete(positions=[1])
     dataset.commit()
     ids = penstock.load(uri, version=2)["_row_id"][:2].tolist()
     result = run("merge", uri, "clean", "--json")
@@ -308,7 +310,7 @@ def test_a_conflict_fails_and_changes_nothing(run: RunCommand, uri: Path) -> Non
 
 def test_conflicts_resolved_with_theirs(run: RunCommand, uri: Path) -> None:
     dataset = penstock.load(uri)
-    dataset.update([0], {"caption": "mine"})
+    dataset.update(positions=[0], data={"caption": "mine"})
     dataset.commit()
     assert run("merge", uri, "clean", "--on-conflict", "theirs").code == 0
     assert _captions(uri)[:2] == ["A", "B"]

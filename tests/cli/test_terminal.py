@@ -26,7 +26,7 @@ def hostile_table(tmp_path: Path) -> Path:
     )
     ds.append({"text": [HOSTILE], "label": [0], "json": [{HOSTILE: HOSTILE}]})
     ds.commit(HOSTILE)
-    ds.update([0], {"text": [HOSTILE * 2]})
+    ds.update(positions=[0], data={"text": [HOSTILE * 2]})
     ds.commit()
     store = open_store(str(tmp_path / "table"))
     commit, snapshot = hostile.newest(store)

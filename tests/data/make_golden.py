@@ -176,11 +176,13 @@ class Twin:
         self.table.append(given)
 
     def delete(self, positions: Sequence[int]) -> None:
-        self.table.delete(positions)
+        self.table.delete(positions=positions)
         self.rows = [row for at, row in enumerate(self.rows) if at not in positions]
 
     def update(self, positions: Sequence[int], values: Mapping[str, Sequence[Any]]) -> None:
-        self.table.update(positions, {name: [_given(name, v) for v in column] for name, column in values.items()})
+        self.table.update(
+            positions=positions, data={name: [_given(name, v) for v in column] for name, column in values.items()}
+        )
         for name, column in values.items():
             for at, value in zip(positions, column, strict=True):
                 self.rows[at][name] = value

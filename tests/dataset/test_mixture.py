@@ -68,13 +68,15 @@ def test_by_default_sources_are_in_proportion_to_their_rows(web: Dataset, code: 
 
 
 def test_sources_are_views(web: Dataset, code: Dataset) -> None:
-    mix = penstock.mix({"even": web[::2], "few": code[1:3], "ids": code.rows([0])}, stop="all")
+    mix = penstock.mix({"even": web[::2], "few": code[1:3], "ids": code.rows(row_ids=[0])}, stop="all")
     numbers = np.concatenate([batch["n"] for batch in mix.numpy(batch_size=4)])
     assert set(numbers.tolist()) == {0, 2, 4, 6, 8, 10, 101, 102, 100}
 
 
 def test_rows_with_an_order_of_their_own_keep_it(web: Dataset, code: Dataset) -> None:
-    mix = penstock.mix({"back": code[::-1], "some": web.rows([7, 2, 7])}, weights={"back": 1, "some": 1}, stop=16)
+    mix = penstock.mix(
+        {"back": code[::-1], "some": web.rows(row_ids=[7, 2, 7])}, weights={"back": 1, "some": 1}, stop=16
+    )
     for ranks in (1, 2):
         found: list[dict[str, Any]] = []
         for rank in range(ranks):

@@ -70,7 +70,7 @@ def iter_rows(dataset: Any) -> list[Any]:
 def test_loaders_leave_quarantined_rows_out(reader: str, bad: list[int]) -> None:
     read = READERS[reader]
     ds = table()
-    ds.quarantine([ids(ds)[n] for n in bad], reason="blurred")
+    ds.quarantine(row_ids=[ids(ds)[n] for n in bad], reason="blurred")
     good = sorted(set(range(ROWS)) - set(bad))
     for view in (ds, ds[::-1], penstock.load(store_of(ds))):
         assert read(view) == good
@@ -88,7 +88,7 @@ def source_rows(view: penstock.View) -> Any:
 def test_the_selection_of_a_table_without_a_list_stays_a_range() -> None:
     ds = table()
     assert source_rows(ds) == range(ROWS)
-    ds.quarantine(ids(ds)[0], reason="x")
+    ds.quarantine(row_ids=ids(ds)[0], reason="x")
     assert source_rows(ds[1:]) == range(1, ROWS)
 
 
@@ -112,7 +112,7 @@ def test_bad_samples_of_a_loader_are_quarantined_with_their_reasons() -> None:
 def test_bad_samples_that_were_deleted_since_are_accepted() -> None:
     ds = table()
     first, second = ids(ds)[:2]
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     ds.quarantine([BadSample(first, 0, "bad"), BadSample(second, 0, "worse")])
     assert ds.quarantined() == {second: "worse"}
@@ -125,8 +125,8 @@ def set_list(ds: penstock.Dataset, wanted: dict[int, str]) -> None:
     """Make the list of a version exactly this one."""
     known = ids(ds)
     now = {known[n]: reason for n, reason in wanted.items()}
-    ds.release([id for id in ds.quarantined() if id not in now])
-    ds.quarantine(now)
+    ds.release(row_ids=[id for id in ds.quarantined() if id not in now])
+    ds.quarantine(row_ids=now)
     assert ds.quarantined() == now
 
 
@@ -146,7 +146,7 @@ def test_two_sides_merge_row_by_row(
     else:  # what the other writer does is one commit, made on the version before ours
         theirs = {**base, **theirs}
         set_list(ds, ours)
-        other.quarantine({known[n]: reason for n, reason in theirs.items()})
+        other.quarantine(row_ids={known[n]: reason for n, reason in theirs.items()})
         ds.checkout()
     expected = {}
     for n in ours.keys() | theirs.keys():
@@ -162,10 +162,10 @@ def test_concurrent_writers_of_rows_and_of_the_list_do_not_conflict() -> None:
     known = ids(ds)
     appender, compactor, first, second = (penstock.load(store_of(ds)) for _ in range(4))
     appender.append({"n": [100]})
-    appender.delete([3])
+    appender.delete(positions=[3])
     compact(compactor)
-    first.quarantine([known[3], known[4]], reason="a")
-    second.quarantine(known[5], reason="b")
+    first.quarantine(row_ids=[known[3], known[4]], reason="a")
+    second.quarantine(row_ids=known[5], reason="b")
     appender.commit()
     ds.checkout()
     assert ds.quarantined() == {known[4]: "a", known[5]: "b"}
@@ -176,9 +176,9 @@ def test_the_list_belongs_to_the_version() -> None:
     ds = table()
     known = ids(ds)
     ds.tags.create("clean")
-    assert ds.quarantine(known[2], reason="x") == "main@2"
+    assert ds.quarantine(row_ids=known[2], reason="x") == "main@2"
     ds.append({"n": [100]})
-    ds.update([3], {"n": 33})
+    ds.update(positions=[3], data={"n": 33})
     ds.add_column("m", int, fill=0)
     ds.commit()
     compact(ds)
@@ -186,21 +186,21 @@ def test_the_list_belongs_to_the_version() -> None:
     assert ds.quarantined() == side.quarantined() == {known[2]: "x"}
     assert penstock.load(store_of(ds), tag="clean").quarantined() == {}
     assert streamed(penstock.load(store_of(ds), version=1)) == list(range(ROWS))
-    side.release(known[2])
+    side.release(row_ids=known[2])
     assert ds.quarantined()
     ds.merge("side")
     assert ds.quarantined() == {}
     ds.reset("main@2")
     assert ds.quarantined() == {known[2]: "x"}
-    ds.delete([2])
+    ds.delete(positions=[2])
     assert ds.quarantined() == {}
 
 
 def test_the_log_and_the_difference_show_the_list() -> None:
     ds = table()
     known = ids(ds)
-    ds.quarantine({known[1]: "a", known[2]: "b"}, message="blurred")
-    ds.release([known[1]])
+    ds.quarantine(row_ids={known[1]: "a", known[2]: "b"}, message="blurred")
+    ds.release(row_ids=[known[1]])
     released, quarantined, *_ = ds.log()
     assert (quarantined.operation, quarantined.message, quarantined.changes) == (
         "quarantine", "blurred", {"quarantined": 2},
@@ -217,10 +217,10 @@ def test_the_log_and_the_difference_show_the_list() -> None:
 
 def test_nothing_new_is_no_commit() -> None:
     ds = table()
-    assert ds.quarantine([]) == ds.release() == "main@1"
-    assert ds.quarantine(ids(ds)[:1], reason="x") == "main@2"
-    assert ds.quarantine(ids(ds)[:1], reason="x") == "main@2"
-    assert ds.quarantine(ids(ds)[:1], reason="y") == "main@3"
+    assert ds.quarantine(row_ids=[]) == ds.release() == "main@1"
+    assert ds.quarantine(row_ids=ids(ds)[:1], reason="x") == "main@2"
+    assert ds.quarantine(row_ids=ids(ds)[:1], reason="x") == "main@2"
+    assert ds.quarantine(row_ids=ids(ds)[:1], reason="y") == "main@3"
 
 
 def test_a_run_resumes_at_its_version_whatever_is_quarantined_later() -> None:
@@ -230,7 +230,7 @@ def test_a_run_resumes_at_its_version_whatever_is_quarantined_later() -> None:
     assert next(iter(loader))["n"].tolist() == whole[0]
     state = loader.state_dict()
     loader.close()
-    ds.quarantine([ids(ds)[n] for n in whole[1]], reason="bad")
+    ds.quarantine(row_ids=[ids(ds)[n] for n in whole[1]], reason="bad")
     resumed = penstock.load(store_of(ds), version="main@1").numpy(batch_size=4, shuffle=True)
     resumed.load_state_dict(state)
     assert [batch["n"].tolist() for batch in resumed] == whole[1:]
@@ -241,10 +241,10 @@ def test_a_run_resumes_at_its_version_whatever_is_quarantined_later() -> None:
 
 def test_vacuum_keeps_the_lists_of_retained_versions() -> None:
     ds = table()
-    ds.quarantine(ids(ds)[:2], reason="x")
+    ds.quarantine(row_ids=ids(ds)[:2], reason="x")
     ds.tags.create("kept")
-    ds.quarantine(ids(ds)[2:3], reason="y")
-    ds.release(ids(ds)[0])
+    ds.quarantine(row_ids=ids(ds)[2:3], reason="y")
+    ds.release(row_ids=ids(ds)[0])
     store = store_of(ds)
     assert len(list(store.list("quarantine/"))) == 3
     penstock.vacuum(store, older_than=timedelta(0))
@@ -259,8 +259,8 @@ def test_verify_lists_quarantined_rows_and_reports_a_damaged_list() -> None:
     ds = table()
     store, known = store_of(ds), ids(ds)
     ds.branches.create("clean")
-    ds.quarantine({known[1]: "a", known[0]: "b"})
-    ds.delete([0])
+    ds.quarantine(row_ids={known[1]: "a", known[0]: "b"})
+    ds.delete(positions=[0])
     ds.commit()
     report = penstock.verify(store)
     assert report.damaged == []
@@ -290,7 +290,7 @@ def test_a_writer_that_does_not_know_lists_must_not_drop_one() -> None:
         return json.loads(bytes(store.get(ds._session.version.commit.snapshot.key)))
 
     assert "quarantine" not in snapshot()
-    ds.quarantine(ids(ds)[:1], reason="x")
+    ds.quarantine(row_ids=ids(ds)[:1], reason="x")
     assert snapshot()["quarantine"].keys() == {"id", "length", "crc"}
     assert snapshot()["features"] == {"read": [], "write": ["quarantine"]}
     ds.append({"n": [1]})
@@ -306,7 +306,7 @@ def test_a_failed_commit_leaves_nothing_staged() -> None:
     known = ids(table(inner))
     ds = penstock.load(FaultyStore(inner, Fault("fail_before", "put", "snapshots/*", times=1000)))
     with pytest.raises(StorageError):
-        ds.quarantine(known[:1], reason="x")
+        ds.quarantine(row_ids=known[:1], reason="x")
     assert not ds._session.changes
     assert ds.quarantined() == {}
 
@@ -318,7 +318,7 @@ def test_a_commit_of_unknown_state_is_committed_again() -> None:
     ds = penstock.load(store)
     store.faults = (Fault("fail_before", "create", "log/*", times=99), Fault("fail_before", "get", "log/*", times=99))
     with pytest.raises(CommitStateUnknownError):
-        ds.quarantine(known[:1], reason="x")
+        ds.quarantine(row_ids=known[:1], reason="x")
     store.faults = ()
     assert ds.commit() == "main@2"
     assert penstock.load(inner).quarantined() == {known[0]: "x"}
@@ -331,29 +331,29 @@ def test_a_commit_of_unknown_state_is_committed_again() -> None:
         ({10**6: "x"}, None, NotFoundError, "no row with id 1000000"),
         ([0], None, InvalidInputError, "row 0 needs a reason"),
         ({0: 1}, None, InvalidInputError, "row 0 needs a reason.* not 1"),
-        (np.array([True, False]), "x", InvalidInputError, "by row id, a whole number.* not by .*True"),
-        (["a"], "x", InvalidInputError, "by row id, a whole number.* not by 'a'"),
-        ([0.5], "x", InvalidInputError, "by row id, a whole number.* not by 0.5"),
-        ([-1], "x", InvalidInputError, "by row id, a whole number.* not by -1"),
-        ([2**63], "x", InvalidInputError, "by row id, a whole number below 2.63"),
+        (np.array([True, False]), "x", InvalidInputError, "row ids are whole numbers .* not .*True"),
+        (["a"], "x", InvalidInputError, "row ids are whole numbers .* not .*'a'"),
+        ([0.5], "x", InvalidInputError, "row ids are whole numbers .* not .*0.5"),
+        ([-1], "x", InvalidInputError, "row ids are whole numbers .* not .*-1"),
+        ([2**63], "x", InvalidInputError, "row ids are whole numbers from 0 to 2.63"),
     ],
 )
 def test_bad_input_is_named(rows: Any, reason: str | None, error: type[Exception], sentence: str) -> None:
     ds = table()
     with pytest.raises(error, match=sentence):
-        ds.quarantine(rows, reason=reason)
+        ds.quarantine(row_ids=rows, reason=reason)
     assert ds.version == "main@1"
 
 
 def test_what_cannot_be_changed_is_named() -> None:
     ds = table()
     with pytest.raises(NotFoundError, match="row 3 is not quarantined"):
-        ds.release([3])
+        ds.release(row_ids=[3])
     with pytest.raises(InvalidInputError, match="read-only"):
-        penstock.load(store_of(ds), version=1).quarantine(ids(ds)[:1], reason="x")
+        penstock.load(store_of(ds), version=1).quarantine(row_ids=ids(ds)[:1], reason="x")
     ds.append({"n": [1]})
     with pytest.raises(InvalidInputError, match="uncommitted changes"):
-        ds.quarantine(ids(ds)[:1], reason="x")
+        ds.quarantine(row_ids=ids(ds)[:1], reason="x")
     ds.rollback()
 
 
@@ -361,9 +361,9 @@ def test_quarantined_rows_can_be_repaired() -> None:
     ds = penstock.create(open_store("memory://"), {"t": Text(), "v": Tensor("float32", (2,))})
     ds.append({"t": ["a", "b"], "v": np.zeros((2, 2), np.float32)})
     ds.commit()
-    ds.quarantine(ids(ds)[1], reason="wrong text")
-    assert ds.rows(list(ds.quarantined()))[0]["t"] == "b"
-    ds.update([1], {"t": "c"})
+    ds.quarantine(row_ids=ids(ds)[1], reason="wrong text")
+    assert ds.rows(row_ids=list(ds.quarantined()))[0]["t"] == "b"
+    ds.update(positions=[1], data={"t": "c"})
     ds.commit()
-    ds.release(ds.quarantined())
+    ds.release(row_ids=list(ds.quarantined()))
     assert [text for batch in ds.numpy() for text in batch["t"]] == ["a", "c"]

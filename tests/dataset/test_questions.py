@@ -45,7 +45,7 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> penstock.Dataset:
     for start in range(0, 90, 30):
         ds.append(rows(start, 30))
         ds.commit()
-    ds.delete([4, 40])
+    ds.delete(positions=[4, 40])
     ds.commit()
     return ds
 

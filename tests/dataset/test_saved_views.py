@@ -42,7 +42,7 @@ def test_is_the_same_view_on_every_store(store_uri: StoreLocation) -> None:
     ds = new_table(store_uri.uri, storage_options=store_uri.options)
     view = ds.query(SQL)
     view.save_view("hard/cases")
-    ds.delete(slice(0, 30))
+    ds.delete(positions=slice(0, 30))
     ds.commit()
     loaded = penstock.load(store_uri.uri, view="hard/cases", storage_options=store_uri.options)
     assert loaded.to_arrow().equals(view.to_arrow())
@@ -78,7 +78,7 @@ def test_resumes_in_another_process(tmp_path: Path) -> None:
 def test_vacuum_keeps_its_version_until_it_is_deleted(store: Store) -> None:
     ds = penstock.load(store)
     expected = penstock.load(store, view="hard/cases").to_arrow()
-    ds.update(slice(None), {"n": 0})
+    ds.update(positions=slice(None), data={"n": 0})
     ds.commit()
     penstock.compact(store)
     assert penstock.vacuum(store, older_than=timedelta(0)).versions

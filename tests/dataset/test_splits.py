@@ -71,9 +71,9 @@ def test_a_row_stays_in_its_split(options: dict[str, Any], changes: list[str], d
         if change == "append":
             ds.append(rows(int(max(ds["n"][:], default=0)) + 1, 20))
         elif change == "delete":
-            ds.delete(data.draw(st.lists(st.integers(0, len(ds) - 1), max_size=5), "deleted"))
+            ds.delete(positions=data.draw(st.lists(st.integers(0, len(ds) - 1), max_size=5), "deleted"))
         elif change == "update":
-            ds.update([0], {"image": np.ones((1, 64), np.uint8)})
+            ds.update(positions=[0], data={"image": np.ones((1, 64), np.uint8)})
         elif change == "compact":
             penstock.compact(ds._session.store)
             ds.checkout()
@@ -164,7 +164,7 @@ def test_each_class_sorted_by_row_id_is_divided_exactly_but_for_a_few_rows() -> 
 
 def test_a_stratified_group_has_one_stratum() -> None:
     ds = new_table(20)
-    ds.update([7], {"label": [0]})
+    ds.update(positions=[7], data={"label": [0]})
     with pytest.raises(InvalidInputError, match=r"group of column 'episode'.*'label', such as rows \d and \d"):
         ds.split(SHARES, by="episode", stratify="label")
     assert len(ds[:5].split(SHARES, by="episode", stratify="label")) == 2

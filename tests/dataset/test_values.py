@@ -46,7 +46,7 @@ def test_tensors_are_values_of_rows() -> None:
     ds = penstock.create("memory://", SCHEMA)
     ds.append(rows)
     check(ds, rows)
-    ds.update(0, {"image": rows[1]["image"], "x": rows[1]["x"]})
+    ds.update(positions=0, data={"image": rows[1]["image"], "x": rows[1]["x"]})
     check(ds, [rows[0] | {"image": rows[1]["image"], "x": rows[1]["x"]}, *rows[1:]])
 
 

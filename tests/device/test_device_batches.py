@@ -65,7 +65,7 @@ def ds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
                 "text": [f"row {number}" for number in numbers],
             }
         )
-    made.delete([3, 4, 5, 400])
+    made.delete(positions=[3, 4, 5, 400])
     made.commit()
     return made
 

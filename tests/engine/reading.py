@@ -77,7 +77,7 @@ def _broken() -> tuple[Dataset, Int64Array]:
     for fragment in (0, 12, len(sizes) - 1):
         gone[starts[fragment] : starts[fragment + 1]] = True
     gone[starts[5] : starts[5] + 12] = True  # whole pages of the heavy column
-    ds.delete(np.flatnonzero(gone).tolist())
+    ds.delete(positions=np.flatnonzero(gone).tolist())
     return ds, numbers[~gone]
 
 
@@ -114,7 +114,7 @@ def large(place: str | Store, *sizes: int) -> tuple[Dataset, Int64Array]:
 def _large() -> tuple[Dataset, Int64Array]:
     ds, numbers = large(new_location("folder").uri, 90, 1, 62)
     gone = [5, 40, 41, 42, 43, 44, 140]
-    ds.delete(gone)
+    ds.delete(positions=gone)
     return ds, np.delete(numbers, gone)
 
 

@@ -280,7 +280,7 @@ class TestErrors:
         table = fill(penstock.create(tmp_path / "t", SCHEMA))
         old = penstock.load(tmp_path / "t")
         loader = old.pytorch(batch_size=16)
-        table.update(slice(None), {"x": np.zeros((ROWS, 32), np.float32)})
+        table.update(positions=slice(None), data={"x": np.zeros((ROWS, 32), np.float32)})
         table.commit()
         penstock.vacuum(table._session.store, older_than=timedelta(0))
         with pytest.raises(SnapshotExpiredError):

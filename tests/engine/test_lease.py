@@ -73,7 +73,7 @@ def old_version(store: Clock) -> Dataset:
     ds.append({"n": np.arange(ROWS), "x": np.zeros((ROWS, 4), np.float32)})
     ds.commit()
     old = penstock.load(store)
-    ds.update(slice(None), {"x": np.ones((ROWS, 4), np.float32)})
+    ds.update(positions=slice(None), data={"x": np.ones((ROWS, 4), np.float32)})
     ds.commit()
     return old
 

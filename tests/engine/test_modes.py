@@ -56,7 +56,7 @@ def table() -> Dataset:
             }
             for k in part
         ])  # fmt: skip
-    ds.delete([5, 6, 7, 100, 330])
+    ds.delete(positions=[5, 6, 7, 100, 330])
     ds.commit()
     return ds
 

@@ -35,7 +35,7 @@ def corpus(kind: str) -> tuple[Dataset, Documents]:
     )
     for part in np.split(np.arange(len(documents)), [120, 121, 300]):
         ds.append({"n": part, "tokens": [documents[number] for number in part]})
-    ds.delete([5, 6, 250])
+    ds.delete(positions=[5, 6, 250])
     ds.commit()
     return ds, [document for number, document in enumerate(documents) if number not in (5, 6, 250)]
 

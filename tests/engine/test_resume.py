@@ -233,7 +233,7 @@ def test_a_state_of_another_run_is_rejected_with_the_version_to_load() -> None:
     attempt(ds, "the snapshot", state)  # a change that is not committed counts
     ds.commit()
     attempt(ds, "the snapshot", state)
-    ds.delete([100])
+    ds.delete(positions=[100])
     ds.commit()
     attempt(ds, "the snapshot", state)  # as many rows as then, but a row more has been there
     with penstock.load(place.uri, version="main@1").pytorch(**{**options, "batch_size": 7}) as loader:

@@ -306,8 +306,8 @@ def test_weights_follow_their_column(growing: Dataset) -> None:
     with growing.numpy(batch_size=10, weights="w", follow=True) as loader:
         ds = penstock.load(growing.uri)
         append(ds, range(10, 20))
-        ds.update(slice(0, 10), {"w": 0.0})
-        ds.update(slice(10, 20), {"w": 1.0})
+        ds.update(positions=slice(0, 10), data={"w": 0.0})
+        ds.update(positions=slice(10, 20), data={"w": 1.0})
         ds.commit()
         assert joined([batch["n"] for batch in loader]).max() < 10
         last = joined([batch["n"] for batch in loader])

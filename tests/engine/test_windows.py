@@ -80,7 +80,7 @@ def robots(form: str) -> Robots:
         ds.append(rows_of(part, episode, step))
     gone = numbers[random.random(len(numbers)) < (0.1 if form != "folder" else 0)]
     if len(gone):
-        ds.delete(gone.tolist())
+        ds.delete(positions=gone.tolist())
     ds.commit()
     return Robots(ds, np.setdiff1d(numbers, gone), episode, step)
 
@@ -266,7 +266,7 @@ def test_windows_of_quarantined_rows_are_left_out() -> None:
     made = penstock.create("memory://", {"n": Tensor("int64"), "tokens": Tensor("int32", (None,))})
     made.append({"n": np.arange(30), "tokens": [np.full(3, n) for n in range(30)]})
     made.commit()
-    made.quarantine([int(made.select("_row_id")[10]["_row_id"])], reason="blurred")
+    made.quarantine(row_ids=[int(made.select("_row_id")[10]["_row_id"])], reason="blurred")
     windows = made.windows(offsets={"n": [0, 2]})
     assert [int(sample["n"][0]) for sample in windows] == [n for n in range(28) if n not in (8, 10)]
     packed = np.concatenate([batch["tokens"].reshape(-1) for batch in made.pack("tokens", 29).numpy(batch_size=1)])

@@ -30,9 +30,9 @@ def history() -> dict[str, bytes]:
     side.append({"x": [10, 11]})
     side.commit()
     main.tags.create("old")
-    main.delete([0])
+    main.delete(positions=[0])
     main.commit()
-    main.quarantine({int(main[0:1]["_row_id"][0]): "bad"})
+    main.quarantine(row_ids={int(main[0:1]["_row_id"][0]): "bad"})
     return {item.key: bytes(store.get(item.key)) for item in store.list("")}
 
 
@@ -55,8 +55,8 @@ def state(store: Store) -> State:
 def write(store: Store) -> None:
     with penstock.load(store) as ds:
         ds.append({"x": [100, 101]})
-        ds.update([0], {"x": 7})
-        ds.delete([1])
+        ds.update(positions=[0], data={"x": 7})
+        ds.delete(positions=[1])
 
 
 OPERATIONS: dict[str, Callable[[Store], object]] = {
@@ -68,7 +68,7 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "tag": lambda store: penstock.load(store).tags.create("new", at="side"),
     "rename": lambda store: penstock.load(store).branches.rename("side", "new"),
     "delete branch": lambda store: penstock.load(store).branches.delete("side"),
-    "quarantine": lambda store: penstock.load(store).quarantine([2], reason="bad"),
+    "quarantine": lambda store: penstock.load(store).quarantine(row_ids=[2], reason="bad"),
     "release": lambda store: penstock.load(store).release(),
     "compact": lambda store: compact(penstock.load(store)),
     "vacuum": lambda store: penstock.vacuum(store, older_than=timedelta(0)),

@@ -76,7 +76,7 @@ def test_a_reader_that_does_not_know_quarantine_lists_reads_the_table(tmp_path: 
     folder, newest = tmp_path / "table", max(map(int, VERSIONS))
     shutil.copytree(GOLDEN, folder)
     ds = penstock.load(folder)
-    ds.quarantine(ds[:1]["_row_id"][:], reason="bad")
+    ds.quarantine(row_ids=ds[:1]["_row_id"][:], reason="bad")
     assert IndependentReader(folder, CONTAINERS).newest() == newest + 1
     assert _independent(folder, newest + 1) == _independent(GOLDEN, newest)
 
@@ -141,7 +141,7 @@ def test_unknown_members_are_ignored_and_unknown_features_rejected(
     assert _independent(later, newest) == VERSIONS[str(newest)]
     assert _penstock(later, newest) == VERSIONS[str(newest)]
     with pytest.raises(UnsupportedFormatError, match="unheard-of"):
-        penstock.load(later).delete([0])
+        penstock.load(later).delete(positions=[0])
 
     unreadable = _later_table(fresh[0], tmp_path / "unreadable", {"read": ["unheard-of"], "write": []})
     with pytest.raises(DamagedError, match="features"):

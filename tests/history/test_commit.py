@@ -297,7 +297,7 @@ def test_commits_are_never_deleted() -> None:
         ds.rollback()
         with pytest.raises(penstock.errors.InvalidInputError):
             ds.append({"x": ["no number"]})
-    ds.delete(slice(0, 1))
+    ds.delete(positions=slice(0, 1))
     ds.commit()
     assert not [key for key in deleted if key.startswith("log/")]
     assert stalled.commit() == "main@8"
@@ -401,12 +401,12 @@ def test_opening_takes_at_most_five_requests() -> None:
 Act = Callable[[penstock.Dataset, int], object]
 ACTS: dict[str, Act] = {
     "append": lambda ds, value: ds.append({"x": [value], "y": [value]}),
-    "update x of row 0": lambda ds, value: ds.update([0], {"x": value}),
-    "update y of row 0": lambda ds, value: ds.update([0], {"y": value}),
-    "update x of row 1": lambda ds, value: ds.update([1], {"x": value}),
-    "update x of row 60": lambda ds, value: ds.update([60], {"x": value}),
-    "delete row 0": lambda ds, _: ds.delete([0]),
-    "delete row 1": lambda ds, _: ds.delete([1]),
+    "update x of row 0": lambda ds, value: ds.update(positions=[0], data={"x": value}),
+    "update y of row 0": lambda ds, value: ds.update(positions=[0], data={"y": value}),
+    "update x of row 1": lambda ds, value: ds.update(positions=[1], data={"x": value}),
+    "update x of row 60": lambda ds, value: ds.update(positions=[60], data={"x": value}),
+    "delete row 0": lambda ds, _: ds.delete(positions=[0]),
+    "delete row 1": lambda ds, _: ds.delete(positions=[1]),
     "add nullable z": lambda ds, _: ds.add_column("z", Column(penstock.Text(), nullable=True)),
     "add filled z": lambda ds, value: ds.add_column("z", fill=value),
     "add computed w": lambda ds, _: ds.add_column("w", compute=lambda batch: batch["x"] * 2),
@@ -491,9 +491,9 @@ def test_a_conflict_names_the_row_the_column_and_both_values() -> None:
     ds.append({"x": [1, 2, 3], "y": [1, 2, 3]})
     ds.commit()
     one, two = penstock.load(store), penstock.load(store)
-    one.update([0, 1], {"x": 10})
+    one.update(positions=[0, 1], data={"x": 10})
     one.commit()
-    two.update([1, 2], {"x": 20, "y": 5})
+    two.update(positions=[1, 2], data={"x": 20, "y": 5})
     with pytest.raises(ConflictError, match=r"another writer .* 1 conflict: row 1, column 'x': ours 20, theirs 10"):
         two.commit()
 
@@ -506,8 +506,8 @@ def test_writers_rebase_over_many_commits_of_one_file() -> None:
     ds.commit()
     writers = [penstock.load(store) for _ in range(8)]
     for n, writer in enumerate(writers):
-        writer.update([n], {"x": n + 1})
-        writer.update([7 - n], {"t": str(n), "r": [[n] * n]})
+        writer.update(positions=[n], data={"x": n + 1})
+        writer.update(positions=[7 - n], data={"t": str(n), "r": [[n] * n]})
         writer.append({"x": [100 + n], "t": ["new"], "r": [[]]})
     for writer in writers:
         writer.commit()
@@ -525,7 +525,7 @@ def test_files_that_one_writer_replaced_are_neither_read_nor_written_again() -> 
     ds.append({"x": list(range(1000))})
     ds.commit()
     one, two = penstock.load(store), penstock.load(store)
-    one.delete([5])
+    one.delete(positions=[5])
     one.commit()
     two.add_column("w", compute=lambda batch: batch["x"] * 2)
     before = {key for key in keys(store) if key.startswith("data/")}

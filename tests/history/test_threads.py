@@ -81,7 +81,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "filter": lambda ds: list(ds[pc.field("x") >= 0]),
     "rows": lambda ds: list(iter(ds)),
     "select": lambda ds: list(ds.select(["x"])),
-    "row ids": lambda ds: list(ds.rows(range(50))),
+    "row ids": lambda ds: list(ds.rows(row_ids=range(50))),
     "batches": lambda ds: [row for batch in ds.batches(7) for row in batch["x"]],
     "pages": lambda ds: [row for batch in ds.batches(None) for row in batch["x"]],
     "numpy": lambda ds: ds.to_numpy()["x"],
@@ -106,7 +106,7 @@ def test_a_read_beside_a_writer_sees_one_state(read: str, change: str) -> None:
         if change == "append":
             ds.append({"x": list(range(50))})
         elif change == "delete":
-            ds.delete(slice(0, None))
+            ds.delete(positions=slice(0, None))
         else:
             ds.add_column("y", fill=1)
             ds.drop_column("x")

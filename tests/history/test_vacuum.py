@@ -74,7 +74,7 @@ def history() -> dict[str, bytes]:
     side.append({"x": list(range(100, 105))})
     side.commit()
     for ds in (side, main):
-        ds.delete(slice(0, None))
+        ds.delete(positions=slice(0, None))
         ds.append({"x": [7]})
         ds.commit()
         compact(ds)
@@ -263,7 +263,7 @@ def test_a_tag_of_a_version_that_the_vacuum_has_not_listed_is_retained() -> None
             ds.commit()
             ds.tags.create(f"t{number}")
             if number:
-                ds.delete(slice(0, None))
+                ds.delete(positions=slice(0, None))
                 ds.commit()
 
     vacuum_all(HookedStore(inner, arrive))
@@ -279,7 +279,7 @@ def test_files_that_are_not_of_the_table_are_ignored(tmp_path: Path) -> None:
     side.commit()
     ds.tags.create("t")
     HeldLease(ds._session.store, ds._session.version.commit, seconds=0.0)
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     vacuum_all(ds._session.store)
     stray = []

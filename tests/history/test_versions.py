@@ -46,10 +46,10 @@ def test_branch_merge_compact_and_vacuum_on_every_store(store_uri: StoreLocation
     options: dict[str, Any] = {"storage_options": store_uri.options}
     ds = table(store_uri.uri, **options)
     fix = ds.branches.create("fix")
-    fix.update([1], {"x": 100})
+    fix.update(positions=[1], data={"x": 100})
     fix.append({"x": [50], "t": ["new"]})
     fix.commit("better labels")
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit("less")
     ds.tags.create("before-merge")
     assert ds.diff("before-merge", "fix").to_json()["rows_added"] == 2
@@ -158,7 +158,7 @@ def test_refs_can_be_listed_renamed_and_deleted() -> None:
 
 def test_reset_is_a_new_commit_that_can_be_reset() -> None:
     ds = table()
-    ds.delete(slice(0, 5))
+    ds.delete(positions=slice(0, 5))
     ds.commit()
     assert ds.reset(1) == "main@3"
     assert xs(ds) == list(range(10))
@@ -170,16 +170,17 @@ def test_reset_is_a_new_commit_that_can_be_reset() -> None:
 def test_a_diff_has_old_and_new_values_and_columns() -> None:
     ds = table()
     ids = ds.select(["_row_id"]).to_numpy()["_row_id"]
-    ds.update([2, 3], {"x": [20, 30]})
-    ds.update([4], {"t": "row 4"})  # the same value as before
-    ds.delete([0])
+    ds.update(positions=[2, 3], data={"x": [20, 30]})
+    ds.update(positions=[4], data={"t": "row 4"})  # the same value as before
+    ds.delete(positions=[0])
     ds.append({"x": [99], "t": ["new"]})
     ds.add_column("z", fill=1)
     ds.rename_column("t", "text")
     found = ds.diff(1)
     assert found.updated["x"].tolist() == [ids[2], ids[3]]
     assert "text" not in found.updated, "a value rewritten with the same value is no change"
-    assert [(int(a["x"]), int(b["x"])) for a, b in zip(found.before(ids[2:4]), found.after(ids[2:4]), strict=True)] == [
+    both = zip(found.before(row_ids=ids[2:4]), found.after(row_ids=ids[2:4]), strict=True)
+    assert [(int(a["x"]), int(b["x"])) for a, b in both] == [
         (2, 20), (3, 30),
     ]  # fmt: skip
     assert (len(found.added), len(found.deleted)) == (1, 1)
@@ -191,26 +192,26 @@ def test_a_diff_has_old_and_new_values_and_columns() -> None:
 def test_a_diff_over_several_updates_has_all_of_them() -> None:
     ds = table()
     for step in range(4):
-        ds.update([step], {"x": 100 + step})
-        ds.update([9], {"t": f"step {step}"})
+        ds.update(positions=[step], data={"x": 100 + step})
+        ds.update(positions=[9], data={"t": f"step {step}"})
         ds.commit()
     assert ds.diff("main@1", "main@5").updated["x"].tolist() == [0, 1, 2, 3]
     assert ds.diff("main@3", "main@5").updated["x"].tolist() == [2, 3]
     assert ds.diff("main@1", "main@5").updated["t"].tolist() == [9]
     compact(ds)
-    ds.update([5], {"x": 500})
+    ds.update(positions=[5], data={"x": 500})
     assert ds.diff("main@2").updated["x"].tolist() == [1, 2, 3, 5]
 
 
 def test_compaction_drops_deleted_rows_and_keeps_row_ids() -> None:
     ds = table()
     ds.append({"x": [10, 11], "t": ["a", "b"]})
-    ds.delete([0, 3, 11])
+    ds.delete(positions=[0, 3, 11])
     ds.commit()
     ids = ds.select(["_row_id"]).to_numpy()["_row_id"]
     compact(ds)
     assert ds.select(["_row_id"]).to_numpy()["_row_id"].tolist() == ids.tolist()  # type: ignore[union-attr]
-    assert xs(ds.rows(ids[::-1])) == xs(ds)[::-1]
+    assert xs(ds.rows(row_ids=ids[::-1])) == xs(ds)[::-1]
 
 
 def test_a_diff_does_not_read_shared_fragments() -> None:
@@ -221,8 +222,8 @@ def test_a_diff_does_not_read_shared_fragments() -> None:
         ds.append({"x": rng.integers(0, 256, (50, 4096), dtype=np.uint8)})
     ds.commit()
     whole = ds.summary().bytes
-    ds.update([7], {"x": np.zeros(4096, np.uint8)})
-    ds.delete([1000])
+    ds.update(positions=[7], data={"x": np.zeros(4096, np.uint8)})
+    ds.delete(positions=[1000])
     ds.commit()
     ds = penstock.load(store)
     store.reset()
@@ -238,14 +239,14 @@ def diverged() -> tuple[penstock.Dataset, penstock.Dataset]:
 
 def test_disjoint_changes_of_both_branches_are_merged() -> None:
     ours, theirs = diverged()
-    ours.update([0], {"x": -1})
+    ours.update(positions=[0], data={"x": -1})
     ours.append({"x": [100], "t": ["ours"]})
     ours.add_column("a", fill=1)
     ours.commit()
-    theirs.update([0], {"t": "theirs"})
+    theirs.update(positions=[0], data={"t": "theirs"})
     theirs.append({"x": [200], "t": ["theirs"]})
     theirs.add_column("b", compute=lambda batch: batch["x"] * 2)
-    theirs.delete([5])
+    theirs.delete(positions=[5])
     theirs.commit()
     ours.merge("other", message="together")
     rows = list(ours)
@@ -262,10 +263,10 @@ def test_disjoint_changes_of_both_branches_are_merged() -> None:
 
 def test_merge_conflicts_name_rows_and_columns_and_change_nothing() -> None:
     ours, theirs = diverged()
-    ours.update([3], {"x": 30})
-    ours.delete([4])
+    ours.update(positions=[3], data={"x": 30})
+    ours.delete(positions=[4])
     ours.commit()
-    theirs.update([3, 4], {"x": [33, 44]})
+    theirs.update(positions=[3, 4], data={"x": [33, 44]})
     theirs.commit()
     with pytest.raises(MergeConflictError, match="row 3, column 'x'") as error:
         ours.merge("other")
@@ -278,9 +279,9 @@ def test_merge_conflicts_name_rows_and_columns_and_change_nothing() -> None:
 @pytest.mark.parametrize(("policy", "expected"), [("ours", 30), ("theirs", 33), (lambda c: c.ours + c.theirs, 63)])
 def test_conflicts_are_resolved_by_policy(policy: Any, expected: int) -> None:
     ours, theirs = diverged()
-    ours.update([3], {"x": 30})
+    ours.update(positions=[3], data={"x": 30})
     ours.commit()
-    theirs.update([3, 4], {"x": [33, 44]})
+    theirs.update(positions=[3, 4], data={"x": [33, 44]})
     theirs.commit()
     ours.merge("other", on_conflict=policy)
     assert [int(x) for x in ours["x"][3:5]] == [expected, 44]
@@ -288,9 +289,9 @@ def test_conflicts_are_resolved_by_policy(policy: Any, expected: int) -> None:
 
 def test_a_conflict_function_gets_the_conflict() -> None:
     ours, theirs = diverged()
-    ours.delete([4])
+    ours.delete(positions=[4])
     ours.commit()
-    theirs.update([4], {"x": 44})
+    theirs.update(positions=[4], data={"x": 44})
     theirs.commit()
     seen: list[Conflict] = []
 
@@ -305,10 +306,10 @@ def test_a_conflict_function_gets_the_conflict() -> None:
 
 def test_a_merge_that_raises_stages_nothing() -> None:
     ours, theirs = diverged()
-    ours.update([3], {"x": 30})
+    ours.update(positions=[3], data={"x": 30})
     ours.commit()
     theirs.drop_column("t")
-    theirs.update([3], {"x": 33})
+    theirs.update(positions=[3], data={"x": 33})
     theirs.commit()
 
     def refuse(conflict: Conflict) -> None:
@@ -359,7 +360,7 @@ def test_swapped_names_are_merged_without_a_conflict(policy: Policy) -> None:
     theirs.rename_column("t", "x")
     theirs.rename_column("between", "t")
     theirs.commit()
-    ours.update([0], {"x": -1})
+    ours.update(positions=[0], data={"x": -1})
     ours.commit()
     ours.merge("other", on_conflict=policy)
     assert [row["t"] for row in ours] == [-1, *range(1, 10)]
@@ -388,9 +389,9 @@ def test_a_row_that_comes_back_has_a_value_in_every_column_without_nulls(kind: s
         ours.add_column("w", "int64", fill=5)
     else:
         ours.add_column("w", "int64", values=list(range(10)))
-    ours.delete([4])
+    ours.delete(positions=[4])
     ours.commit()
-    theirs.update([4], {"x": 44})
+    theirs.update(positions=[4], data={"x": 44})
     theirs.commit()
     ours.merge("other", on_conflict="theirs")
     assert ours[-1]["x"] == 44
@@ -400,10 +401,10 @@ def test_a_row_that_comes_back_has_a_value_in_every_column_without_nulls(kind: s
 
 def test_a_row_that_stays_is_null_in_a_column_that_was_computed_without_it() -> None:
     ours, theirs = diverged()
-    theirs.delete([4])
+    theirs.delete(positions=[4])
     theirs.add_column("w", "int64", values=list(range(9)))
     theirs.commit()
-    ours.update([4], {"x": 44})
+    ours.update(positions=[4], data={"x": 44})
     ours.commit()
     ours.merge("other", on_conflict="ours")
     assert [row["w"] for row in ours] == [0, 1, 2, 3, None, 4, 5, 6, 7, 8]
@@ -412,7 +413,7 @@ def test_a_row_that_stays_is_null_in_a_column_that_was_computed_without_it() -> 
 
 def test_rows_added_after_a_drop_are_null_in_the_column_that_the_other_side_kept() -> None:
     ours, theirs = diverged()
-    ours.update([0], {"t": "new"})
+    ours.update(positions=[0], data={"t": "new"})
     ours.commit()
     theirs.drop_column("t")
     theirs.append({"x": [100]})
@@ -426,7 +427,7 @@ def test_a_column_that_stays_has_our_values_though_they_updated_it_before_they_d
     ours, theirs = diverged()
     ours.rename_column("t", "text")
     ours.commit()
-    theirs.update([0], {"t": "lost", "x": -1})
+    theirs.update(positions=[0], data={"t": "lost", "x": -1})
     theirs.drop_column("t")
     theirs.commit()
     ours.merge("other", on_conflict="ours")
@@ -438,13 +439,13 @@ def test_a_column_dropped_by_one_side_and_updated_by_the_other_is_a_conflict(com
     for policy in POLICIES[1:]:
         ours, theirs = diverged()
         ours.drop_column("t")
-        ours.delete([9])
+        ours.delete(positions=[9])
         ours.commit()
         if compacted:
             compact(ours)
         ours.append({"x": [100]})
         ours.commit()
-        theirs.update([0], {"t": "new"})
+        theirs.update(positions=[0], data={"t": "new"})
         theirs.commit()
         with pytest.raises(MergeConflictError, match="column 't': ours dropped, theirs updated"):
             ours.merge("other")
@@ -458,13 +459,13 @@ def test_a_column_dropped_by_one_side_and_updated_by_the_other_is_a_conflict(com
 def test_a_row_that_comes_back_has_the_value_of_the_base_in_a_column_that_the_other_side_dropped() -> None:
     ours, theirs = diverged()
     before = ours[4]["t"]
-    ours.update([0], {"t": "new"})
-    ours.delete([4])
+    ours.update(positions=[0], data={"t": "new"})
+    ours.delete(positions=[4])
     ours.commit()
-    theirs.update([4], {"x": 44})
+    theirs.update(positions=[4], data={"x": 44})
     theirs.drop_column("t")
     theirs.commit()
-    theirs.delete([9])
+    theirs.delete(positions=[9])
     theirs.commit()
     compact(theirs)  # their files have no values of the dropped column any more
     ours.merge("other", on_conflict=lambda conflict: "ours" if conflict.column == "t" else "theirs")
@@ -506,7 +507,7 @@ def test_branches_that_merged_the_same_branches_in_another_order_have_each_row_o
     ours = table(store)
     theirs, one, two = (ours.branches.create(name) for name in ("other", "one", "two"))
     one.append({"x": [100, 101], "t": ["one", "one"]})
-    one.update([0], {"x": -1})
+    one.update(positions=[0], data={"x": -1})
     one.commit()
     two.append({"x": [200], "t": ["two"]})
     two.commit()
@@ -514,8 +515,8 @@ def test_branches_that_merged_the_same_branches_in_another_order_have_each_row_o
         ours.merge(name)
     for name in ("two", "one"):
         theirs.merge(name)
-    ours.delete([10])
-    ours.update([0], {"x": -2})
+    ours.delete(positions=[10])
+    ours.update(positions=[0], data={"x": -2})
     ours.commit()
     theirs.append({"x": [300], "t": ["other"]})
     theirs.commit()
@@ -542,7 +543,7 @@ def test_branches_merge_both_ways_repeatedly() -> None:
         ours.append({"x": [100 + step], "t": ["o"]})
         ours.commit()
         theirs.append({"x": [200 + step], "t": ["t"]})
-        theirs.update([step], {"x": -step})
+        theirs.update(positions=[step], data={"x": -step})
         theirs.commit()
         ours.merge("other")
         theirs.merge("main")
@@ -556,7 +557,7 @@ def test_compaction_keeps_row_order_ids_and_open_readers() -> None:
     for step in range(40):
         ds.append({"x": [step, step + 1000], "v": [None, bytes([step]) * 3]})
         ds.commit()
-    ds.delete(slice(0, 10))
+    ds.delete(positions=slice(0, 10))
     ds.commit()
     reader = penstock.load(store)
     before = list(reader.select(["_row_id", "x", "v"]))
@@ -569,7 +570,7 @@ def test_compaction_keeps_row_order_ids_and_open_readers() -> None:
     assert ds.summary().fragments <= 2
     assert not ds.diff("main@41", ds.version).updated
     late = penstock.load(store, version="main@42").checkout(branch="main")
-    late.update([0], {"x": -5})
+    late.update(positions=[0], data={"x": -5})
     late.commit()
     assert len(ds.diff("main@41", late.version).updated_rows) == 1
 
@@ -581,7 +582,7 @@ def test_a_lease_protects_a_reader_from_vacuum() -> None:
     with reader.lease():
         rows = iter(reader.batches(100))
         seen = len(next(rows)["x"])
-        ds.delete(slice(0, 1000))
+        ds.delete(positions=slice(0, 1000))
         ds.commit()
         compact(ds)
         vacuum(ds)
@@ -641,7 +642,7 @@ def test_a_clean_up_that_fails_does_not_hide_the_error() -> None:
 def test_a_vacuum_dry_run_reports_and_deletes_nothing() -> None:
     store = open_store("memory://")
     ds = table(store)
-    ds.delete(slice(0, 9))
+    ds.delete(positions=slice(0, 9))
     ds.commit()
     compact(ds)
     before = {item.key for item in store.list("")}
@@ -657,7 +658,7 @@ def test_a_vacuum_dry_run_reports_and_deletes_nothing() -> None:
 def test_vacuum_retains_versions_for_the_retention_period() -> None:
     store = open_store("memory://")
     ds = table(store)
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     assert penstock.vacuum(ds._session.store).objects == 0
     assert len(penstock.load(store, version=1)) == 10
@@ -668,7 +669,7 @@ def test_vacuum_keeps_staged_objects_of_an_active_writer() -> None:
     ds = table(store)
     writer = penstock.load(store)
     writer.append({"x": [77], "t": ["staged"]})
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     vacuum(ds)
     writer.commit()
@@ -708,7 +709,7 @@ class InterruptedVacuum(CountingStore):
 def test_a_tag_created_while_its_version_expires_raises() -> None:
     inner = open_store("memory://")
     ds = table(inner)
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     raised: list[str] = []
 
@@ -725,7 +726,7 @@ def test_a_tag_created_while_its_version_expires_raises() -> None:
 def test_a_lease_written_before_the_second_phase_protects_its_version() -> None:
     inner = open_store("memory://")
     ds = table(inner)
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     old = penstock.load(inner, version=1)
     held = lease(inner, old._session.version.commit, seconds=60)
@@ -745,8 +746,8 @@ def test_two_writers_with_compaction_reset_or_refs(act: str, other: str, tmp_pat
     one, two = penstock.load(store), penstock.load(store)
     acts: dict[str, Any] = {
         "append": lambda: one.append({"x": [11], "t": ["eleven"]}),
-        "update": lambda: one.update([3], {"x": 33}),
-        "delete": lambda: one.delete([3]),
+        "update": lambda: one.update(positions=[3], data={"x": 33}),
+        "delete": lambda: one.delete(positions=[3]),
         "add": lambda: one.add_column("z", fill=0),
         "compute": lambda: one.add_column("w", compute=lambda batch: batch["x"]),
         "drop": lambda: one.drop_column("t"),

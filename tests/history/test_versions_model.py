@@ -236,7 +236,7 @@ class HistoryMachine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from(sorted(writer.state.columns)))
         value = 0 if value is None and id not in writer.state.nullable else value
         values = {writer.state.columns[id]: [value] * len(rows)}
-        if rows and self.attempt(writer, lambda: writer.ds.update(self.positions(writer, rows), values)):
+        if rows and self.attempt(writer, lambda: writer.ds.update(positions=self.positions(writer, rows), data=values)):
             writer.only_appends = False
             for row in rows:
                 writer.state.rows[row][id] = value
@@ -245,7 +245,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         writer = self.draw_writer(data)
         rows = self.rows(data, writer)
-        if rows and self.attempt(writer, lambda: writer.ds.delete(self.positions(writer, rows))):
+        if rows and self.attempt(writer, lambda: writer.ds.delete(positions=self.positions(writer, rows))):
             writer.only_appends = False
             for row in rows:
                 del writer.state.rows[row]
@@ -360,7 +360,11 @@ class HistoryMachine(RuleBasedStateMachine):
         if not known or writer.ds.summary().has_changes:
             return
         rows = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True), "rows")
-        change = (lambda: writer.ds.quarantine(rows, reason=reason)) if reason else (lambda: writer.ds.release(rows))
+        change = (
+            (lambda: writer.ds.quarantine(row_ids=rows, reason=reason))
+            if reason
+            else (lambda: writer.ds.release(row_ids=rows))
+        )
         if not self.attempt(writer, change) or writer.ds.version == version:
             return
         for row in rows:

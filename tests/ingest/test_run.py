@@ -116,7 +116,7 @@ def test_a_changed_file_is_reported_and_not_ingested(folder: Path) -> None:
 def test_ingested_files_are_recorded_per_version(folder: Path) -> None:
     ds = table()
     ingest(ds, folder)
-    ds.delete([0, 1, 2, 3, 4])
+    ds.delete(positions=[0, 1, 2, 3, 4])
     ds.commit()
     assert ingest(ds, folder).rows == 0  # deleted rows are not ingested again
     ds.reset("main@0")

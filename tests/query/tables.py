@@ -50,8 +50,8 @@ def make_table(uri: str = "memory://") -> penstock.Dataset:
     for start, count in ((0, 120), (120, 90), (210, 60)):
         ds.append(rows(start, count))
         ds.commit("rows")
-    ds.delete([3, 4, 5, 100, 130, 269])
-    ds.update([10, 11, 200], {"reward": [0.5, 0.25, 0.75], "camera": ["cam9", None, "cam1"]})
+    ds.delete(positions=[3, 4, 5, 100, 130, 269])
+    ds.update(positions=[10, 11, 200], data={"reward": [0.5, 0.25, 0.75], "camera": ["cam9", None, "cam1"]})
     ds.add_column("extra", fill=7)
     ds.add_column("added", compute=lambda batch: np.asarray(batch["id"]) * 2, inputs=["id"])
     ds.append({**rows(270, 40), "extra": np.arange(40), "added": np.zeros(40, np.int64)})

@@ -168,10 +168,10 @@ def test_questions_are_answered_as_over_the_rows_in_memory(operations: list[str]
             extra = [name for name in ds.schema.names if name.startswith("extra")]
             ds.append(rows(rng, 20) | {name: [number] * 20 for name in extra})
         elif operation == "delete":
-            ds.delete(chosen)
+            ds.delete(positions=chosen)
         elif operation == "update":
             new = rows(rng, len(chosen))
-            ds.update(chosen, {name: new[name] for name in ("n", "caption", "emb", "meta")})
+            ds.update(positions=chosen, data={name: new[name] for name in ("n", "caption", "emb", "meta")})
         elif operation == "add column":
             ds.add_column(f"extra{number}", fill=number)
         ds.commit()
@@ -183,8 +183,8 @@ def test_questions_are_answered_as_over_the_rows_in_memory(operations: list[str]
             ds.create_index("caption", kind="text")
         elif operation in ("branch", "merge"):
             other = ds.branches.create(f"b{number}")
-            other.update(chosen, {"caption": "red robot red robot"})
-            other.delete([0])
+            other.update(positions=chosen, data={"caption": "red robot red robot"})
+            other.delete(positions=[0])
             other.commit()
             if operation == "branch":
                 ds = other

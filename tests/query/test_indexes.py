@@ -102,11 +102,11 @@ def test_an_index_answers_as_a_scan_does_whatever_happens_to_the_table(operation
         if operation == "append":
             ds.append(rows(rng, 30))
         elif operation == "delete":
-            ds.delete(chosen[:20])
+            ds.delete(positions=chosen[:20])
         elif operation == "update":
-            ds.update(chosen, {"n": [int(value) for value in rng.integers(-3, 4, len(chosen))]})
+            ds.update(positions=chosen, data={"n": [int(value) for value in rng.integers(-3, 4, len(chosen))]})
         elif operation == "update other":
-            other.update([int(rng.integers(0, len(other)))], {"t": f"other {number}"})
+            other.update(positions=[int(rng.integers(0, len(other)))], data={"t": f"other {number}"})
             other.commit("other")
             check_answers(other)
         elif operation == "compact":
@@ -197,7 +197,7 @@ def test_a_concurrent_writer_keeps_its_rows_and_the_index_is_kept() -> None:
     found = penstock.load(store)
     assert len(found) == 120
     assert [index.uncovered for index in found.indexes()] == [20]
-    other.update([0], {"n": 3})
+    other.update(positions=[0], data={"n": 3})
     ds = penstock.load(store)
     other.commit("update")
     ds.create_index("f", kind="scalar")

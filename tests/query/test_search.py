@@ -76,7 +76,7 @@ def test_weights_add_scores_as_sql_does(tmp_path: Path, indexed: bool) -> None:
         dataset.create_index("emb", "vector")
         dataset.create_index("caption", "text")
     dataset.append(rows(40, 1))
-    dataset.delete(np.arange(0, 100, 7))
+    dataset.delete(positions=np.arange(0, 100, 7))
     dataset.commit("changes that no index covers")
     found = dataset.search(vector=QUERY, text="red robot", fuse={"vector": 0.7, "text": 0.3}, k=12, exact=True)
     expected = 0.7 * cosine(dataset) + 0.3 * bm25(dataset, {"red", "robot"}, dataset)

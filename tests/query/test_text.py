@@ -107,11 +107,11 @@ def test_scores_are_those_of_plain_bm25_whatever_happens_to_the_table(
         if operation == "append":
             ds.append(new_rows(rng, 10))
         elif operation == "delete":
-            ds.delete(chosen)
+            ds.delete(positions=chosen)
         elif operation == "update":
-            ds.update(chosen, {"caption": new_texts(rng, 8)})
+            ds.update(positions=chosen, data={"caption": new_texts(rng, 8)})
         elif operation == "update other column":
-            ds.update(chosen, {"n": np.zeros(8, np.int64)})
+            ds.update(positions=chosen, data={"n": np.zeros(8, np.int64)})
         elif operation == "compact":
             ds.commit()
             penstock.compact(store)
@@ -120,7 +120,7 @@ def test_scores_are_those_of_plain_bm25_whatever_happens_to_the_table(
             ds.commit()
             ds.create_index("caption", kind="text", **options)
         elif operation == "branch":
-            other.update([int(rng.integers(len(other)))], {"caption": "the red robot"})
+            other.update(positions=[int(rng.integers(len(other)))], data={"caption": "the red robot"})
             other.commit("other")
         elif operation == "merge":
             ds.commit()
@@ -157,7 +157,7 @@ def test_an_index_of_many_runs_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(KINDS, "text", SmallRuns.make)
     rng = np.random.default_rng(1)
     ds = new_table(memory_store(), new_rows(rng, 150))
-    ds.delete(np.arange(0, 150, 7))
+    ds.delete(positions=np.arange(0, 150, 7))
     ds.commit()
     ds.create_index("caption", kind="text")
     index = open_index(ds._reader, ds.schema["caption"], "text")
@@ -305,7 +305,7 @@ def test_hostile_pages_with_valid_checksums_are_corrupt(name: str) -> None:
     store = memory_store()
     ds = new_table(store, new_rows(np.random.default_rng(5), 40))
     ds.create_index("caption", kind="text")
-    ds.delete([3])
+    ds.delete(positions=[3])
     index = open_index(ds._reader, ds.schema["caption"], "text")
     assert index is not None
     tables = index.segments[0].tables

@@ -144,11 +144,11 @@ def test_an_index_never_hides_a_row_and_never_shows_a_deleted_one(data: st.DataO
         if operation == "append":
             ds.append({"v": rows(int(rng.integers(1, 30)))})
         elif operation == "delete":
-            ds.delete(np.flatnonzero(rng.random(len(ds)) < 0.2))
+            ds.delete(positions=np.flatnonzero(rng.random(len(ds)) < 0.2))
         elif operation == "update":
             chosen = np.flatnonzero(rng.random(len(ds)) < 0.2)
             if len(chosen):
-                ds.update(chosen, {"v": rows(len(chosen))})
+                ds.update(positions=chosen, data={"v": rows(len(chosen))})
         elif operation == "branch":
             ds = ds.branches.create(f"b{number}")
             readers.append(ds)

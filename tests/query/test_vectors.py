@@ -73,7 +73,7 @@ def test_exact_scores_and_ranking_equal_a_reference(data: st.DataObject) -> None
         rows += part
     ds.commit()
     gone = np.flatnonzero(random.random(len(rows)) < 0.2)
-    ds.delete(gone)
+    ds.delete(positions=gone)
     ds.commit()
     rows = [row for at, row in enumerate(rows) if at not in gone]
     metric = data.draw(st.sampled_from(METRICS))

@@ -66,7 +66,7 @@ def test_the_server_opens_a_table_for_clients_that_cannot(server: RunningServer,
     dataset = penstock.create(declared["location"], {"x": penstock.Tensor("float32", (3,)), "name": penstock.Text()})
     dataset.append({"x": [[1, 2, 3], [4, 5, 6]], "name": ["a", "b"]})
     dataset.commit("rows")
-    dataset.delete([0])
+    dataset.delete(positions=[0])
     dataset.commit("one row less")
     dataset.tags.create("first")
     found = server.post(path, {"load_detailed_metadata": True, "with_table_uri": True})

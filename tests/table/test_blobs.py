@@ -238,13 +238,13 @@ def test_a_storage_error_is_not_reported_as_damage() -> None:
 def test_blobs_survive_updates_deletes_and_column_changes() -> None:
     ds = penstock.create("memory://", {"n": int, "x": Column(Bytes(), nullable=True)})
     ds.append({"n": range(4), "x": [DATA, b"a", None, b"b"]})
-    ds.update([1, 2], {"x": [b"c", DATA[5:]]})
+    ds.update(positions=[1, 2], data={"x": [b"c", DATA[5:]]})
     assert ds["x"][:] == [DATA, b"c", DATA[5:], b"b"]
-    ds.update([0], {"x": b"now short"})
-    ds.update([3], {"n": 30})
-    ds.delete([1])
+    ds.update(positions=[0], data={"x": b"now short"})
+    ds.update(positions=[3], data={"n": 30})
+    ds.delete(positions=[1])
     assert ds["x"][:] == [b"now short", DATA[5:], b"b"]
-    ds.update(slice(None), {"x": DATA[7:]})
+    ds.update(positions=slice(None), data={"x": DATA[7:]})
     ds.rename_column("x", "y")
     ds.commit()
     assert ds["y"][:] == [DATA[7:]] * 3
@@ -268,7 +268,7 @@ def test_a_failed_update_deletes_its_blobs() -> None:
     ds = penstock.create("memory://", {"x": Bytes()})
     ds.append({"x": [b"a", b"b"]})
     with pytest.raises(InvalidInputError, match="column 'x', row 1: expected bytes, got int"):
-        ds.update([0, 1], {"x": [DATA, 5]})
+        ds.update(positions=[0, 1], data={"x": [DATA, 5]})
     assert blobs(ds) == []
     assert ds["x"][:] == [b"a", b"b"]
 

@@ -25,7 +25,7 @@ def sparse_table(store: Any = "memory://") -> Dataset:
     for numbers in ([0, 1, 2, 3, 4], [5], [6], range(7, 20), range(20, 30)):
         ds.append({"n": list(numbers), "t": [str(number) for number in numbers]})
     ds.commit()
-    ds.delete([number for number in range(30) if number % 3 == 0])
+    ds.delete(positions=[number for number in range(30) if number % 3 == 0])
     ds.commit()
     return ds
 
@@ -69,7 +69,7 @@ def test_a_column_is_added_to_a_table_with_deleted_rows(options: Any, expected: 
     assert_same(column(ds[[19, 0, 7]].select("x"), "x"), [expected[19], expected[0], expected[7]])
     assert column(ds, "n") == LIVE
     ds.append([{"n": 99, "t": "z", "x": expected[0]}])
-    ds.delete([0, 1])
+    ds.delete(positions=[0, 1])
     assert_same(column(ds, "x"), [*expected[2:], expected[0]])
 
 
@@ -218,7 +218,7 @@ def test_a_dropped_column_never_shows_in_a_new_one_of_its_name(between: Any) -> 
     assert column(ds, "x") == [None] * rows
     ds.drop_column("x")
     ds.add_column("x", Column(Tensor("int64"), nullable=True), fill=8)
-    ds.update([0], {"x": 9})
+    ds.update(positions=[0], data={"x": 9})
     ds.commit()
     assert column(penstock.load(ds._session.store), "x") == [9] + [8] * (rows - 1)
     assert column(penstock.load(ds._session.store, version=1), "x") == [5, 6]
@@ -311,7 +311,7 @@ def _calls_by_step(columns: int) -> dict[str, int]:
         "batches": lambda: list(ds.batches()),
         "describe": lambda: (repr(ds), str(ds.schema)),
         "rename": lambda: ds.rename_column(last, "x"),
-        "update": lambda: ds.update([0], {name: [1] for name in ds.schema.names}),
+        "update": lambda: ds.update(positions=[0], data={name: [1] for name in ds.schema.names}),
         "commit": lambda: ds.commit(),
         "diff": lambda: ds.diff(1),
     }

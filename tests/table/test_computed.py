@@ -37,7 +37,7 @@ def fill(ds: penstock.Dataset) -> penstock.Dataset:
         images = np.repeat(n[:, None], 300, 1).astype(np.uint8)
         ds.append({"n": n, "episode": n // 10, "name": [f"name {i}" for i in n], "image": images})
         ds.commit()
-    ds.delete([3, 70, 150, 151])
+    ds.delete(positions=[3, 70, 150, 151])
     ds.commit()
     return ds
 
@@ -217,7 +217,7 @@ def test_more_columns_on_top_and_other_names(uri: Path) -> None:
 
 def test_uncommitted_changes_are_below(tmp_path: Path) -> None:
     ds = fill(penstock.create(tmp_path / "t", COLUMNS))
-    ds.update([0], {"n": 1000})
+    ds.update(positions=[0], data={"n": 1000})
     ds.append({"n": [2000], "episode": [0], "name": ["new"], "image": np.zeros((1, 300), np.uint8)})
     rows = np.array([len(ds) - 1, 0])
     view = View(with_computed(ds._reader, rows, pa.table({"x": ["last", "first"]})), ["n", "x"], rows)

@@ -52,7 +52,7 @@ def use(store: Store) -> None:
     for batch in ds.numpy(batch_size=2, shuffle=False, columns=["number", "vector", "maybe", "boxes", "text"]):
         len(batch["number"])
     ds.append(hostile.rows(TARGET) | {"filled": ["f"] * hostile.ROWS})
-    ds.update([0], {"number": [9], "text": ["u"]})
+    ds.update(positions=[0], data={"number": [9], "text": ["u"]})
     ds.commit()
     ds.diff(0)
 

@@ -76,6 +76,22 @@ class TableMachine(RuleBasedStateMachine):
     def positions(self, data: st.DataObject) -> list[int]:
         return data.draw(st.lists(st.integers(0, len(self.model.rows) - 1), max_size=4, unique=True), "positions")
 
+    def chosen(self, data: st.DataObject, positions: list[int]) -> dict[str, Any]:
+        """The same rows, chosen in any way; a mask and SQL choose them in the order of the table."""
+        ids = np.asarray(self.ds["_row_id"][positions]) if positions else np.zeros(0, np.int64)
+        ways: dict[str, Any] = {
+            "positions": {"positions": positions},
+            "row ids": {"row_ids": ids},
+            "view": {"where": self.ds[positions]},
+            "view of row ids": {"where": self.ds.rows(row_ids=ids).select([])},
+        }
+        if positions == sorted(positions):
+            listed = ", ".join(map(str, ids.tolist()))
+            ways["mask"] = {"where": np.isin(np.arange(len(self.model.rows)), positions)}
+            ways["sql"] = {"where": f"_row_id IN ({listed})" if positions else "false"}
+        found: dict[str, Any] = ways[data.draw(st.sampled_from(sorted(ways)), "chosen by")]
+        return found
+
     @rule(data=st.data(), count=st.integers(0, 7), form=st.sampled_from(["columns", "rows", "generator", "arrow"]))
     def append(self, data: st.DataObject, count: int, form: str) -> None:
         columns = {name: self.values(data, name, count) for name in self.kinds}
@@ -92,15 +108,25 @@ class TableMachine(RuleBasedStateMachine):
         where = self.positions(data)
         names = data.draw(st.lists(st.sampled_from(sorted(self.kinds)), min_size=1, unique=True), "columns")
         values = {name: self.values(data, name, len(where)) for name in names}
-        assert self.ds.update(where, values) == len(where)
+        assert self.ds.update(**self.chosen(data, where), data=values) == len(where)
         self.model.update(where, values)
 
     @precondition(lambda self: self.model.rows)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         where = self.positions(data)
-        assert self.ds.delete(where) == len(where)
+        assert self.ds.delete(**self.chosen(data, where)) == len(where)
         self.model.delete(where)
+
+    @precondition(lambda self: any(word == "int16" for word, _ in self.kinds.values()))
+    @rule(data=st.data(), bound=int16)
+    def update_by_sql(self, data: st.DataObject, bound: int) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, (word, _) in self.kinds.items() if word == "int16")))
+        matching = [i for i, row in enumerate(self.model.rows) if row[name] is not None and row[name] > bound]
+        values = {name: f"{bound} - CAST({name} % 7 AS SMALLINT)" if bound > 0 else str(bound)}
+        assert self.ds.update(where=f"{name} > {bound}", values=values) == len(matching)
+        new = [bound - int(np.fmod(self.model.rows[i][name], 7)) if bound > 0 else bound for i in matching]
+        self.model.update(matching, {name: new})
 
     @precondition(lambda self: any(word == "int16" for word, _ in self.kinds.values()))
     @rule(data=st.data(), bound=int16)

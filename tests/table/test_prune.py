@@ -137,10 +137,10 @@ def random_table(seed: int) -> Dataset:
         count = len(ds)
         where = np.sort(rng.choice(count, int(rng.integers(0, count // 2 + 1)), replace=False))
         if change == 0:
-            ds.delete(where)
+            ds.delete(positions=where)
         elif change == 1 and len(where):
             new = random_rows(rng, len(where))
-            ds.update(where, {name: new[name] for name in ("i", "f", "s")})
+            ds.update(positions=where, data={name: new[name] for name in ("i", "f", "s")})
         elif change == 2:
             _without_bounds(ds._session.reader.store, rng)
             ds = penstock.load(ds._session.reader.store)
@@ -260,12 +260,12 @@ def test_bounds_hold_after_a_merge_and_for_a_computed_column() -> None:
     ds.append({"i": np.arange(200), "s": [f"{n:03}" for n in range(200)]})
     ds.commit()
     other = ds.branches.create("other")
-    other.update([3, 150], {"i": [1000, -7]})
+    other.update(positions=[3, 150], data={"i": [1000, -7]})
     other.add_column("twice", compute=lambda batch: batch["i"] * 2)
     other.append({"i": [5000], "s": ["new"], "twice": [1]})
     other.commit()
-    ds.update([3, 50], {"s": ["zzz", "+"]})
-    ds.delete([10])
+    ds.update(positions=[3, 50], data={"s": ["zzz", "+"]})
+    ds.delete(positions=[10])
     ds.commit()
     ds.merge("other")
     rows = ds.to_arrow()

@@ -64,7 +64,7 @@ def table() -> tuple[Dataset, list[dict[str, Any]]]:
         ds.append([row(number) for number in numbers[start:end]])
     ds.commit()
     deleted = [0, 3, 4, 5, 24, 26, 27, 28, 29, 31, 33, 59]
-    ds.delete(deleted)
+    ds.delete(positions=deleted)
     ds.commit()
     return ds, [row(number) for number in numbers if number not in deleted]
 
@@ -205,19 +205,19 @@ def test_rows_are_found_by_row_id_in_request_order(table: Any) -> None:
     ids = np.asarray(ds["_row_id"][:])
     assert len(set(ids.tolist())) == len(rows)
     order = [5, 40, 5, 0, 47]
-    assert_same(list(ds.rows(ids[order])), [rows[index] for index in order])
-    assert_same(list(ds.rows([int(ids[7])])), [rows[7]])
-    assert len(ds.rows([])) == 0
+    assert_same(list(ds.rows(row_ids=ids[order])), [rows[index] for index in order])
+    assert_same(list(ds.rows(row_ids=[int(ids[7])])), [rows[7]])
+    assert len(ds.rows(row_ids=[])) == 0
     with pytest.raises(NotFoundError, match="no row with id 3"):
-        ds.rows([int(ids[0]), 3])  # deleted
+        ds.rows(row_ids=[int(ids[0]), 3])  # deleted
 
 
 def test_a_row_keeps_its_id(table: Any) -> None:
     ds = penstock.create("memory://", {"n": int})
     ds.append({"n": range(10)})
     ids = dict(zip(ds["n"][:].tolist(), ds["_row_id"][:].tolist(), strict=True))
-    ds.delete([0, 4])
-    ds.update([1, 2], {"n": [200, 300]})
+    ds.delete(positions=[0, 4])
+    ds.update(positions=[1, 2], data={"n": [200, 300]})
     ds.append({"n": [10]})
     ds.commit()
     ds.rename_column("n", "m")
@@ -254,7 +254,7 @@ def test_an_empty_table_can_be_read(empty: Callable[[], Any]) -> None:
 def all_deleted() -> Dataset:
     ds = penstock.create("memory://", SCHEMA)
     ds.append([row(number) for number in range(3)])
-    ds.delete(slice(None))
+    ds.delete(positions=slice(None))
     return ds
 
 
@@ -472,8 +472,8 @@ def test_a_loaded_version_does_not_change() -> None:
     ds.append({"x": [1, 2, 3]})
     ds.commit()
     old, view = penstock.load(store), penstock.load(store)[1:]
-    ds.update([1], {"x": 20})
-    ds.delete([0])
+    ds.update(positions=[1], data={"x": 20})
+    ds.delete(positions=[0])
     ds.commit()
     assert [row["x"] for row in old] == [1, 2, 3]
     assert [row["x"] for row in view] == [2, 3]

@@ -119,9 +119,9 @@ def test_values_are_those_of_the_columns_after_any_history(history: list[tuple[s
         elif operation == "update" and len(some):
             names = ["episode", "tokens"] if seed % 2 else ["step", "waves"]
             new = rows(len(some), seed)
-            ds.update(some, {name: new[name] for name in names})
+            ds.update(positions=some, data={name: new[name] for name in names})
         elif operation == "delete":
-            ds.delete(some)
+            ds.delete(positions=some)
         elif operation == "rename":
             ds.rename_column("good", "other")
             ds.rename_column("other", "good")
@@ -151,7 +151,7 @@ def test_an_empty_table_has_empty_values() -> None:
     ds = penstock.create("memory://", SCHEMA)
     check(ds)
     ds.append(rows(3, 0))
-    ds.delete([0, 1, 2])
+    ds.delete(positions=[0, 1, 2])
     check(ds)
 
 
@@ -176,10 +176,10 @@ def test_other_columns_and_nulls_are_refused_with_a_sentence() -> None:
     for name in ("image", "pair", "wave", "json"):
         ds.drop_column(name)
     ds.append({"maybe": [None, 1, 2, None, 4]})
-    ds.delete([0])
+    ds.delete(positions=[0])
     with pytest.raises(InvalidInputError, match="'maybe' has no value in row 2"):
         found(ds, ["maybe"], [])
-    ds.delete([2])
+    ds.delete(positions=[2])
     assert found(ds, ["maybe"], [])["maybe"].tolist() == [1, 2, 4]
 
 
@@ -219,7 +219,7 @@ def test_an_index_is_read_instead_of_the_column(large_table: CountingStore) -> N
     ds = penstock.load(large_table)
     assert bytes_read(large_table, ds) < whole / 100
     assert bytes_read(large_table, ds) == 0, "a second call reads nothing"
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     assert bytes_read(large_table, penstock.load(large_table)) < whole / 100, "a delete needs no other index"
     assert len(stored(large_table)) == 1
@@ -410,7 +410,7 @@ def test_vacuum_deletes_indexes_of_versions_that_are_gone() -> None:
     ds = table(store)
     check(ds)
     [old] = [key for key in stored(store) if f"{ds.schema['tokens'].id:016x}" in key]
-    ds.update([0], {"tokens": [np.zeros(3, np.int32)]})
+    ds.update(positions=[0], data={"tokens": [np.zeros(3, np.int32)]})
     ds.commit()
     check(ds)
     tokens = [key for key in stored(store) if key.startswith(old.rpartition("/")[0])]

@@ -73,7 +73,7 @@ CHANGES: dict[str, Callable[[Dataset, Any], object]] = {
     "append": lambda ds, image: ds.append({"n": [9], "p": [image]}),
     "append arrow": lambda ds, image: ds.append(pa.table({"n": [9], "p": pa.array([image], pa.binary())})),
     "append of a file": lambda ds, image: ds.append({"n": [9], "p": [BytesIO(image)]}),
-    "update": lambda ds, image: ds.update([1], {"p": image}),
+    "update": lambda ds, image: ds.update(positions=[1], data={"p": image}),
 }
 
 
@@ -148,7 +148,7 @@ def test_of_concurrent_writers_one_may_add_an_image_of_another_shape(first: str,
     table(tmp_path / "t")
     writers = {image: penstock.load(tmp_path / "t") for image in ("same", "other")}
     writers["same"].append({"n": [3], "p": [SAME]})
-    writers["other"].update([0], {"p": OTHER})
+    writers["other"].update(positions=[0], data={"p": OTHER})
     for name in sorted(writers, key=lambda name: name != first):
         writers[name].commit()
     ds = penstock.load(tmp_path / "t")

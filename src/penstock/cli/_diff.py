@@ -101,7 +101,7 @@ def _changed_values(changes: penstock.TableDiff, name: str, n: int) -> list[_Cha
     old_name = {new: old for old, new in changes.columns_renamed}.get(name, name)
     old, new = (
         [preview(view.schema[column].kind, row[column]) for row in preview_rows(view.select(column))]
-        for view, column in ((changes.before(ids), old_name), (changes.after(ids), name))
+        for view, column in ((changes.before(row_ids=ids), old_name), (changes.after(row_ids=ids), name))
     )
     return [_Change(*change) for change in zip(ids.tolist(), old, new, strict=True)]
 

@@ -11,9 +11,10 @@ from typing import Any, Self
 
 from penstock.dataset._indexes import Indexes
 from penstock.dataset._quarantine import Quarantine
+from penstock.dataset._row_choice import Positions, RowChoice, RowIds, choose_rows, computed_values
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
-from penstock.errors import CommitStateUnknownError, PenstockError, PenstockWarning, escape_controls
+from penstock.errors import CommitStateUnknownError, InvalidInputError, PenstockError, PenstockWarning, escape_controls
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
 from penstock.history import Changes
@@ -21,7 +22,6 @@ from penstock.table import (
     Appendable,
     Reader,
     Session,
-    Where,
     add_column,
     append_rows,
     delete_rows,
@@ -136,20 +136,44 @@ class Dataset(View, Versions, Quarantine, Indexes):
         with self._writing() as session:
             return append_rows(session, data)
 
-    def update(self, where: Where, values: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]]) -> int:
+    def update(
+        self,
+        where: RowChoice | None = None,
+        data: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]] | None = None,
+        *,
+        values: Mapping[str, str] | None = None,
+        positions: Positions | None = None,
+        row_ids: RowIds | None = None,
+    ) -> int:
         """Replace values of some rows, and return their number.
 
-        `where` is a position, a list of positions, a slice, a mask or a `pyarrow.compute` expression. `values` maps
-        columns to one value for all of those rows or to one per row; or it is a function from the batch of those rows
-        to such a mapping. A value that does not fit raises `InvalidInputError`, and nothing of the call is kept.
-        """
-        with self._writing() as session:
-            return update_rows(session, where, values)
+        where: a view of this table, a condition in SQL such as `"reward < 0"`, a mask, or a `pyarrow.compute`
+            expression. SQL, masks and expressions see uncommitted changes; the rows of a view are found by row id.
+        data: by column one value for all of those rows, or one per row; or a function from the batch of those rows to
+            such a mapping.
+        values: in place of `data`, by column an SQL expression over the row, such as `{"reward": "reward * 2"}`.
+        positions: in place of `where`, places in the table as in `ds[i]`: an integer, integers or a slice.
+        row_ids: in place of `where`, row ids.
 
-    def delete(self, where: Where) -> int:
-        """Delete some rows, and return their number; `where` is as for `update`."""
+        Raises `NotFoundError` for a row that this version does not have, such as one of a view that was deleted since,
+        and `InvalidInputError` for a value that does not fit. Nothing of the call is kept then.
+        """
+        if (data is None) == (values is None):
+            raise InvalidInputError("give the new values once: data= as they are, or values= as SQL expressions")
         with self._writing() as session:
-            return delete_rows(session, where)
+            rows = choose_rows(session, where, positions=positions, row_ids=row_ids)
+            return update_rows(session, rows, computed_values(session, rows, values or {}) if data is None else data)
+
+    def delete(
+        self,
+        where: RowChoice | None = None,
+        *,
+        positions: Positions | None = None,
+        row_ids: RowIds | None = None,
+    ) -> int:
+        """Delete some rows, and return their number; they are chosen as for `update`."""
+        with self._writing() as session:
+            return delete_rows(session, choose_rows(session, where, positions=positions, row_ids=row_ids))
 
     def add_column(
         self,

@@ -60,13 +60,13 @@ class TableDiff:
         """Ids of the rows that were released from quarantine."""
         return self._diff.released
 
-    def before(self, ids: Sequence[int] | Int64Array) -> View:
+    def before(self, *, row_ids: Sequence[int] | Int64Array) -> View:
         """Rows by row id, at the old version."""
-        return _view(self._diff.before, np.asarray(ids, np.int64))
+        return _view(self._diff.before, np.asarray(row_ids, np.int64))
 
-    def after(self, ids: Sequence[int] | Int64Array) -> View:
+    def after(self, *, row_ids: Sequence[int] | Int64Array) -> View:
         """Rows by row id, at the new version."""
-        return _view(self._diff.after, np.asarray(ids, np.int64))
+        return _view(self._diff.after, np.asarray(row_ids, np.int64))
 
     @property
     def columns_added(self) -> list[str]:
@@ -117,4 +117,4 @@ class TableDiff:
 
 
 def _view(reader: Reader, ids: Int64Array) -> View:
-    return View(reader, reader.snapshot.schema.names, range(reader.snapshot.live)).rows(ids)
+    return View(reader, reader.snapshot.schema.names, range(reader.snapshot.live)).rows(row_ids=ids)

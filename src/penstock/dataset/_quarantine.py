@@ -1,14 +1,14 @@
 """Quarantine of a dataset: commit the rows that loaders leave out, and release them."""
 
-from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from penstock.dataset._row_choice import Positions, RowChoice, RowIds, as_row_ids, choose_rows
 from penstock.engine import BadSample
-from penstock.errors import InvalidInputError, NotFoundError
-from penstock.table import Session, is_position, quarantine_rows, quarantined_rows, release_rows
+from penstock.errors import InvalidInputError
+from penstock.table import Session, quarantine_rows, quarantined_rows, release_rows
 
 
 class Quarantine:
@@ -21,62 +21,77 @@ class Quarantine:
 
     def quarantine(
         self,
-        rows: Iterable[BadSample] | Mapping[int, str] | int | Iterable[int],
+        where: Iterable[BadSample] | RowChoice | None = None,
         *,
+        positions: Positions | None = None,
+        row_ids: RowIds | Mapping[int, str] | None = None,
         reason: str | None = None,
         message: str = "",
     ) -> str:
         """Commit rows that loaders leave out from then on, and return the new version.
 
-        `rows` is `loader.stats().bad_samples`, or reasons by row id, or row ids with one `reason`. Views, `len` and
-        `[i]` still show these rows. Concurrent writers do not conflict: their lists are merged. Raises
-        `InvalidInputError` if there are uncommitted changes or no reason, `NotFoundError` for a row id that this
-        version does not have; bad samples that were deleted since are accepted.
+        `where` is `loader.stats().bad_samples`, or the rows are chosen as for `update`, with one `reason`; `row_ids`
+        may map row ids to reasons. Views, `len` and `[i]` still show these rows. Concurrent writers do not conflict:
+        their lists are merged. Raises `InvalidInputError` if there are uncommitted changes or no reason,
+        `NotFoundError` for a row that this version does not have; bad samples that were deleted since are accepted.
         """
-        reasons, must_exist = _parse(rows, reason)
+        samples = _bad_samples(where)
 
         def change(session: Session) -> None:
-            found = session.reader.positions_of(np.array(must_exist, np.int64))
-            if (found < 0).any():
-                raise NotFoundError(f"there is no row with id {must_exist[int(found.argmin())]} in this version")
+            if samples is not None and positions is None and row_ids is None:
+                reasons = {sample.row_id: _checked(sample.row_id, sample.reason) for sample in samples}
+            else:
+                ids = _chosen_ids(session, where, positions, row_ids)
+                given = {id: row_ids[id] if isinstance(row_ids, Mapping) else reason for id in ids}
+                reasons = {id: _checked(id, why) for id, why in given.items()}
             quarantine_rows(session, reasons)
 
-        return self._commit_change(change, message or f"quarantine {len(reasons)} rows")
+        return self._commit_change(change, message or "quarantine rows")
 
-    def release(self, rows: int | Iterable[int] | None = None, *, message: str = "") -> str:
-        """Commit that loaders read these rows again, by default all, and return the new version.
+    def release(
+        self,
+        where: RowChoice | None = None,
+        *,
+        positions: Positions | None = None,
+        row_ids: RowIds | None = None,
+        message: str = "",
+    ) -> str:
+        """Commit that loaders read some rows again, by default all, and return the new version.
 
-        Raises `NotFoundError` for a row that is not quarantined.
+        The rows are chosen as for `update`. Raises `NotFoundError` for a row that is not quarantined.
         """
-        ids = None if rows is None else [_row_id(id) for id in _as_list(rows)]
-        return self._commit_change(lambda session: release_rows(session, ids), message or "release rows")
+
+        def change(session: Session) -> None:
+            ids = None
+            if row_ids is not None and where is None and positions is None:
+                ids = as_row_ids(row_ids).tolist()  # a listed row may be deleted
+            elif where is not None or positions is not None:
+                ids = _chosen_ids(session, where, positions, row_ids)
+            release_rows(session, ids)
+
+        return self._commit_change(change, message or "release rows")
 
     def quarantined(self) -> dict[int, str]:
         """The rows of this version that loaders leave out: reasons by row id."""
         return quarantined_rows(self._session.reader)
 
 
-def _parse(rows: Any, reason: str | None) -> tuple[dict[int, str], list[int]]:
-    """The reasons by row id, and the row ids that the version must have."""
-    reasons, must_exist = {}, []
-    for row in _as_list(rows):
-        why: Any = rows[row] if isinstance(rows, Mapping) else reason
-        if isinstance(row, BadSample):
-            id, why = row.row_id, row.reason
-        else:
-            must_exist.append(id := _row_id(row))
-        if not isinstance(why, str):
-            raise InvalidInputError(f"row {id} needs a reason, a text such as reason='blurred', not {why!r}")
-        # the text of an exception may hold file names that are not Unicode
-        reasons[id] = why.encode(errors="backslashreplace").decode()
-    return reasons, must_exist
+def _bad_samples(where: Any) -> list[BadSample] | None:
+    """The bad samples of a loader, also if there are none; None for another choice of rows."""
+    samples = list(where) if isinstance(where, list | tuple | set | Iterator) else [where]
+    return samples if all(isinstance(sample, BadSample) for sample in samples) else None
 
 
-def _row_id(given: Any) -> int:
-    if not isinstance(given, Integral) or isinstance(given, bool) or not 0 <= int(given) < 1 << 63:
-        raise InvalidInputError(f"rows are quarantined by row id, a whole number below 2^63, not by {given!r}")
-    return int(given)
+def _chosen_ids(session: Session, where: Any, positions: Any, row_ids: Any) -> list[int]:
+    """The ids of the rows that are chosen as for `update`."""
+    ids = list(row_ids) if isinstance(row_ids, Mapping) else row_ids
+    chosen = np.unique(choose_rows(session, where, positions=positions, row_ids=ids))
+    found: list[int] = session.reader.row_ids(chosen).tolist()
+    return found
 
 
-def _as_list(rows: Any) -> list[Any]:
-    return [rows] if is_position(rows) else list(rows)
+def _checked(row_id: int, reason: Any) -> str:
+    if not isinstance(reason, str):
+        raise InvalidInputError(f"row {row_id} needs a reason, a text such as reason='blurred', not {reason!r}")
+    # the text of an exception may hold file names that are not Unicode
+    return reason.encode(errors="backslashreplace").decode()

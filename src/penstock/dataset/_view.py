@@ -115,10 +115,10 @@ class View(Streaming, Questions, Search):
                 view.schema[name]
         return View(view._reader, names, view._rows)
 
-    def rows(self, ids: Sequence[int] | Int64Array) -> "View":
+    def rows(self, *, row_ids: Sequence[int] | Int64Array) -> "View":
         """A view of the rows with these row ids, in this order. Raises `NotFoundError` if this version lacks one."""
         view = self._pinned()
-        wanted = np.asarray(ids, np.int64).reshape(-1)
+        wanted = np.asarray(row_ids, np.int64).reshape(-1)
         found = view._reader.positions_of(wanted)
         if (found < 0).any():
             raise NotFoundError(f"there is no row with id {int(wanted[found < 0][0])} in this version")

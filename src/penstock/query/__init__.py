@@ -9,7 +9,7 @@ from penstock.query.indexes import (
     list_indexes,
     open_index,
 )
-from penstock.query.scan import Derived, Relation, ScanTrace, TableScan
+from penstock.query.scan import Derived, Relation, ScanTrace, TableScan, is_heavy
 from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
@@ -56,6 +56,7 @@ __all__ = [
     "drop_index",
     "explain_sql",
     "extend_indexes",
+    "is_heavy",
     "list_indexes",
     "open_index",
     "run_sql",

@@ -25,7 +25,6 @@ from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch, native_
 from penstock.table._row_index import row_values
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import (
-    Where,
     find_positions,
     is_position,
     resolve_positions,
@@ -61,7 +60,6 @@ __all__ = [
     "Session",
     "Verifier",
     "VerifyReport",
-    "Where",
     "add_column",
     "append_parts",
     "append_rows",

@@ -11,8 +11,8 @@ from penstock.format import Field, Schema, infer_schema
 from penstock.format.kinds import Image, Tensor, Values, to_numpy
 from penstock.table._append import FileWriter, FragmentWriter
 from penstock.table._input import Appendable, column_batches
+from penstock.table._pages import Int64Array
 from penstock.table._read import as_batch
-from penstock.table._select import find_positions
 from penstock.table._stage import Stage
 from penstock.table._update import update_fragments
 
@@ -44,14 +44,13 @@ def append_rows(stage: Stage, data: Appendable) -> int:
 
 
 def update_rows(
-    stage: Stage, where: Any, values: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]]
+    stage: Stage, positions: Int64Array, values: Mapping[str, Any] | Callable[[dict[str, Values]], Mapping[str, Any]]
 ) -> int:
     """Stage new values and return the number of rows.
 
     `values` maps each column to one value for all rows or to a list with one per row; or it is a function from the
     batch of the rows to such a mapping.
     """
-    positions = find_positions(stage.reader, where)
     if len(np.unique(positions)) < len(positions):
         raise InvalidInputError("a row to update is selected more than once")
     if not len(positions) or not values:
@@ -72,9 +71,9 @@ def update_rows(
     return len(positions)
 
 
-def delete_rows(stage: Stage, where: Any) -> int:
+def delete_rows(stage: Stage, positions: Int64Array) -> int:
     """Stage the deletion of rows and return their number."""
-    positions = np.unique(find_positions(stage.reader, where))
+    positions = np.unique(positions)
     changed = []
     for selected in stage.locate(positions):
         deleted = np.zeros(selected.fragment.rows, bool)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +19,11 @@ from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._read import Reader, as_native_arrow
 from penstock.table.filters import referenced_columns
 
-Where: TypeAlias = int | slice | Sequence[int] | Int64Array | pc.Expression
-
 _TASK_BYTES = 8 << 20
 _MAX_TASK_ROWS = 1 << 18
 _SCAN_PREFETCH = Prefetch(4)
 _READERS = 4
 _NO_COLUMN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
-
-
-def find_positions(reader: Reader, where: Any) -> Int64Array:
-    """Positions of the selected rows, in the order given; raises `InvalidInputError` for a filter that does not fit."""
-    if isinstance(where, pc.Expression):
-        return _filter(reader, where)
-    return resolve_positions(where, reader.snapshot.live)
 
 
 def is_position(where: Any) -> bool:
@@ -79,7 +70,8 @@ def sorted_distinct(positions: Int64Array) -> Int64Array:
     return rows[np.concatenate([[True], rows[1:] != rows[:-1]])] if len(rows) > 1 else rows
 
 
-def _filter(reader: Reader, expression: pc.Expression) -> Int64Array:
+def find_positions(reader: Reader, expression: pc.Expression) -> Int64Array:
+    """Positions of the rows that match an expression; raises `InvalidInputError` for one that does not fit."""
     fields = _referenced_fields(reader, expression)
     candidates = candidate_rows(reader, expression, range(reader.snapshot.live), PruneCounts())
 

@@ -64,7 +64,7 @@ class ModelTable:
             assert_same(view[middle], rows[middle])
             ids = view.select([ROW_ID])[:].to_numpy()[ROW_ID]
             assert len(set(np.asarray(ids).tolist())) == len(rows)
-            assert_same(view.rows(ids[::-1][:3])[0], rows[-1])
+            assert_same(view.rows(row_ids=ids[::-1][:3])[0], rows[-1])
 
 
 def assert_same(real: Any, model: Any) -> None:

@@ -32,7 +32,7 @@ def test_a_table_is_made_changed_streamed_cleaned_and_deleted(vendor: Vendor) ->
     for first in (0, 100):
         ds.append({"x": np.arange(first, first + 100), "name": [f"row {i}" for i in range(first, first + 100)]})
         ds.commit()
-    ds.delete([0])
+    ds.delete(positions=[0])
     ds.commit()
     ds.branches.create("draft")
     ds.tags.create("v1")
