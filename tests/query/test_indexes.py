@@ -311,3 +311,120 @@ def test_a_hostile_page_with_a_valid_checksum_is_corrupt() -> None:
             continue
         assert found[0].num_rows == 1000
     assert entry.kind == "scalar"
+
+
+def test_an_index_that_lacks_no_row_is_not_extended() -> None:
+    store = memory_store()
+    rng = np.random.default_rng(0)
+    ds = penstock.create(store, SCHEMA)
+    ds.append(rows(rng, 200))
+    ds.commit("rows")
+    ds.create_index("n", kind="scalar")
+    ds.append(rows(rng, 20))
+    ds.commit("more")
+    version = ds.create_index("n", kind="scalar")  # two segments
+    ds.delete(positions=[0, 1])
+    ds.commit("fewer")
+    objects = {item.key for item in store.list("")}
+    for _ in range(2):
+        assert ds.create_index("n", kind="scalar") == ds.version == f"main@{int(version[5:]) + 1}"
+    assert {item.key for item in store.list("")} == objects
+    assert check_answers(ds)
+
+
+def segment_rows(ds: penstock.Dataset, column: str, kind: str) -> list[int]:
+    index = open_index(ds._reader, ds.schema[column], kind)
+    assert index is not None
+    return [segment.rows for segment in index.segments]
+
+
+def test_compaction_does_not_read_the_rows_that_an_index_covers() -> None:
+    store = CountingStore(memory_store())
+    rng = np.random.default_rng(0)
+    ds = penstock.create(store, {"t": "text", "v": "float32[64]"})
+    for count in (4000, 40, 30):
+        ds.append({"t": [f"word{n % 50} text" for n in range(count)], "v": rng.normal(size=(count, 64))})
+        ds.commit("rows")
+        ds.create_index("v", kind="vector")
+        ds.create_index("t", kind="text")
+    assert segment_rows(ds, "v", "vector") == [4000, 40, 30]
+    kept = {item.key for item in store.list("index/search/")}
+    ds.append({"t": ["word1 new"] * 5, "v": rng.normal(size=(5, 64))})
+    ds.commit("rows")
+    penstock.compact(store)
+    ds = penstock.load(store)
+    for column, kind in (("v", "vector"), ("t", "text")):
+        assert sum(segment_rows(ds, column, kind)) == 4075
+        assert segment_rows(ds, column, kind)[0] == 4000
+    assert all(index.uncovered == 0 for index in ds.indexes())
+    new = [item for item in store.list("index/search/") if item.key not in kept]
+    old = sum(item.size for item in store.list("index/search/") if item.key in kept)
+    assert sum(item.size for item in new) < old / 4
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_segments_are_few_however_often_an_index_is_extended(repeated: bool) -> None:
+    rng, store = np.random.default_rng(0), memory_store()
+    ds = penstock.create(store, {**SCHEMA, "words": "text", "v": "float32[8]"})
+
+    def more(count: int) -> dict[str, Any]:
+        words = [f"robot {rng.integers(0, 5)} sees {rng.choice(['cups', 'doors', 'hands'])}" for _ in range(count)]
+        return {**rows(rng, count), "words": words, "v": rng.normal(size=(count, 8)).astype(np.float32)}
+
+    ds.append(more(400))
+    ds.commit("rows")
+    kinds = {"n": "scalar", "t": "scalar", "words": "text", "v": "vector"}
+    for column, kind in kinds.items():
+        ds.create_index(column, kind=kind)
+    for number in range(11):
+        if number % 3 == 0:
+            ds.append(more(7))
+        new = more(4)
+        # rows that are changed again are void in one segment and valid in another
+        chosen = [0, 1, 2, 3] if repeated else rng.choice(len(ds), 4, replace=False)
+        ds.update(positions=chosen, data={name: new[name] for name in kinds})
+        ds.delete(positions=[int(rng.integers(10, len(ds)))])
+        ds.commit("change")
+        if number % 5 == 4:
+            penstock.compact(store)
+            ds = penstock.load(store)
+        for column, kind in kinds.items():
+            ds.create_index(column, kind=kind)
+            assert len(segment_rows(ds, column, kind)) <= 16
+    assert all(index.uncovered == 0 for index in ds.indexes())
+    assert len(segment_rows(ds, "n", "scalar")) <= 6
+    assert check_answers(ds)
+    plain = ds.branches.create("plain")
+    for index in plain.indexes():
+        plain.drop_index(index.name)
+    for text in ("cups", "robot 3", '"sees doors"'):
+        found, wanted = (side.search(text=text, text_column="words", k=2000).to_arrow() for side in (ds, plain))
+        assert found.select(["words", "score"]) == wanted.select(["words", "score"])
+    nearest = ds.search(vector=np.ones(8), vector_column="v", k=2000)
+    assert sorted(nearest["_row_id"][:].tolist()) == sorted(ds["_row_id"][:].tolist())
+    assert not penstock.verify(store).damaged
+
+
+def test_an_index_of_a_later_version_survives_compaction() -> None:
+    store = memory_store()
+    rng = np.random.default_rng(0)
+    ds = penstock.create(store, SCHEMA)
+    for _ in range(2):
+        ds.append(rows(rng, 50))
+        ds.commit("rows")
+    ds.create_index("n", kind="scalar")
+    ds.create_index("t", kind="text")
+    session = ds._session
+    later = tuple({**one, "kind": "graph"} if one["name"] == "t_text" else one for one in session.snapshot.indexes)
+    session.snapshot = replace(session.snapshot, indexes=later)
+    session.changes.record("create_index")
+    ds.commit("an index of a kind that is not known yet")
+    ds.append(rows(rng, 50))
+    ds.commit("rows")
+    penstock.compact(store)
+    found = penstock.load(store)
+    assert next(one for one in found._reader.snapshot.indexes if one["name"] == "t_text") == later[1]
+    assert {index.kind: index.uncovered for index in found.indexes()} == {"graph": 50, "scalar": 0}
+    assert check_answers(found)
+    found.drop_index("t_text")
+    assert [index.kind for index in found.indexes()] == ["scalar"]

@@ -30,6 +30,8 @@ class Indexes:
     ) -> str:
         """Commit an index of a column, and return the new version; an index that exists gets the rows it lacks.
 
+        If it lacks none, nothing is written, and the version stays.
+
         kind: "vector" (options `metric`: "cosine", "l2" or "dot"; `lists`), "text" (option `stem`: a language such as
             "english") or "scalar" (numbers, labels, bools, times, text).
         name: by default the column and the kind, such as `emb_vector`.

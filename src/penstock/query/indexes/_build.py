@@ -98,10 +98,7 @@ def build_segment(plan: BuildPlan, objects: Mapping[str, pa.Table], progress: Pr
         runs.append(_run(plan, number, positions, objects, only=only))
         done += len(positions)
         progress(done, len(plan.positions))
-    totals: dict[str, int] = {}
-    for run in runs:
-        for name, value in run.totals.items():
-            totals[name] = totals.get(name, 0) + value
+    totals = add_totals([run.totals for run in runs])
     if len(runs) == 1:
         return IndexSegment(len(plan.positions), runs[0].tables, totals)
     tables = {}
@@ -112,6 +109,12 @@ def build_segment(plan: BuildPlan, objects: Mapping[str, pa.Table], progress: Pr
             writer.write(plan.kind.pack(name, entries))
         tables[name] = writer.finish()
     return IndexSegment(len(plan.positions), tables, totals)
+
+
+def add_totals(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Sums of the totals of runs or segments."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
 
 
 def build_objects(plan: BuildPlan) -> dict[str, pa.Table]:
@@ -208,6 +211,7 @@ def merge_sorted(runs: Sequence[PagedTable]) -> Iterator[pa.Table]:
     while cursors:
         for cursor in cursors:
             cursor.fill(_MERGE_BYTES // len(cursors))
+        cursors = [cursor for cursor in cursors if cursor.bytes]  # without those whose entries are all left out
         open_ended = [cursor for cursor in cursors if cursor.has_more]
         horizon = min((cursor.last for cursor in open_ended), default=None)
         while horizon is not None and all(cursor.first >= horizon for cursor in cursors):
@@ -216,8 +220,9 @@ def merge_sorted(runs: Sequence[PagedTable]) -> Iterator[pa.Table]:
                     cursor.fill(cursor.bytes + _MERGE_BYTES // len(cursors))
             open_ended = [cursor for cursor in cursors if cursor.has_more]
             horizon = min((cursor.last for cursor in open_ended), default=None)
-        table = pa.concat_tables([cursor.take(horizon) for cursor in cursors])
-        yield table.take(pc.sort_indices(table[KEY]))
+        if cursors:
+            table = pa.concat_tables([cursor.take(horizon) for cursor in cursors])
+            yield table.take(pc.sort_indices(table[KEY]))
         cursors = [cursor for cursor in cursors if cursor.has_more or cursor.bytes]
 
 

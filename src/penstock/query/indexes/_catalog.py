@@ -23,13 +23,16 @@ from penstock.format import (
 from penstock.query.indexes._build import BuildPlan, Progress, build_objects, build_segment, clear_staging
 from penstock.query.indexes._coverage import covered_rows
 from penstock.query.indexes._kind import IndexKind
-from penstock.query.indexes._kinds import make_kind
+from penstock.query.indexes._kinds import KINDS, make_kind
+from penstock.query.indexes._merge import can_merge, merge_segments, segments_to_merge
 from penstock.query.indexes._open import OpenIndex, contents_of, index_entries
 from penstock.table import Int64Array, Reader, Session, as_ranges
 from penstock.types import RowRange
 
 _MAX_DELTA_SHARE = 0.5
 """An index whose later segments have more rows than this share of the first is built again."""
+_MAX_SEGMENTS = 16
+"""An index whose segments cannot be merged is built again when it has as many."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def list_indexes(reader: Reader) -> list[IndexInfo]:
 def create_index(
     session: Session, column: str, kind: str, name: str | None, options: Mapping[str, Any], progress: Progress
 ) -> bool:
-    """Stage an index of all rows; one that exists with the same options is extended. Returns whether it changes.
+    """Stage an index of all rows, or of those that an index with the same options lacks. Returns whether it changes.
 
     Raises `InvalidInputError` for options that do not fit the column, or if another index has the name.
     """
@@ -87,7 +90,7 @@ def create_index(
             raise InvalidInputError(
                 f"there is an index {name!r} with another column, kind or options; drop it first, or give another name"
             )
-        if not len(opened.uncovered) and len(opened.segments) <= 1:
+        if not len(opened.uncovered):
             return False
         _stage(session, _extend(opened, entry, progress))
     session.changes.record("create_index")
@@ -96,7 +99,7 @@ def create_index(
 
 def carry_indexes(before: Reader, session: Session) -> None:
     """Stage that indexes cover the files that a compaction wrote as they covered those that it replaced."""
-    for entry in index_entries(before):
+    for entry in _known_entries(before):
         field = before.snapshot.schema.by_id(entry.field_id)
         opened = OpenIndex(before, field, contents_of(before, entry))
         header = contents_of(before, entry).header
@@ -107,17 +110,21 @@ def carry_indexes(before: Reader, session: Session) -> None:
 
 
 def extend_indexes(session: Session, progress: Progress) -> bool:
-    """Stage the rows that indexes lack, and merge segments; returns whether anything changes."""
+    """Stage the rows that indexes lack; returns whether anything changes."""
     changed = False
-    for entry in index_entries(session.reader):
+    for entry in _known_entries(session.reader):
         field = session.reader.snapshot.schema.by_id(entry.field_id)
         opened = OpenIndex(session.reader, field, contents_of(session.reader, entry))
-        if len(opened.uncovered) or len(opened.segments) > 1:
-            _stage(session, _build(session.reader, field, opened.kind, entry.name, progress)
-                   if len(opened.segments) > 1 else _extend(opened, entry, progress))  # fmt: skip
+        if len(opened.uncovered):
+            _stage(session, _extend(opened, entry, progress))
             session.changes.record("create_index")
             changed = True
     return changed
+
+
+def _known_entries(reader: Reader) -> list[IndexEntry]:
+    """The indexes of kinds that this version knows; others stay as they are, and know by themselves what they cover."""
+    return [entry for entry in index_entries(reader) if entry.kind in KINDS]
 
 
 def drop_index(session: Session, name: str) -> None:
@@ -150,15 +157,24 @@ def _build(reader: Reader, field: Field, kind: IndexKind, name: str, progress: P
 
 
 def _extend(opened: OpenIndex, entry: IndexEntry, progress: Progress) -> IndexEntry:
-    """Store a further segment with the rows that the index lacks; or all anew if there are many."""
+    """Store a further segment with the rows that the index lacks; or all anew if there are many.
+
+    Earlier segments that are not much larger are merged into one, so that there are always few.
+    """
     header, missing = contents_of(opened.reader, entry).header, opened.uncovered
-    later = sum(segment.rows for segment in header.segments[1:]) + len(missing)
-    if later > _MAX_DELTA_SHARE * header.segments[0].rows:
+    rows = [segment.rows for segment in header.segments]
+    first = segments_to_merge(rows, len(missing))
+    mergeable = len(rows) - first > 1 and can_merge(opened, first)
+    if sum(rows[1:]) + len(missing) > _MAX_DELTA_SHARE * rows[0] or (len(rows) >= _MAX_SEGMENTS and not mergeable):
         return _build(opened.reader, opened.field, opened.kind, entry.name, progress)
     plan = BuildPlan(opened.reader, opened.field, opened.kind, entry.id, missing)
     objects = {name: opened.object(name) for name in header.objects}
     added = build_segment(plan, objects, progress)
-    segments = (*_with_superseded(plan, opened, header.segments), added)
+    segments = _with_superseded(plan, opened, header.segments)
+    if mergeable:
+        merged, void = merge_segments(plan, opened, segments, first)
+        segments = (*segments[:first], replace(merged, superseded=_put_ids(plan, void)))
+    segments = (*segments, added)
     found = _store_header(plan, entry.name, header.objects, segments)
     clear_staging(plan)
     return found
@@ -170,8 +186,7 @@ def _with_superseded(
     """Segments with the ids of the rows whose entries are not valid any more."""
     found = []
     for number, segment in enumerate(segments):
-        stale = opened.stale(number)
-        found.append(replace(segment, superseded=_put(plan, pa.table({"row_id": stale})) if len(stale) else None))
+        found.append(replace(segment, superseded=_put_ids(plan, opened.stale(number))))
     return tuple(found)
 
 
@@ -200,6 +215,10 @@ def _put(plan: BuildPlan, table: pa.Table) -> IndexObject:
     ref, data = encode_index_table(table)
     plan.reader.store.put(plan.key_of(ref.id), data)
     return ref
+
+
+def _put_ids(plan: BuildPlan, row_ids: Int64Array) -> IndexObject | None:
+    return _put(plan, pa.table({"row_id": row_ids})) if len(row_ids) else None
 
 
 def _without_ids(runs: Sequence[RowRange], ids: Int64Array) -> tuple[RowRange, ...]:

@@ -49,6 +49,8 @@ class IndexKind(Protocol):
     name: ClassVar[str]
     run_bytes: ClassVar[int]
     """Bytes of values from which one run is made; its memory is some multiple of that."""
+    rows_table: ClassVar[str | None]
+    """The table that has each row once; None if every entry of every table is of one row."""
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -66,3 +68,6 @@ class IndexKind(Protocol):
 
     def pack(self, table: str, entries: pa.Table) -> pa.Table:
         """Consecutive entries, sorted by key, as they are stored in pages; where they are cut is arbitrary."""
+
+    def entry_rows(self, table: str, entries: pa.RecordBatch) -> Int64Array:
+        """The row ids of entries: of `rows_table`, or without one of any table."""

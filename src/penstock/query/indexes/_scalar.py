@@ -28,6 +28,7 @@ class ScalarKind:
 
     name: ClassVar[str] = "scalar"
     run_bytes: ClassVar[int] = 64 << 20
+    rows_table: ClassVar[None] = None
 
     @classmethod
     def make(cls, field: Field, options: Mapping[str, Any]) -> "ScalarKind":
@@ -78,6 +79,9 @@ class ScalarKind:
 
     def pack(self, table: str, entries: pa.Table) -> pa.Table:  # noqa: ARG002
         return entries
+
+    def entry_rows(self, table: str, entries: pa.RecordBatch) -> Int64Array:
+        return np.asarray(entries.column(KEY if table == "missing" else "row_id"), np.int64)
 
     def as_column(self, keys: pa.Array) -> pa.Array:
         """Keys as values of the column."""

@@ -84,6 +84,7 @@ class VectorKind:
 
     name: ClassVar[str] = "vector"
     run_bytes: ClassVar[int] = 128 << 20
+    rows_table: ClassVar[None] = None
 
     @classmethod
     def make(cls, field: Field, options: Mapping[str, Any]) -> "VectorKind":
@@ -145,6 +146,9 @@ class VectorKind:
 
     def pack(self, table: str, entries: pa.Table) -> pa.Table:  # noqa: ARG002
         return entries
+
+    def entry_rows(self, table: str, entries: pa.RecordBatch) -> Int64Array:  # noqa: ARG002
+        return np.asarray(entries.column("row_id"), np.int64)
 
     def vectors(self, array: pa.Array) -> tuple[Float32Array, Int64Array, Int64Array]:
         """The vectors of a column as they are indexed, their rows, and the rows of those too large for float32."""

@@ -42,6 +42,7 @@ class TextKind:
 
     name: ClassVar[str] = "text"
     run_bytes: ClassVar[int] = 16 << 20
+    rows_table: ClassVar[str] = "lengths"
 
     tokenizer: Tokenizer = Tokenizer()  # noqa: RUF009 - it is frozen
 
@@ -101,6 +102,10 @@ class TextKind:
             return pack_positions(keys, np.repeat(groups, counts), steps)
         counts, postings = decode_blocks(batch, where)
         return encode_blocks(keys, np.repeat(groups, counts), postings, with_counts=table == "postings")
+
+    def entry_rows(self, table: str, entries: pa.RecordBatch) -> Int64Array:
+        """The rows of blocks."""
+        return decode_blocks(entries, f"table {table!r} of a text index")[1].rows
 
 
 def check_text(field: Field) -> None:
