@@ -219,3 +219,42 @@ def test_a_split_reads_only_what_decides() -> None:
     assert not store.requests
     ds.split(SHARES, by="episode", stratify="label")
     assert sum(store.bytes.values()) < 1 << 14
+
+
+@pytest.mark.parametrize("options", [{}, {"stratify": "label"}, {"seed": 3}, {"by": "name"}], ids=str)
+@pytest.mark.parametrize(
+    "windows", [{"length": 3}, {"offsets": {"n": [-1, 0, 2]}, "ends": "pad", "stride": 2}], ids=str
+)
+def test_windows_split_as_the_rows_of_their_episodes(windows: dict[str, Any], options: dict[str, Any]) -> None:
+    ds = new_table()
+    ds.update("name IS NULL", {"name": "none"})
+    ds.update("true", values={"name": "'episode ' || episode"})
+    ds.delete(positions=[0, 7, 31])
+    ds.commit()
+    view = ds[::-1].windows(within="episode", order_by="n", **windows)
+    found = view.split(SHARES, **options)
+    expected = ds[::-1].split(SHARES, **{"by": "episode", **options})
+    for name, part in expected.items():
+        wanted = part.windows(within="episode", order_by="n", **windows)
+        assert [sample["n"].tolist() for sample in found[name]] == [sample["n"].tolist() for sample in wanted]
+        assert len(found[name][:2].split(SHARES, **options)[name]) == 2
+    assert sum(map(len, found.values())) == len(view)
+    drawn = [{n for sample in part for n in sample["n"].tolist()} for part in found.values()]
+    assert not set.intersection(*drawn)
+    batches = found["train"].select(["n"]).numpy(batch_size=8, shuffle=True)
+    real = [batch["n"][~batch["_pad"]] if "_pad" in batch else batch["n"] for batch in batches]
+    assert sorted(map(tuple, np.concatenate(real).tolist())) == sorted(
+        tuple(one["n"].tolist()) for one in found["train"]
+    )
+
+
+def test_a_sample_of_several_splits_is_refused() -> None:
+    ds = new_table()
+    for view in (ds.windows(4), ds.windows(4, within="label").select(["n"])):
+        with pytest.raises(InvalidInputError, match="has rows of several splits: split by a column"):
+            view.split(SHARES, by="n")
+    with pytest.raises(InvalidInputError, match="has rows of several splits"):
+        ds.windows(4).split(SHARES)
+    rest = ds.windows(5, 5, within="episode").split({"train": 0.5})
+    assert 0 < len(rest["train"]) < 40
+    assert ds.windows(1).split(SHARES)["train"][0]["n"].tolist() == [ds.split(SHARES)["train"][0]["n"]]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError
 from penstock.query import QueryLimits, run_sql, udf
 from tests.query.tables import as_table, make_table, relation
@@ -229,3 +230,23 @@ def test_a_forked_child_can_ask(source: Any) -> None:
 def test_an_error_names_the_place_and_near_matches(source: Any, sql: str, message: str) -> None:
     with pytest.raises(PenstockError, match=message):
         run_sql(sql, source)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda ds: ds.where("observation.state > 0"),
+        lambda ds: ds.query("SELECT Observation.State FROM ds"),
+        lambda ds: ds.query("SELECT d.observation.state.x FROM ds d"),
+        lambda ds: ds.order_by("observation.state"),
+    ],
+)
+def test_a_name_with_dots_is_to_be_quoted(ask: Any) -> None:
+    ds = penstock.create("memory://", {"observation.state": "float32"})
+    ds.append({"observation.state": [1.0]})
+    ds.commit()
+    with pytest.raises(NotFoundError, match=r'needs double quotes in SQL, "observation.state"'):
+        ask(ds)
+    with pytest.raises(NotFoundError, match=r'did you mean "observation.state"'):
+        ds.where("observation = 1")
+    assert len(ds.where('"observation.state" > 0')) == 1

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import simplejpeg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -587,3 +588,26 @@ def test_pages_of_a_light_column_added_later_are_smaller() -> None:
     (fragment,) = ds._session.tree.fragments(ds._session.snapshot.nodes)
     (file,) = fragment.files_of(ds.schema["n"].id)
     assert file.page_rows.tolist() == [8192, 808]
+
+
+def test_encoded_bytes_can_be_an_array(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    files = [simplejpeg.encode_jpeg(pixels, quality=90), Image("bmp").to_array([pixels])[0].as_py()]
+    arrays = [np.frombuffer(file, np.uint8) for file in files]
+    strided = np.repeat(arrays[0], 2)[::2]
+    ds = penstock.create(tmp_path / "t", {"image": Image(), "raw": Bytes()})
+    ds.append({"image": [*arrays, strided], "raw": [*arrays, strided]})
+    ds.append([{"image": arrays[0], "raw": arrays[1]}])
+    ds.update(positions=[0], data={"image": arrays[1]})
+    ds.update(positions=[1, 2], data={"image": [arrays[0], arrays[1]]})
+    ds.add_column("again", Image(), compute=lambda batch: [np.frombuffer(files[1], np.uint8) for _ in batch["raw"]])
+    ds.commit()
+    table = ds.to_arrow()
+    assert table["image"].to_pylist() == [files[1], files[0], files[1], files[0]]
+    assert table["raw"].to_pylist() == [*files, files[0], files[1]]
+    assert table["again"].to_pylist() == [files[1]] * 4
+    with pytest.raises(InvalidInputError, match="column 'image', row 0: these bytes are not of an image format"):
+        ds.append([{"image": np.zeros(10, np.uint8), "raw": b""}])
+    large = Image("bmp").to_array([np.zeros((2400, 2400, 3), np.uint8)])[0].as_py()  # a blob
+    ds.append([{"image": np.frombuffer(large, np.uint8), "raw": b"", "again": files[0]}])
+    assert ds.select("image")[-1:].to_arrow()["image"][0].as_py() == large

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.dataset._splits import split_rows
 from penstock.dataset._streaming import Streaming, selected_columns
 from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.engine import (
@@ -22,7 +23,7 @@ from penstock.engine import (
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema, value_kind
 from penstock.format.kinds import Tensor, Values, Video
-from penstock.plan import find_windows, group_rows, pack_concat, pack_fit
+from penstock.plan import Splits, find_windows, group_rows, pack_concat, pack_fit
 from penstock.table import (
     ROW_ID,
     Int64Array,
@@ -44,8 +45,11 @@ _BATCH, _CHUNK = 256, 1 << 16
 class SampleView(Streaming):
     """Samples that are composed of rows, at one version of a table; reading fetches only their rows."""
 
-    def __init__(self, reader: Reader, columns: Sequence[str], rows: ComposedRows) -> None:
+    def __init__(
+        self, reader: Reader, columns: Sequence[str], rows: ComposedRows, group_column: str | None = None
+    ) -> None:
         self._reader, self._columns, self._rows = reader, tuple(columns), rows
+        self._group_column = group_column
 
     def _pinned(self) -> "SampleView":
         return self
@@ -75,7 +79,7 @@ class SampleView(Streaming):
             chosen: range | Int64Array = samples[key]
         else:
             chosen = take_positions(samples, resolve_positions(key, len(self)))
-        return SampleView(self._reader, self._columns, ComposedRows(self._rows.composition, chosen))
+        return self._of_samples(chosen)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Samples as dictionaries of arrays."""
@@ -85,7 +89,38 @@ class SampleView(Streaming):
     def select(self, columns: str | Sequence[str]) -> "SampleView":
         """A view of some columns. Raises `NotFoundError` for an unknown column."""
         names = [columns] if isinstance(columns, str) else list(columns)
-        return SampleView(self._reader, self._selected(names), self._rows)
+        return SampleView(self._reader, self._selected(names), self._rows, self._group_column)
+
+    def split(
+        self, shares: Mapping[str, float], *, seed: int = 0, by: str | None = None, stratify: str | None = None
+    ) -> dict[str, "SampleView"]:
+        """Disjoint views by name, which share no row of the table; a sample is where `View.split` has its rows.
+
+        Rows are split as there. `by` is by default the column `within` of windows, so that all windows of an episode
+        are in one split: the same as `windows` of each split of the table. Raises `InvalidInputError` if a sample
+        has rows of several splits, as windows without a group and packed sequences have: split the table instead.
+        """
+        by = self._group_column if by is None else by
+        composition, samples = self._rows.composition, self._rows.samples
+        found = split_rows(self._reader, composition.rows, Splits(shares, seed), by=by, stratify=stratify)
+        split_of = np.full(self._reader.snapshot.live, -1, np.int32)
+        for number, positions in enumerate(found.values()):
+            split_of[positions] = number
+        parts = [np.zeros(0, np.int32)]
+        for chunk in range(0, len(self), _CHUNK):
+            drawn = composition.draw(take_positions(samples, np.arange(chunk, min(chunk + _CHUNK, len(self)))))
+            assigned = split_of[drawn.positions]
+            low, high = (reduce.reduceat(assigned, drawn.offsets[:-1]) for reduce in (np.minimum, np.maximum))
+            if (low != high).any():
+                raise InvalidInputError(
+                    f"sample {chunk + int((low != high).argmax())} has rows of several splits: split by a column that"
+                    " is equal in all rows of a sample, such as by='episode', or split the table first:"
+                    " ds.split(…)['train'].windows(…)"
+                )
+            parts.append(low)
+        of_sample = np.concatenate(parts)
+        chosen = {name: np.flatnonzero(of_sample == number) for number, name in enumerate(found)}
+        return {name: self._of_samples(take_positions(samples, indices)) for name, indices in chosen.items()}
 
     def to_numpy(self) -> dict[str, Values]:
         """All samples as one batch."""
@@ -93,6 +128,10 @@ class SampleView(Streaming):
 
     def __repr__(self) -> str:
         return f"SampleView({len(self):,} samples: {', '.join(map(str, self.schema))})"
+
+    def _of_samples(self, samples: range | Int64Array) -> "SampleView":
+        rows = ComposedRows(self._rows.composition, samples)
+        return SampleView(self._reader, self._columns, rows, self._group_column)
 
     def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
         if isinstance(self._rows.composition, WindowSamples):
@@ -173,7 +212,7 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
     videos = frozenset(name for name in draws if name != ROW_ID and isinstance(value_kind(schema[name].kind), Video))
     composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad, videos)
-    return SampleView(reader, columns, ComposedRows(composition, _without_quarantined(reader, composition)))
+    return SampleView(reader, columns, ComposedRows(composition, _without_quarantined(reader, composition)), within)
 
 
 def pack_view(
@@ -213,7 +252,9 @@ def _without_quarantined(reader: Reader, composition: WindowSamples) -> range | 
 
 
 def _at(values: np.ndarray[Any, Any], rows: range | Int64Array) -> np.ndarray[Any, Any]:
-    return values[rows.start : rows.stop : rows.step] if isinstance(rows, range) else values[rows]
+    if not isinstance(rows, range):
+        return values[rows]
+    return values[rows.start : None if rows.stop < 0 else rows.stop : rows.step]
 
 
 def _offsets(columns: Sequence[str], options: WindowOptions) -> tuple[dict[str, list[int]], dict[str, list[float]]]:

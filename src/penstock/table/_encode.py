@@ -28,6 +28,7 @@ from penstock.format.kinds import (
     Text,
     Values,
     any_shape,
+    encoded_bytes,
     encoded_shape,
     to_numpy,
 )
@@ -148,6 +149,7 @@ class Encoder:
         """Inline values; a value too long for a page is stored as a blob and replaced by None."""
         inline = list(values)
         for index, value in enumerate(inline):
+            value = inline[index] = encoded_bytes(value)
             if isinstance(value, memoryview):
                 value = inline[index] = value.cast("B") if value.c_contiguous else value.tobytes()
             elif not isinstance(value, _BYTES) and (isinstance(value, PathLike) or hasattr(value, "read")):

@@ -11,7 +11,7 @@ from penstock.format.kinds._kind import (
     to_numpy,
 )
 from penstock.format.kinds._link import Link, Linked, LinkTarget
-from penstock.format.kinds._media import Audio, Image, Mask, Video, any_shape, encoded_shape
+from penstock.format.kinds._media import Audio, Image, Mask, Video, any_shape, encoded_bytes, encoded_shape
 from penstock.format.kinds._nested import List, Struct
 from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor
 from penstock.format.kinds._text import Bytes, Json, Text
@@ -42,6 +42,7 @@ __all__ = [
     "Video",
     "any_shape",
     "corrupt_struct_reason",
+    "encoded_bytes",
     "encoded_shape",
     "kind_from_json",
     "kind_to_json",

@@ -20,6 +20,8 @@ _Bytes: TypeAlias = bytes | bytearray | memoryview
 class Image(Kind):
     """An image. Encoded bytes of a supported format are stored unchanged; arrays and PIL images are encoded by `codec`.
 
+    Encoded bytes can be a one-dimensional array of uint8.
+
     With `shape` (height, width, channels), all images have that shape and a batch is one array; without, a batch is a
     list.
     """
@@ -66,6 +68,7 @@ class Image(Kind):
         return f"{self.name}({self.codec}{shape})"
 
     def _encode(self, index: int, value: Any, codec: ImageCodec) -> _Bytes | None:
+        value = encoded_bytes(value)
         if value is None:
             return None
         if isinstance(value, _Bytes):
@@ -137,6 +140,7 @@ class Audio(Kind):
         return {"codec": self.codec}
 
     def _check(self, index: int, value: Any) -> _Bytes | None:
+        value = encoded_bytes(value)
         if value is None:
             return None
         if not isinstance(value, _Bytes):
@@ -157,6 +161,12 @@ class Video(Audio):
 def any_shape(kind: Kind) -> Kind:
     """The kind without a shape that was inferred."""
     return replace(kind, shape=None) if isinstance(kind, Image) and kind.inferred else kind
+
+
+def encoded_bytes(value: Any) -> Any:
+    """The bytes of a one-dimensional array of uint8, which is an encoded value (`numpy.fromfile`); or the value."""
+    is_encoded = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8
+    return memoryview(np.ascontiguousarray(value)) if is_encoded else value
 
 
 def encoded_shape(data: _Bytes) -> tuple[int, ...] | None:

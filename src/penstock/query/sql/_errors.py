@@ -27,7 +27,14 @@ class SqlErrors:
 
     def unknown(self, what: str, name: str, known: Iterable[str], at: Any = None) -> NotFoundError:
         """An error about a name that does not exist, with those that are like it."""
-        return NotFoundError(f"there is no {what} {name!r}{near_matches(name, known)}{self._place(at)}")
+        names = list(known)
+        dotted = next(
+            (each for each in names if "." in each and f"{name}.".lower().startswith(f"{each}.".lower())), None
+        )
+        if dotted is not None:
+            hint = f"a name with dots needs double quotes in SQL, {quoted(dotted)}"
+            return NotFoundError(f"there is no {what} {name!r} without quotes: {hint}{self._place(at)}")
+        return NotFoundError(f"there is no {what} {name!r}{near_matches(name, names)}{self._place(at)}")
 
     def _place(self, at: Any) -> str:
         start = at.get("query_location") if isinstance(at, dict) else at
@@ -43,13 +50,18 @@ class SqlErrors:
         return f" (at character {len(before) + 1})\n  {line[shift : shift + _MAX_LINE]}\n  {caret}"
 
 
+def quoted(name: str) -> str:
+    """A name as SQL takes it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def near_matches(name: str, known: Iterable[str]) -> str:
     """The known names that are like a wrong one, as the end of a sentence."""
     names = sorted(set(known))
     lower = {each.lower(): each for each in names}
     found = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
     if found:
-        return f"; did you mean {' or '.join(map(repr, found))}?"
+        return f"; did you mean {' or '.join(quoted(each) if '.' in each else repr(each) for each in found)}?"
     if 0 < len(names) <= 20:
         return f"; there are {', '.join(names)}"
     return ""

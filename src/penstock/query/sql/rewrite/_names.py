@@ -75,7 +75,8 @@ def _unknown(question: Question, scope: Scope, node: Node) -> Exception:
                 if len(names) == 1:
                     return question.errors.invalid(f"{names[0]!r} is a relation; name its columns, or write *", node)
                 known = [output.name for output in source.outputs]
-                return question.errors.unknown(f"column in {source.alias}:", names[1], known, node)
+                name = ".".join(names[1:]) if any("." in each for each in known) else names[1]
+                return question.errors.unknown(f"column in {source.alias}:", name, known, node)
     aliases = [alias for level in scope.chain() for alias in level.aliases]
     return question.errors.unknown("column", ".".join(names), [*scope.visible(), *aliases], node)
 
