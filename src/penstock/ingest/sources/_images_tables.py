@@ -43,10 +43,15 @@ class ImageMetadata:
     column_values: Mapping[str, Sequence[Any]]
     indices: Mapping[str, int]
     """Image key to index in the columns."""
-    tables: str
-    """The metadata files, for messages; empty if there are none."""
+    tables: Sequence[str]
+    """The keys of the metadata files."""
     errors: Mapping[str, Sequence[str]]
     """Problems in the metadata files, by key."""
+
+    @property
+    def table_names(self) -> str:
+        """The metadata files, for messages."""
+        return ", ".join(self.tables[:_MAX_LISTED]) + (", …" if len(self.tables) > _MAX_LISTED else "")
 
     def values(self, key: str) -> dict[str, Any]:
         return {name: column[self.indices[key]] for name, column in self.column_values.items()}
@@ -78,7 +83,7 @@ def read_metadata(reader: SourceReader, files: Sequence[ObjectInfo], images: Seq
         },
         {name: values for name, (_, values) in described.items()},
         {key: index for index, key in enumerate(keys)},
-        ", ".join(tables[:_MAX_LISTED]) + (", …" if len(tables) > _MAX_LISTED else ""),
+        tables,
         errors,
     )
 
