@@ -12,6 +12,7 @@ from penstock.storage import ObjectInfo, SkippedObject
 _EMPTY = "is empty: it has 0 bytes"
 _KNOWN, _CHANGED = "already in the table", "changed since they were ingested"
 _MAX_EXTENSIONS = 8
+LABELS = "labels or an index of other files"
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,11 @@ class ListedFiles:
         """How many files are ignored for each reason, given the keys of new and of changed files of a scan."""
         ignored, taken = self.ignored.copy(), used_files(scan, new)
         known = {file.key for file in scan.files}.difference(new)
-        ignored[_CHANGED] += len(changed)
         known = used_files(scan, known).difference(taken, changed)
-        ignored[_KNOWN] += len(known)
+        ignored.update({_CHANGED: len(changed), _KNOWN: len(known)})
+        counted = taken.union(known, changed, scan.described_by)
         others = Counter(
-            extension(item.key) or "without an extension"
-            for item in self.objects
-            if item.key not in taken and item.key not in known and item.key not in changed
+            extension(item.key) or "without an extension" for item in self.objects if item.key not in counted
         )
         listed = dict(others.most_common(_MAX_EXTENSIONS))
         ignored.update(listed)
@@ -99,9 +98,7 @@ class ListedFiles:
 
 
 def used_files(scan: SourceScan, keys: Iterable[str]) -> set[str]:
-    """The keys of some files of a scan, and of all files that are read for their rows."""
+    """The keys of some files of a scan, and of the other files with values of their rows."""
     found = set(keys)
-    if found:
-        found.update(scan.described_by)
     found.update(*(scan.companions.get(key, ()) for key in list(found)) if scan.companions else ())
     return found

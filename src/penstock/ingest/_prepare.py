@@ -10,7 +10,7 @@ from penstock.errors import CorruptError, InvalidInputError, NotFoundError
 from penstock.format import Field, Schema, new_id, value_kind
 from penstock.format.kinds import Image, Kind, Label, Tensor
 from penstock.ingest._detect import detect_source
-from penstock.ingest._file_counts import FileCounts, ListedFiles, used_files
+from penstock.ingest._file_counts import LABELS, FileCounts, ListedFiles, used_files
 from penstock.ingest._options import IngestOptions
 from penstock.ingest._path_columns import with_path_columns
 from penstock.ingest._reader import SourceReader
@@ -46,7 +46,9 @@ class PreparedIngest:
         names = {reject.name for reject in rejects}
         taken = used_files(self.scan, [file.key for file in self.new if file.key not in names])
         rejected = used_files(self.scan, [file.key for file in self.new]) - taken
-        return FileCounts(len(taken), len(self.rejects) + len(rejected), self.ignored)
+        counts = FileCounts(len(taken), len(self.rejects) + len(rejected), self.ignored)
+        labels = len(self.scan.described_by)
+        return counts + (FileCounts(labels) if taken or not labels else FileCounts(0, 0, {LABELS: labels}))
 
 
 def prepare(
@@ -86,6 +88,7 @@ def prepare(
             f"{source.name} cannot be linked, because its files do not store values as plain bytes; {linkable} can"
         )
     listed.settle_empty(source)
+    reader = replace(reader, empty=frozenset(file.key for file in listed.empty))
     scan = with_path_columns(reader, listed.objects, source.open(reader, listed.objects))
     known = ingested_files(session.store, session.snapshot.sources.get(uri, ()))
     new = tuple(file for file in scan.files if file.key not in known)

@@ -94,7 +94,7 @@ class SourceScan(ABC):
     companions: Mapping[str, Collection[str]] = MappingProxyType({})
     """By the key of a file, the keys of the other files that are read for its rows."""
     described_by: Collection[str] = ()
-    """Keys of files with labels or an index of the rows, which were read when the source was opened."""
+    """Keys of files with labels or an index of the rows, read when the source is opened; none of `files`."""
 
     @abstractmethod
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:

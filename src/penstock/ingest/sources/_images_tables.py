@@ -60,7 +60,8 @@ class ImageMetadata:
 def read_metadata(reader: SourceReader, files: Sequence[ObjectInfo], images: Sequence[str]) -> ImageMetadata:
     """Read all metadata files; files that do not refer to images are ignored."""
     candidates = _candidates(reader, files, images)
-    names = _ImageNames(images if candidates else ())
+    # An empty image is rejected as such, and its entries are no error.
+    names = _ImageNames([*images, *reader.empty] if candidates else ())
     records, coco = _Records(names), Coco(names.find)
     tables: list[str] = []
     errors: dict[str, list[str]] = {}

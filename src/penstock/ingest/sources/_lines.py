@@ -40,14 +40,15 @@ class UnpackedFile(io.RawIOBase):
 
 
 def line_rows(
-    reader: SourceReader, files: Sequence[ObjectInfo], make_row: Callable[[str, bytes | None], Row | Reject]
+    reader: SourceReader, files: Sequence[ObjectInfo], make_row: Callable[[str, bytes], Row | Reject]
 ) -> Iterator[SourceItem]:
-    """A row of each line that is not empty; `make_row` gets a name, and None for a line above the size limit."""
+    """A row of each line that is not empty; `make_row` gets its name and bytes."""
     for file in files:
         number = 0
         try:
             for number, line in read_lines(reader, file):
-                yield make_row(f"{file.key}:{number}", line)
+                name = f"{file.key}:{number}"
+                yield Reject(name, too_long()) if line is None else make_row(name, line)
         except SourceChangedError as error:
             if number:  # rows of the old version were yielded: the whole part must be retried
                 raise
@@ -55,6 +56,11 @@ def line_rows(
         except UNREADABLE as error:
             name = f"{file.key}:{number + 1}" if number else file.key
             yield Reject(name, f"cannot be read from this line on: {error}")
+
+
+def too_long() -> str:
+    """Why a line above the size limit is rejected."""
+    return f"is longer than {MAX_LINE_BYTES:,} bytes"
 
 
 def read_lines(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, bytes | None]]:

@@ -42,7 +42,7 @@ from penstock.ingest._source import (
 )
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
 from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._lines import BUFFER_BYTES, MAX_LINE_BYTES, UnpackedFile, line_rows, read_lines
+from penstock.ingest.sources._lines import BUFFER_BYTES, UnpackedFile, line_rows, read_lines, too_long
 from penstock.ingest.sources._streams import with_compressions
 from penstock.ingest.sources._tabular import (
     UNREADABLE,
@@ -217,7 +217,7 @@ class _JsonLines(SourceScan):
         """See `SourceScan`."""
         return line_rows(reader, files, self._row)
 
-    def _row(self, name: str, line: bytes | None) -> Row | Reject:
+    def _row(self, name: str, line: bytes) -> Row | Reject:
         found = _object(line)
         if isinstance(found, str):
             return Reject(name, found)
@@ -282,12 +282,10 @@ def _first_objects(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int
         size += len(line or b"")
         if count and (count >= _SAMPLED_LINES or size > _SAMPLED_BYTES):
             return
-        yield number, _object(line)
+        yield number, too_long() if line is None else _object(line)
 
 
-def _object(line: bytes | None) -> dict[str, Any] | str:
-    if line is None:
-        return f"is longer than {MAX_LINE_BYTES:,} bytes"
+def _object(line: bytes) -> dict[str, Any] | str:
     try:
         found = parse_json(line)
     except SampleError as error:

@@ -15,7 +15,7 @@ from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, RejectedFileError, Row, Source, SourceItem, SourceScan
 from penstock.ingest.sources._class_folders import ClassFolders
 from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._lines import MAX_LINE_BYTES, line_rows
+from penstock.ingest.sources._lines import line_rows
 from penstock.ingest.sources._streams import codec_of, open_unpacked, with_compressions
 from penstock.ingest.sources._tabular import all_end_in, data_files
 from penstock.ingest.sources._values import parse_text
@@ -77,9 +77,7 @@ class _Lines(SourceScan):
         return line_rows(reader, files, _line)
 
 
-def _line(name: str, line: bytes | None) -> Row | Reject:
-    if line is None:
-        return Reject(name, f"is longer than {MAX_LINE_BYTES:,} bytes")
+def _line(name: str, line: bytes) -> Row | Reject:
     try:
         return Row(name, {"text": parse_text(line.rstrip(b"\r\n"))})
     except SampleError as error:
