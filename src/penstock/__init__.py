@@ -51,7 +51,7 @@ from penstock.format.kinds import (
     Video,
 )
 from penstock.history import VacuumResult
-from penstock.ingest import ImageCost, IngestOptions, IngestProgress, Reject
+from penstock.ingest import FileCounts, ImageCost, IngestOptions, IngestProgress, Reject
 from penstock.plan import Shuffle, ShuffleQuality
 from penstock.query import Explanation, IndexInfo, RelationPlan, Udf, udf
 from penstock.storage import RetryPolicy
@@ -76,6 +76,7 @@ __all__ = [
     "Embedding",
     "Explanation",
     "Field",
+    "FileCounts",
     "Image",
     "ImageCost",
     "ImageTransform",

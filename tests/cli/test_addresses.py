@@ -63,7 +63,7 @@ COMMANDS: list[list[str]] = [
     ["verify", ADDRESS],
     ["doctor", ADDRESS],
 ]
-WITHOUT_ADDRESS = {"tables", "login", "logout", "keys", "members", "serve", "workspaces"}
+WITHOUT_ADDRESS = {"login", "logout", "keys", "members", "serve", "workspaces"}
 
 
 @pytest.fixture

@@ -52,12 +52,12 @@ def test_a_login_is_checked_stored_and_deleted(
     assert stat.S_IMODE((home / "login.json").stat().st_mode) == 0o600
     assert penstock.Client().workspace == "default"
     run("create", ADDRESS)
-    assert [entry["name"] for entry in run("tables", "--json").document["tables"]] == ["t"]
+    assert [entry["address"] for entry in run("ls", "--json").document["tables"]] == [ADDRESS]
     assert run("keys", "list").code == 1  # a writer
     assert "needs the role admin" in run("members", "list").err
     assert str(home / "login.json") in run("logout").out
     assert run("logout").out == "There is no stored API key.\n"
-    assert run("tables").out == "no tables yet\n"  # of the embedded catalog
+    assert run("ls").out == "no tables yet\n"  # of the embedded catalog
     penstock.Client(api_key=key, api_url=server.url).drop_table("t")
 
 
@@ -158,8 +158,7 @@ def test_addresses_are_those_of_the_server(run: RunCommand, log_in: str, tmp_pat
     assert "penstock.delete" in run("rm", "penstock://default/u", "--now").err
     assert run("rm", "penstock://default/u").code == 0
     assert "penstock://default/u" in run("ls", "--dropped").out
-    assert run("tables", "--dropped").out.split()[0] == "name"
     assert run("restore", "penstock://default/u").code == 0
-    assert run("tables").out.splitlines()[-1].split()[0] == "u"
+    assert run("ls").out.splitlines()[-1].split()[0] == "penstock://default/u"
     assert os.listdir(tmp_path / "home") == ["login.json"]
     penstock.delete("penstock://default/u")

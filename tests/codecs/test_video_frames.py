@@ -114,14 +114,15 @@ def test_frames_of_vp8_that_are_not_shown_have_no_number() -> None:
         assert np.array_equal(decode_video_frames(changed, [number])[0], frames[number])
 
 
-@pytest.mark.parametrize("name", ["h264, B-frames", "mpeg2"])
-def test_a_video_with_too_few_frames(name: str) -> None:
-    data = video(name, variable=False)
-    assert len(decode_video_frames(data, [FRAMES - 1], min_frames=FRAMES)) == 1
-    with pytest.raises(SampleError, match=f"cannot decode video.*it has {FRAMES} frames, and 43 are needed"):
+@pytest.mark.parametrize("name", VIDEOS)
+def test_a_video_with_another_number_of_frames(name: str) -> None:
+    data, count = video(name, variable=False), len(whole(name, variable=False))
+    assert len(decode_video_frames(data, [count - 1], num_frames=count)) == 1
+    with pytest.raises(SampleError, match=f"cannot decode video.*it has {count} frames, and 43 are needed"):
         decode_video_frames(data, [3, 42])
-    with pytest.raises(SampleError, match=f"it has {FRAMES} frames, and 41 are needed"):
-        decode_video_frames(data, [3], min_frames=41)
+    for needed in (4, count - 1, count + 1):
+        with pytest.raises(SampleError, match=f"it has {count} frames, and {needed} are needed"):
+            decode_video_frames(data, [3], num_frames=needed)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOSSY if kind[0] != "mp4"])

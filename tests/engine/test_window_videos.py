@@ -224,11 +224,11 @@ def test_videos_in_objects_of_their_own(form: str, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("workers", [0, 2, Workers(4, "process")])
 def test_bad_videos_are_replaced_or_raise(workers: int | Workers) -> None:
     ds = penstock.create(new_location("folder").uri, {**SCHEMA, "raw": Tensor("uint8")})
-    videos = [video(10, 0), video(9, 1), None, video(10, 3)[:900], video(12, 4)]
+    videos = [video(10, 0), video(9, 1), None, video(10, 3)[:900], video(10, 4), video(12, 5), video(13, 6)]
     ds.append(
         [
             {"episode": e, "step": s, "n": 10 * e + s, "raw": 0, "video": None if s else videos[e]}
-            for e in range(5)
+            for e in range(len(videos))
             for s in range(10)
         ]
     )
@@ -238,10 +238,38 @@ def test_bad_videos_are_replaced_or_raise(workers: int | Workers) -> None:
         good = [n for batch in loader for n, bad in zip(batch["n"][:, 0], batch["_pad"], strict=True) if not bad]
         reasons = {bad.row_id: bad.reason for bad in loader.stats().bad_samples}
     assert sorted(good) == [*range(1, 10), *range(41, 50)]
-    assert sorted(reasons) == [row for row in range(11, 40) if row % 10]
-    assert "column 'video' of a group of 10 rows" in reasons[11]
+    assert sorted(reasons) == [row for row in (*range(11, 40), *range(51, 70)) if row % 10]
+    assert "the group episode = 1 of 10 rows needs a video with one frame for each row in column 'video'" in reasons[11]
     assert "it has 9 frames, and 10 are needed" in reasons[11]
     assert "its first row has no video" in reasons[21]
     assert "cannot decode video, 900 bytes" in reasons[31]
+    assert "the group episode = 5 of 10 rows" in reasons[51]
+    assert "it has 12 frames, and 10 are needed" in reasons[51]
+    assert "it has 13 frames, and 10 are needed" in reasons[61]
     with view.numpy(batch_size=7, num_workers=workers) as loader, pytest.raises(SampleError, match="has 9 frames"):
         list(loader)
+    with pytest.raises(SampleError, match=r"episode = 5 of 10 rows.*it has 12 frames, and 10 are needed"):
+        view[5 * 9]
+
+
+@pytest.mark.parametrize("leave_out", ["delete", "filter", "slice"])
+def test_a_group_that_lacks_rows_of_its_video_is_bad(leave_out: str) -> None:
+    """The frames of its rows are no longer known."""
+    ds = penstock.create("memory://", {"episode": Tensor("int64"), "n": Tensor("int64"), "video": SCHEMA["video"]})
+    ds.append([{"episode": 0, "n": n, "video": video(10, 1)} for n in range(10)])
+    ds.commit()
+    if leave_out == "delete":
+        ds.delete(np.arange(10) == 4)
+        ds.commit()
+    rows = {"delete": ds, "filter": ds.where("n <> 4"), "slice": ds[1:]}[leave_out]
+    view = rows.windows(within="episode", offsets={"video": [0], "n": [0]})
+    with pytest.raises(SampleError, match=r"episode = 0 of 9 rows.*it has 10 frames, and 9 are needed"):
+        next(iter(view.numpy(batch_size=2)))
+
+
+def test_without_groups_the_video_has_a_frame_for_each_row_of_the_view() -> None:
+    ds = penstock.create("memory://", {"n": Tensor("int64"), "video": SCHEMA["video"]})
+    ds.append([{"n": n, "video": video(10, 1)} for n in range(9)])
+    ds.commit()
+    with pytest.raises(SampleError, match=r"the view of 9 rows needs a video with one frame for each row.*10 frames"):
+        ds.windows(2)[0]

@@ -34,6 +34,7 @@ class Lines(SourceScan):
 LINES = Source(
     "lines",
     "lines of text",
+    (".lines",),
     lambda listing: listing.has([".lines"]),
     lambda _, f: Lines(f),
     links=True,

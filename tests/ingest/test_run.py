@@ -489,7 +489,7 @@ def test_a_source_without_rows_raises(tmp_path: Path, folder: Path) -> None:
         ingest(table(), tmp_path / "empty")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.xyz").write_text("?")
-    with pytest.raises(InvalidInputError, match=r"no files of a known kind \(their names end in xyz\)"):
+    with pytest.raises(InvalidInputError, match=r"no files of a known kind \(their names end in \.xyz\)"):
         ingest(table(), tmp_path / "other")
     write(tmp_path / "bad", "a.lines", "!")
     with pytest.raises(InvalidInputError, match=r"could be read: a.lines:0: bad line"):

@@ -27,8 +27,8 @@ def test_a_single_file_is_a_source(kind: str, tmp_path: Path) -> None:
     store.put("data/b.jsonl", b'{"x": 2}\n')
     uri = f"{location.uri}/data/a.jsonl"
     result = penstock.ingest(uri, tmp_path / "table", source_storage_options=location.options)
-    assert (result.rows, result.files, result.source) == (1, 1, uri)
-    assert penstock.ingest(uri, tmp_path / "table", source_storage_options=location.options).files == 0
+    assert (result.rows, result.files.taken, result.source) == (1, 1, uri)
+    assert penstock.ingest(uri, tmp_path / "table", source_storage_options=location.options).files.taken == 0
     folder = penstock.ingest(f"{location.uri}/data", tmp_path / "table", source_storage_options=location.options)
     assert (folder.rows, sorted(penstock.load(tmp_path / "table")["x"][:].tolist())) == (2, [1, 1, 2])
     [synced] = penstock.sync(tmp_path / "table", uri, source_storage_options=location.options)

@@ -21,11 +21,24 @@ from penstock.engine import BadSamples
 from penstock.errors import InvalidInputError, SourceChangedError, StorageError
 from penstock.format import Column
 from penstock.format.kinds import Embedding, Json, List, Tensor, Text
-from penstock.ingest import SOURCES, IngestOptions, Reject, Row, RowBatch, Source, SourceItem, SourceScan, prepare, run
+from penstock.ingest import (
+    SOURCES,
+    IngestOptions,
+    Reject,
+    Row,
+    RowBatch,
+    Source,
+    SourceItem,
+    SourceListing,
+    SourceScan,
+    prepare,
+    run,
+)
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import RejectedFileError
-from penstock.ingest.sources import _limits, _text
+from penstock.ingest.sources import _limits, _lines, _text, _texts
 from penstock.ingest.sources._text import CSV, JSONL
+from penstock.ingest.sources._texts import LINES, TEXT
 from penstock.storage import ObjectInfo, Store, open_store
 from penstock.testing import SourceTests
 
@@ -53,6 +66,58 @@ class TestJsonLines(SourceTests):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / "a.jsonl").write_text(lines)
         (folder / "b.ndjson.gz").write_bytes(gzip.compress(lines.encode()))
+
+
+class TestCompressed(SourceTests):
+    source = JSONL
+    expected = 80
+
+    def make(self, folder: Path) -> None:
+        lines = "".join(json.dumps({"n": number, "text": f"{number:x}"}) + "\n" for number in range(20)).encode()
+        for name in ("a.jsonl.zst", "b.ndjson.zstd", "c.jsonl.bz2", "d.JSONL.GZ"):
+            (folder / name).write_bytes(packed(name, lines))
+
+
+class TestTexts(SourceTests):
+    source = TEXT
+    expected = 6
+    detects_truncation = False
+
+    def make(self, folder: Path) -> None:
+        for name in ("pos/0.txt", "pos/1.txt", "neg/0.txt", "neg/1.TXT.gz", "neg/2.txt.zst", "neg/3.txt"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(packed(name, f"a text in {name}\nof lines\n".encode()))
+
+
+class TestLines(SourceTests):
+    source = LINES
+    expected = 6
+    detects_truncation = False
+
+    def make(self, folder: Path) -> None:
+        for name in ("a.txt", "b.txt.gz", "c.txt.bz2"):
+            (folder / name).write_bytes(packed(name, b"first\n\nsecond of " + name.encode()))
+
+    def test_recognises_its_format_without_reading(self, tmp_path: Path) -> None:
+        self.make(tmp_path)
+        files = list(open_store(str(tmp_path)).list())
+        assert not LINES.recognise(SourceListing(files)), "only --as lines chooses it"
+
+    def test_no_other_source_recognises_it(self, tmp_path: Path) -> None:
+        self.make(tmp_path)
+        files = list(open_store(str(tmp_path)).list())
+        assert [name for name, source in SOURCES.items() if source.recognise(SourceListing(files))] == ["text"]
+
+
+def packed(name: str, data: bytes) -> bytes:
+    """Data compressed as the name of its file says."""
+    codec = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}.get(Path(name).suffix.lower())
+    sink = pa.BufferOutputStream()
+    if codec is None:
+        return data
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
 def stored(files: dict[str, str | bytes]) -> Store:
@@ -243,7 +308,8 @@ def test_decompression_bomb_is_stopped(source: Source, monkeypatch: pytest.Monke
     monkeypatch.setattr(_limits, "HARMLESS_BYTES", 100_000)
     monkeypatch.setattr(_limits, "MAX_RATIO", 200)
     monkeypatch.setattr(_text, "_BLOCK_BYTES", 10_000)
-    monkeypatch.setattr(_text, "_BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(_text, "BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(_lines, "BUFFER_BYTES", 10_000)
     head, line = ("a,b\n1,2\n", "1,2\n") if source is CSV else ('{"a": 1}\n', '{"a": 1}\n')
     bomb = gzip.compress((head + line * 200_000).encode())
     assert 200 * len(bomb) < 4 * 200_000
@@ -336,8 +402,8 @@ def test_invalid_lines_are_rejected_by_line_number() -> None:
 
 
 def test_oversized_line_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_text, "_MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(_text, "_BUFFER_BYTES", 100)
+    monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(_lines, "BUFFER_BYTES", 100)
     long = json.dumps({"a": "x" * 5000})
     _, found = read(JSONL, {"a.jsonl": f'{{"a": "1"}}\n{long}\n{{"a": "2"}}\n{long}'})
     assert rows(found) == [{"a": "1"}, {"a": "2"}]
@@ -383,3 +449,38 @@ def test_any_objects_become_rows(given_rows: list[dict[str, Any]]) -> None:
         values = [row[name] for row in rows(found)]
         assert len(column.kind.to_array(values)) == len(values)
         assert column.nullable == (None in values)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.ndjson", "a.txt"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".zstd", ".bz2"])
+def test_every_text_source_reads_every_compression(name: str, suffix: str, tmp_path: Path) -> None:
+    data = {"csv": b"text\nhello\n", "tsv": b"text\nhello\n", "txt": b"hello"}.get(name[2:], b'{"text": "hello"}\n')
+    (tmp_path / f"{name}{suffix}").write_bytes(packed(name + suffix, data))
+    result = penstock.ingest(tmp_path, tmp_path / "table")
+    assert penstock.load(tmp_path / "table")["text"][:] == ["hello"]
+    assert result.kind == {"csv": "csv", "tsv": "csv", "txt": "text"}.get(name[2:], "jsonl")
+
+
+def test_text_files_are_rows_with_their_classes_and_splits(tmp_path: Path) -> None:
+    for number, name in enumerate(["train/pos/1", "train/neg/1", "test/pos/1", "test/neg/1"]):
+        (tmp_path / "imdb" / name).parent.mkdir(parents=True)
+        (tmp_path / "imdb" / f"{name}.txt").write_text(f"\ufeffreview {number}\nof a film")
+    (tmp_path / "imdb" / "latin.txt").write_bytes("Tränen".encode("latin-1"))
+    (tmp_path / "imdb" / "latin.txt").rename(tmp_path / "imdb" / "train" / "pos" / "latin.txt")
+    result = penstock.ingest(tmp_path / "imdb", tmp_path / "table")
+    ds = penstock.load(tmp_path / "table")
+    assert sorted(ds["text"][:]) == [f"review {number}\nof a film" for number in range(4)]
+    assert ds.schema["label"].kind == penstock.Label(("neg", "pos"))
+    assert sorted(ds["split"][:]) == ["test", "test", "train", "train"]
+    assert [(reject.name, reject.reason[:14]) for reject in result.rejects] == [
+        ("train/pos/latin.txt", "not UTF-8 text")
+    ]
+    assert "each text file is a row; --as lines" in result.notes[0]
+
+
+def test_a_text_above_the_limit_says_to_take_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_texts, "_MAX_TEXT_BYTES", 10)
+    long = b"a text of many bytes\n"
+    _, found = read(TEXT, {"a.txt": b"short", "b.txt": long, "c.txt.zst": packed("c.txt.zst", long)})
+    assert [item.name for item in found if isinstance(item, Reject)] == ["b.txt", "c.txt.zst"]
+    assert all("--as lines makes each line a row" in item.reason for item in found if isinstance(item, Reject))

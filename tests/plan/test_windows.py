@@ -75,7 +75,9 @@ def test_windows_draw_the_rows_of_the_model(labels: list[int], offsets: list[int
     assert pad or not padding.any()
     groups = windows.draw_groups(np.arange(len(windows)))
     by_first = {rows[0]: rows for rows in model_groups(labels, None)}
-    for first, length, steps, drawn in zip(*groups, rows_drawn, strict=True):
+    in_order = list(by_first.values())
+    for number, first, length, steps, drawn in zip(*groups, rows_drawn, strict=True):
+        assert in_order[number] == by_first[first]
         assert len(by_first[first]) == length
         assert [by_first[first][step] for step in steps] == drawn.tolist()
 

@@ -25,7 +25,7 @@ def ls(
         bool, typer.Option("--dropped", help="List the tables that `penstock restore` can bring back.")
     ] = False,
 ) -> CommandResult:
-    """List the tables of the catalog."""
+    """List the tables of your own catalog, or of the server that you are logged in to."""
     if workspace is not None and "/" in workspace:
         raise InvalidInputError(f"{workspace!r} is not the name of a workspace; write `penstock ls WORKSPACE`")
     entries = open_catalog().tables(workspace, dropped=dropped)

@@ -30,7 +30,6 @@ from penstock.cli._refs import branch, tag
 from penstock.cli._reset import reset
 from penstock.cli._search import search
 from penstock.cli._serve import serve
-from penstock.cli._tables import tables
 from penstock.cli._vacuum import vacuum
 from penstock.cli._verify import verify
 from penstock.cli._workspaces import workspaces
@@ -66,7 +65,7 @@ _READ = (info, head, query, search, log, diff, checkout)
 _WRITE = (branch, tag, merge, reset)
 _CATALOG = (ls, mv, rm, restore, register)
 _MAINTAIN = (compact, vacuum, verify, doctor)
-_SERVER = (login, logout, tables)
+_SERVER = (login, logout)
 for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN, *_SERVER):
     app.command(function.__name__)(command(function))
 app.add_typer(index, name="index")

@@ -196,7 +196,13 @@ def ingest_document(result: penstock.IngestResult) -> dict[str, Any]:
         "kind": result.kind,
         "version": result.version,
         "rows": result.rows,
-        "files": result.files,
+        "files": {
+            "listed": result.files.listed,
+            "taken": result.files.taken,
+            "rejected": result.files.rejected,
+            "ignored": result.files.ignored,
+            "ignored_reasons": dict(result.files.ignored_reasons),
+        },
         "source_bytes": result.source_bytes,
         "written_bytes": result.written_bytes,
         "continued_rows": result.resumed_rows,
@@ -224,7 +230,7 @@ def render_plan(planned: penstock.IngestResult) -> list[RenderableType]:
     """The new files and the columns of a source, for a terminal."""
     size = format_bytes(planned.source_bytes)
     return [
-        f"{planned.source}: {planned.kind}, {pluralize(planned.files, 'new file')}, {size}",
+        f"{planned.source}: {planned.kind}, {pluralize(planned.files.taken, 'new file')}, {size}",
         "",
         schema_table(planned.schema),
         "",
@@ -248,6 +254,7 @@ def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: boo
             f"{result.version} of {result.uri}: {pluralize(result.rows, 'row')}{resumed}, {written} in {seconds:.1f} s"
             f" ({rate}/s)"
         )
+    rendered.append(_render_files(result.files))
     if result.damaged_parts:
         parts = pluralize(result.damaged_parts, "part")
         rendered.append(f"{parts} of an interrupted run had damaged records and were ingested again.")
@@ -263,6 +270,15 @@ def render_result(result: penstock.IngestResult, seconds: float, *, dry_run: boo
         if len(result.rejects) > _MAX_REJECTS:
             rendered.append(f"… and {len(result.rejects) - _MAX_REJECTS:,} more; --json lists all of them")
     return rendered
+
+
+def _render_files(files: penstock.FileCounts) -> str:
+    """What became of the files of a source: `5 files listed: 3 taken, 1 rejected, 1 ignored (1 hidden)`."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in files.ignored_reasons.items())
+    return (
+        f"{pluralize(files.listed, 'file')} listed: {files.taken:,} taken, {files.rejected:,} rejected,"
+        f" {files.ignored:,} ignored{f' ({reasons})' if reasons else ''}"
+    )
 
 
 def _render_image_cost(cost: ImageCost, *, decode: bool) -> str:

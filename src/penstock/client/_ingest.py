@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.dataset import Dataset, IngestResult, ManagedTable, create, ingest, load
 from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from penstock.ingest import IngestOptions
+from penstock.ingest import FileCounts, IngestOptions
 from penstock.table import Appendable
 
 
@@ -19,7 +19,7 @@ def ingest_rows(data: Appendable, table: ManagedTable, message: str) -> IngestRe
         dataset.commit(message)
     return IngestResult(
         uri=dataset.uri, source="", kind="rows", schema=dataset.schema, version=dataset.version if rows else None,
-        rows=rows, files=0, source_bytes=0, written_bytes=dataset.summary().bytes - before, resumed_rows=0,
+        rows=rows, files=FileCounts(), source_bytes=0, written_bytes=dataset.summary().bytes - before, resumed_rows=0,
         damaged_parts=0, changed=(), rejects=(), notes=(), image_costs=(), options=IngestOptions(),
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ def _sum(results: Sequence[IngestResult]) -> IngestResult:
         source=", ".join(each.source for each in results),
         version=next((each.version for each in reversed(results) if each.version is not None), None),
         rows=sum(each.rows for each in results),
-        files=sum(each.files for each in results),
+        files=sum((each.files for each in results), FileCounts()),
         source_bytes=sum(each.source_bytes for each in results),
         written_bytes=sum(each.written_bytes for each in results),
         resumed_rows=sum(each.resumed_rows for each in results),

@@ -25,36 +25,28 @@ class _Timeline(NamedTuple):
 
     frames: list[int]
     keyframes: list[int]
+    packets: int
+    """Packets that have a frame; there are fewer times if some lack a time of their own."""
 
 
-def decode_video_frames(data: Buffer, frames: Sequence[int], *, min_frames: int = 0) -> NDArray[np.uint8]:
+def decode_video_frames(data: Buffer, frames: Sequence[int], *, num_frames: int | None = None) -> NDArray[np.uint8]:
     """Return some frames, by their numbers in presentation order, as uint8 RGB (len(frames), height, width, 3).
 
     Opens the video once and seeks once. Decodes from its start instead if the container does not time every frame, or
     does not seek to a keyframe. Raises the errors of `decode_video` for what it decodes, and `SampleError` for a video
-    that lacks a frame, or has fewer than `min_frames`.
+    that lacks a frame, or has another number of frames than `num_frames`.
     """
     wanted = sorted(set(frames))
-    count = max(wanted[-1] + 1, min_frames)
-    found = _seek(data, wanted, count)
+    with open_video_stream(data) as (container, stream):
+        timeline = _read_timeline(container, stream)
+        found = _seek(container, stream, timeline, wanted, num_frames)
     if found is None:
-        found = _decode_from_start(data, wanted, count)
+        found = _decode_from_start(data, wanted, num_frames, timeline.packets)
     return rgb_pixels([found[number] for number in wanted])[np.searchsorted(wanted, frames)]
 
 
-def _seek(data: Buffer, wanted: Sequence[int], count: int) -> "FoundFrames | None":
-    """The wanted frames; None if a seek does not give all of them with certainty."""
-    with open_video_stream(data) as (container, stream):
-        timeline = _read_timeline(container, stream)
-        if timeline is None or len(timeline.frames) < count:
-            return None
-        times = [timeline.frames[number] for number in wanted]
-        before = bisect_right(timeline.keyframes, times[0])
-        return _decode_forward(container, stream, timeline.keyframes[before - 1], timeline, wanted) if before else None
-
-
-def _read_timeline(container: "InputContainer", stream: "VideoStream") -> _Timeline | None:
-    """The times of all packets, which are not decoded; None if some frames have no time of their own."""
+def _read_timeline(container: "InputContainer", stream: "VideoStream") -> _Timeline:
+    """The times of all packets, which are not decoded."""
     codec = stream.codec_context.name
     times: list[int | None] = []
     keyframes: list[int] = []
@@ -65,8 +57,22 @@ def _read_timeline(container: "InputContainer", stream: "VideoStream") -> _Timel
             times.append(packet.pts)
             if packet.is_keyframe and packet.pts is not None:
                 keyframes.append(packet.pts)
-    frames = sorted({time for time in times if time is not None})
-    return _Timeline(frames, sorted(keyframes)) if len(frames) == len(times) else None
+    return _Timeline(sorted({time for time in times if time is not None}), sorted(keyframes), len(times))
+
+
+def _seek(
+    container: "InputContainer",
+    stream: "VideoStream",
+    timeline: _Timeline,
+    wanted: Sequence[int],
+    num_frames: int | None,
+) -> "FoundFrames | None":
+    """The wanted frames; None if a seek does not give all of them with certainty."""
+    count = len(timeline.frames)
+    if count != timeline.packets or count <= wanted[-1] or num_frames not in (None, count):
+        return None
+    before = bisect_right(timeline.keyframes, timeline.frames[wanted[0]])
+    return _decode_forward(container, stream, timeline.keyframes[before - 1], timeline, wanted) if before else None
 
 
 def _is_shown(packet: "Packet[VideoStream]", codec: str) -> bool:
@@ -97,15 +103,23 @@ def _decode_forward(
     return None
 
 
-def _decode_from_start(data: Buffer, wanted: Sequence[int], count: int) -> "FoundFrames":
+def _decode_from_start(data: Buffer, wanted: Sequence[int], num_frames: int | None, packets: int) -> "FoundFrames":
+    """The wanted frames; counts those that are decoded, up to the first one too many."""
+    needed = wanted[-1] + 1 if num_frames is None else num_frames
     with open_video_stream(data) as (container, stream):
         found: FoundFrames = {}
-        number = -1
+        count = 0
         for number, frame in enumerate(decoded_frames(container, stream)):
+            count = number + 1
+            if count > needed:
+                count = max(count, packets)
+                break
             _keep(found, number, frame, wanted)
-            if number == count - 1:
-                return found
-        raise SampleError(f"it has {number + 1} frames, and {count} are needed")
+            if count == needed and num_frames is None:
+                break
+        if count != needed:
+            raise SampleError(f"it has {count} frames, and {needed} are needed")
+        return found
 
 
 def _keep(found: "FoundFrames", number: int, frame: "VideoFrame", wanted: Collection[int]) -> None:

@@ -14,6 +14,7 @@ from penstock.errors import ConflictError, InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.ingest import (
     SOURCES,
+    FileCounts,
     ImageCost,
     IngestKeywords,
     IngestOptions,
@@ -47,8 +48,8 @@ class IngestResult:
     version: str | None
     """The version that has the rows; None if nothing was written."""
     rows: int
-    files: int
-    """Files of the source that were new."""
+    files: FileCounts
+    """How many files the source has, and how many were taken, rejected and ignored."""
     source_bytes: int
     written_bytes: int
     resumed_rows: int
@@ -228,7 +229,7 @@ def _run(ds: Dataset, location: SourceLocation, prepared: PreparedIngest, option
 
 
 def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None) -> IngestResult:
-    outcome = outcome or IngestOutcome(0, 0, 0, 0, prepared.rejects)
+    outcome = outcome or IngestOutcome(0, 0, 0, 0, prepared.count_files(), prepared.rejects)
     return IngestResult(
         uri=ds.uri,
         source=prepared.plan.source,
@@ -236,7 +237,7 @@ def _result(ds: Dataset, prepared: PreparedIngest, outcome: IngestOutcome | None
         schema=ds.schema if outcome.rows else prepared.plan.schema,
         version=ds.version if outcome.rows else None,
         rows=outcome.rows,
-        files=len(prepared.new),
+        files=outcome.files,
         source_bytes=sum(file.size for file in prepared.new),
         written_bytes=outcome.bytes_written,
         resumed_rows=outcome.resumed_rows,

@@ -13,6 +13,7 @@ from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.engine import (
     ComposedRows,
     DecodeOptions,
+    GroupNames,
     PackedSamples,
     RowReader,
     Source,
@@ -211,7 +212,9 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
     draws = {name: np.searchsorted(shared, np.asarray(list(wanted))) for name, wanted in by_row.items()}
     draws |= {name: len(shared) + np.searchsorted(shared_s, np.asarray(list(w))) for name, w in by_time.items()}
     videos = frozenset(name for name in draws if name != ROW_ID and isinstance(value_kind(schema[name].kind), Video))
-    composition = WindowSamples(windows, rows, draws, int(np.searchsorted(shared, 0)), pad, videos)
+    names = None if within is None else GroupNames(within, chosen[within][grouped.sequence[grouped.bounds[:-1]]])
+    anchor = int(np.searchsorted(shared, 0))
+    composition = WindowSamples(windows, rows, draws, anchor, pad, videos, names if videos else None)
     return SampleView(reader, columns, ComposedRows(composition, _without_quarantined(reader, composition)), within)
 
 

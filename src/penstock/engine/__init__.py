@@ -33,7 +33,7 @@ from penstock.engine.assembly import (
     samples_of,
     writable,
 )
-from penstock.engine.planning import ComposedRows, PackedSamples, Rows, WindowSamples
+from penstock.engine.planning import ComposedRows, GroupNames, PackedSamples, Rows, WindowSamples
 from penstock.engine.sources import MixedRowReader, MixtureSource, Source, schema_of
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "ConvertedFormatter",
     "DecodeOptions",
     "Decoder",
+    "GroupNames",
     "Jagged",
     "Loader",
     "LoaderOptions",

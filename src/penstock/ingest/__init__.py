@@ -1,5 +1,6 @@
 """Ingest external data as rows: one file for each kind of source, and the run that writes and commits them."""
 
+from penstock.ingest._file_counts import FileCounts
 from penstock.ingest._options import IngestKeywords, IngestOptions, Transform, find_transform, transform_name
 from penstock.ingest._parts import Job, Part, Runner, ThreadRunner, run_part
 from penstock.ingest._prepare import PreparedIngest, prepare, source_uri
@@ -11,6 +12,7 @@ from penstock.ingest.sources import SOURCES
 
 __all__ = [
     "SOURCES",
+    "FileCounts",
     "FinishedPart",
     "ImageCost",
     "IngestKeywords",

@@ -6,7 +6,7 @@ training set could not be separated from its test set.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -63,10 +63,16 @@ class _WithPathColumns(SourceScan):
     files: Sequence[ObjectInfo] = field(init=False)
     columns: Mapping[str, ColumnLike] = field(init=False)
     notes: Sequence[str] = ()
+    read_names: tuple[str, ...] = ()
+    """Keys of files that were read for the names of the splits."""
+    companions: Mapping[str, Collection[str]] = field(init=False)
+    described_by: Collection[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", self.inner.files)
         object.__setattr__(self, "columns", self.inner.columns)
+        object.__setattr__(self, "companions", self.inner.companions)
+        object.__setattr__(self, "described_by", (*self.inner.described_by, *self.read_names))
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         """See `SourceScan`."""
@@ -98,7 +104,8 @@ def with_path_columns(reader: SourceReader, objects: Sequence[ObjectInfo], scan:
         found += _split(keys, folders, _split_names(reader, objects))
     if not found:
         return scan
-    return _WithPathColumns(scan, tuple(found), (*scan.notes, *(_note(column, keys) for column in found)))
+    notes = (*scan.notes, *(_note(column, keys) for column in found))
+    return _WithPathColumns(scan, tuple(found), notes, tuple(file.key for file in objects if _is_dataset_dict(file)))
 
 
 def split_depth(folders: Iterable[str], names: Iterable[str] = ()) -> int | None:
@@ -121,13 +128,17 @@ def _split(keys: Sequence[str], folders: Iterable[str], names: Iterable[str]) ->
 def _split_names(reader: SourceReader, objects: Sequence[ObjectInfo]) -> list[str]:
     """The splits of a `DatasetDict` that Hugging Face's `datasets` saved; empty if it is none."""
     for file in objects:
-        if file.key.rpartition("/")[2] == _DATASET_DICT:
+        if _is_dataset_dict(file):
             try:
                 names = json.loads(bytes(reader.read(file)))["splits"]
             except (SourceChangedError, ValueError, KeyError, TypeError, RecursionError):
                 return []
             return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return []
+
+
+def _is_dataset_dict(file: ObjectInfo) -> bool:
+    return file.key.rpartition("/")[2] == _DATASET_DICT
 
 
 def _partitions(folders: Iterable[str]) -> list[_PathColumn]:

@@ -1,20 +1,23 @@
 """Inspect a source and plan its ingest: detect its kind, find the new files, and derive the columns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.errors import CorruptError, InvalidInputError, NotFoundError
-from penstock.format import TABLE_KEY, Field, Schema, new_id, value_kind
+from penstock.format import Field, Schema, new_id, value_kind
 from penstock.format.kinds import Image, Kind, Label, Tensor
+from penstock.ingest._detect import detect_source
+from penstock.ingest._file_counts import LABELS, FileCounts, ListedFiles, used_files
 from penstock.ingest._options import IngestOptions
 from penstock.ingest._path_columns import with_path_columns
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import Reject, Source, SourceListing, SourceScan, is_hidden
+from penstock.ingest._source import Reject, Source, SourceScan
 from penstock.ingest._staging import Plan, StagedParts, file_id, ingested_files
 from penstock.ingest._transform import Sample, sample_source
-from penstock.storage import ObjectInfo, SkippedObject, Store, list_source
+from penstock.storage import ObjectInfo, Store, list_source
 from penstock.table import Session, split_uri
 
 
@@ -32,9 +35,20 @@ class PreparedIngest:
     """Keys of files that changed since they were ingested; they are not ingested again."""
 
     rejects: tuple[Reject, ...]
-    """Objects that cannot be read under their names, and links that are not followed."""
+    """Files that cannot be read: empty ones, odd names, and links that are not followed."""
+    ignored: Mapping[str, int]
+    """How many files are ignored for each reason."""
     notes: tuple[str, ...]
     """What the rows differ in from the source, and why the parts of an earlier run are not used, a sentence each."""
+
+    def count_files(self, rejects: Iterable[Reject] = ()) -> FileCounts:
+        """What becomes of the files of the source, given the rejects of the new ones."""
+        names = {reject.name for reject in rejects}
+        taken = used_files(self.scan, [file.key for file in self.new if file.key not in names])
+        rejected = used_files(self.scan, [file.key for file in self.new]) - taken
+        counts = FileCounts(len(taken), len(self.rejects) + len(rejected), self.ignored)
+        labels = len(self.scan.described_by)
+        return counts + (FileCounts(labels) if taken or not labels else FileCounts(0, 0, {LABELS: labels}))
 
 
 def prepare(
@@ -57,23 +71,25 @@ def prepare(
         columns=None if options.columns is None or options.transform is not None else frozenset(options.columns),
         declared={name: column.kind for name, column in options.declared.items()} if options.transform is None else {},
     )
-    if only is None:
-        objects, rejects = _list_objects(source_store, follow_links=options.follow_links)
-    else:
-        objects, rejects = [source_store.head(only)], []
     uri = source_uri(source_store, only)
-    if not objects:
-        reason = f" that can be read ({rejects[0].name} {rejects[0].reason})" if rejects else ""
+    if only is None:
+        listed = ListedFiles.of(list_source(source_store, follow_links=options.follow_links), uri)
+    else:
+        file = source_store.head(only)
+        listed = ListedFiles([file]) if file.size else ListedFiles(empty=[file])
+    if not listed.objects:
         raise NotFoundError(
-            f"there are no files in {source_store.uri}{reason}; check the address and the files under it"
+            f"there are no files in {uri}{_unreadable(listed)}; check the address and the files under it"
         )
-    source = _detect_source(objects, sources, kind, source_store.uri)
+    source = detect_source(listed.objects, sources, kind, source_store.uri)
     if options.link and not source.links:
         linkable = ", ".join(sorted(known.name for known in sources.values() if known.links))
         raise InvalidInputError(
             f"{source.name} cannot be linked, because its files do not store values as plain bytes; {linkable} can"
         )
-    scan = with_path_columns(reader, objects, source.open(reader, objects))
+    listed.settle_empty(source)
+    reader = replace(reader, empty=frozenset(file.key for file in listed.empty))
+    scan = with_path_columns(reader, listed.objects, source.open(reader, listed.objects))
     known = ingested_files(session.store, session.snapshot.sources.get(uri, ()))
     new = tuple(file for file in scan.files if file.key not in known)
     changed = tuple(file.key for file in scan.files if file.key in known and known[file.key] != file_id(file))
@@ -82,11 +98,12 @@ def prepare(
     plan, note = _resume_plan(
         staged, _make_plan(session, reader, uri, source, sample, options), session.snapshot.schema
     )
+    ignored = listed.ignored_by(scan, {file.key for file in new}, changed)
     if options.shuffle_seed is not None:
         order = np.random.default_rng(options.shuffle_seed).permutation(len(new)).tolist()
         new = tuple(new[index] for index in order)
     notes = (*scan.notes, *sample.notes, *_shape_notes(plan.schema, session.snapshot.schema), *note)
-    return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(rejects), notes)
+    return PreparedIngest(reader, scan, plan, sample, new, changed, tuple(listed.rejects), ignored, notes)
 
 
 def _shape_notes(planned: Schema, table: Schema) -> Iterator[str]:
@@ -104,38 +121,13 @@ def source_uri(store: Store, only: str | None) -> str:
     return store.uri if only is None else f"{store.uri.rstrip('/')}/{only}"
 
 
-def _list_objects(store: Store, *, follow_links: bool) -> tuple[list[ObjectInfo], list[Reject]]:
-    """Objects that may be data: not empty, not hidden, and not part of a Penstock table; and those not readable."""
-    objects: list[ObjectInfo] = []
-    rejects: list[Reject] = []
-    for item in list_source(store, follow_links=follow_links):
-        if is_hidden(item.key):
-            continue
-        if isinstance(item, SkippedObject):
-            rejects.append(Reject(*item))
-        elif item.size:
-            objects.append(item)
-    markers = [item.key for item in objects if item.key.endswith(TABLE_KEY)]
-    tables = tuple(key.removesuffix(TABLE_KEY) for key in markers if f"/{key}".endswith(f"/{TABLE_KEY}"))
-    if "" in tables:
-        raise InvalidInputError(f"{store.uri} is a Penstock table already; copy it, or load it")
-    return [item for item in objects if not tables or not item.key.startswith(tables)], rejects
-
-
-def _detect_source(objects: Sequence[ObjectInfo], sources: Mapping[str, Source], kind: str | None, uri: str) -> Source:
-    if kind is not None:
-        if kind not in sources:
-            raise InvalidInputError(f"there is no kind of source called {kind!r}; there are {', '.join(sources)}")
-        return sources[kind]
-    listing = SourceListing(objects)
-    for source in sources.values():
-        if source.recognise(listing):
-            return source
-    extensions = sorted({item.key.rpartition(".")[2] for item in objects[:1000]})[:8]
-    raise InvalidInputError(
-        f"{uri} has no files of a known kind (their names end in {', '.join(extensions)});"
-        f" name the kind with --as: {', '.join(sources)}"
-    )
+def _unreadable(listed: ListedFiles) -> str:
+    """Why none of the listed files can be read; empty if there are none."""
+    found = Counter(listed.ignored)
+    found["empty"] += len(listed.empty)
+    reasons = [f"{reject.name} {reject.reason}" for reject in listed.rejects[:1]]
+    reasons += [f"{count:,} {reason}" for reason, count in found.items() if count]
+    return f" that can be read ({'; '.join(reasons)})" if reasons else ""
 
 
 def _resume_plan(staged: StagedParts, plan: Plan, table: Schema) -> tuple[Plan, tuple[str, ...]]:

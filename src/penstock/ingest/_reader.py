@@ -47,6 +47,8 @@ class SourceReader:
     """The columns to read; None for all. What is wrong with other columns rejects neither rows nor files."""
     declared: Mapping[str, Kind] = field(default_factory=dict)
     """The kinds that the user gave to columns."""
+    empty: frozenset[str] = frozenset()
+    """Keys of files of 0 bytes, which are not passed to sources."""
     max_concurrency: int = field(default=_MAX_CONCURRENCY, compare=False)
     """Requests in flight for one iterator."""
     byte_counter: ByteCounter = field(default_factory=ByteCounter, compare=False, repr=False)

@@ -20,6 +20,7 @@ from threading import Event
 from penstock.engine import BadSamples
 from penstock.errors import StorageError
 from penstock.history import store_time
+from penstock.ingest._file_counts import FileCounts
 from penstock.ingest._parts import Job, Rejects, Runner, ThreadRunner, check_rejects, split_parts
 from penstock.ingest._prepare import PreparedIngest
 from penstock.ingest._reader import ByteCounter, SourceReader
@@ -70,6 +71,7 @@ class IngestOutcome:
     damaged_parts: int
     """Parts of an earlier run that were damaged, and were ingested again."""
     bytes_written: int
+    files: FileCounts
     rejects: tuple[Reject, ...] = field(repr=False)
     notes: tuple[str, ...] = ()
     """What the rows changed about the columns, a sentence each."""
@@ -127,7 +129,13 @@ def run(
         staged.clear()
     written = sum(fragment.bytes for part in finished for fragment in part.fragments)
     return IngestOutcome(
-        rows, sum(part.rows for part in resumed), damaged, written, tuple(rejects.found), _notes(plan, finished)
+        rows,
+        sum(part.rows for part in resumed),
+        damaged,
+        written,
+        prepared.count_files(rejects.found),
+        tuple(rejects.found),
+        _notes(plan, finished),
     )
 
 

@@ -4,7 +4,8 @@ A source is one file in `sources` that defines one `Source`. The contract; if a 
 source is wrong (`penstock.testing.SourceTests` checks it):
 
 - `recognise` gets names and sizes only. Neither it nor `open` gets hidden or empty files.
-- `open` reads only metadata (an index, a file of labels), and lists the files that hold rows.
+- `open` reads only metadata (an index, a file of labels), and lists the files that hold rows, and those read for them:
+  every listed file is taken, rejected or ignored, and counted once.
 - `rows` yields the rows of some of those files, in order, in bounded memory. It may be called for any files in any
   order, from several threads, and in another process: its state is in the `SourceScan`, which can be pickled.
 - A row that cannot be read is yielded as a `Reject`, and the scan continues. Only a store that does not respond, and a
@@ -16,9 +17,10 @@ source is wrong (`penstock.testing.SourceTests` checks it):
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,6 +32,16 @@ from penstock.ingest._reader import SourceReader
 from penstock.storage import ObjectInfo
 
 T = TypeVar("T")
+
+COMPRESSIONS = {
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+    ".br": "brotli",
+    ".snappy": "snappy",
+}
+"""Suffixes of compressed files to Arrow's name of the codec."""
 
 _SUFFIX_CACHE_SIZE = 1 << 16
 _HIDDEN = re.compile(r"(?:^|/)[._]")
@@ -79,6 +91,10 @@ class SourceScan(ABC):
     """The columns with known kinds; the others are inferred from the first rows."""
     notes: Sequence[str] = ()
     """What the rows differ in from the files, a sentence each."""
+    companions: Mapping[str, Collection[str]] = MappingProxyType({})
+    """By the key of a file, the keys of the other files that are read for its rows."""
+    described_by: Collection[str] = ()
+    """Keys of files with labels or an index of the rows, read when the source is opened; none of `files`."""
 
     @abstractmethod
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
@@ -93,9 +109,13 @@ class Source:
     """The argument of `--as`."""
     about: str
     """One line of help text."""
+    extensions: tuple[str, ...]
+    """How the names of files with rows end, as `extension` gives it."""
     recognise: Callable[["SourceListing"], bool]
     """Whether files look like this kind of data."""
     open: Callable[[SourceReader, Sequence[ObjectInfo]], SourceScan]
+    may_be_empty: bool = False
+    """Whether a file of 0 bytes is a valid file without rows."""
     links: bool = False
     """Whether files store values as plain bytes, so that a table can link to them."""
 
@@ -120,9 +140,9 @@ class SourceListing:
 
 
 def extension(key: str) -> str:
-    """The suffix of a name; `.gz` together with the suffix before it."""
+    """The suffix of a name; that of a compression (`.gz`, `.zst`) together with the suffix before it."""
     last = suffix(key)
-    return suffix(key.removesuffix(key[-len(last) :])) + last if last == ".gz" else last
+    return suffix(key.removesuffix(key[-len(last) :])) + last if last in COMPRESSIONS else last
 
 
 @lru_cache(maxsize=_SUFFIX_CACHE_SIZE)  # called again when the files are opened

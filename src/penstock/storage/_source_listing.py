@@ -74,6 +74,8 @@ class _FolderWalk:
                 yield from self._walk(folder + name, (*parents, real_path))
             elif entry.is_file():
                 yield _info(folder + name, entry.stat())
+            else:
+                yield SkippedObject(folder + name, "is not a file")
 
     def _link_problem(self, entry: os.DirEntry[str], real_path: str, parents: tuple[str, ...]) -> str | None:
         """Why a link is not followed, or None."""

@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +14,25 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from penstock.dataset import create
+from penstock.engine import BadSamples
 from penstock.errors import PenstockError, SourceChangedError
 from penstock.format import as_column
 from penstock.format.kinds import Link, Linked
-from penstock.ingest import SOURCES, Reject, Row, RowBatch, Source, SourceItem, SourceListing, SourceScan
+from penstock.ingest import (
+    SOURCES,
+    FileCounts,
+    IngestOptions,
+    Reject,
+    Row,
+    RowBatch,
+    Source,
+    SourceItem,
+    SourceListing,
+    SourceScan,
+    prepare,
+    run,
+)
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import is_hidden
 from penstock.storage import ObjectInfo, Store, open_store, thread_map
@@ -176,6 +192,40 @@ class SourceTests(ABC):
                 path.write_bytes(original[:at] + rng.randbytes(size) + original[at + size :])
                 self._is_rejected(tmp_path)
             path.write_bytes(original)
+
+    def test_every_listed_file_is_taken_rejected_or_ignored(self, tmp_path: Path) -> None:
+        """No file is lost in silence: not an empty, hidden, unknown or damaged one."""
+        self.make(tmp_path)
+        paths = _paths(tmp_path)
+        for path in paths:
+            shutil.copy(path, path.parent / f".{path.name}")
+        (tmp_path / "Thumbs.db").write_bytes(b"of another kind")
+        (tmp_path / "folder-marker").touch()
+        before, rows = self._ingest(tmp_path)
+        assert (rows, before.rejected) == (self.expected, 0)
+        assert before.taken == len(paths), "every file that `make` writes is data, labels or an index"
+        assert before.ignored_reasons == {"hidden": len(paths), ".db": 1, "empty": 1}
+        (tmp_path / f"zero{self.source.extensions[0]}").touch()
+        after, rows = self._ingest(tmp_path)
+        assert (rows, after.taken, after.listed) == (self.expected, before.taken, before.listed + 1)
+        assert after.rejected == (not self.source.may_be_empty)
+        for path in paths:
+            original = path.read_bytes()
+            path.write_bytes(original[: len(original) // 2])
+            try:
+                damaged, _ = self._ingest(tmp_path)
+            except PenstockError:
+                continue
+            finally:
+                path.write_bytes(original)
+            assert damaged.listed == after.listed
+
+    def _ingest(self, folder: Path) -> tuple[FileCounts, int]:
+        """Ingest a folder; returns what became of its files, and the number of rows."""
+        session, name = create("memory://")._session, self.source.name
+        prepared = prepare(session, open_store(str(folder)), {name: self.source}, name, IngestOptions())
+        outcome = run(session, prepared, bad_samples=BadSamples(action="skip"), message="", num_workers=1)
+        return outcome.files, outcome.rows
 
     def _open(self, folder: Path, *, link: bool = False) -> tuple[SourceReader, SourceScan]:
         reader = SourceReader(open_store(str(folder)), link=link)

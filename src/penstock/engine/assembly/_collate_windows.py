@@ -167,10 +167,12 @@ class WindowCollator(Collator):
                 video = videos[number]
                 if video is None:
                     raise SampleError("its first row has no video")
-                found.append(decode_video_frames(video, frames[index], min_frames=length))
+                found.append(decode_video_frames(video, frames[index], num_frames=length))
             except SampleError as error:
                 found.append(None)
-                bad.setdefault(index, SampleError(f"column {name!r} of a group of {length} rows: {error}"))
+                group = self._composition.group_name(groups.numbers[index])
+                needs = f"needs a video with one frame for each row in column {name!r}"
+                bad.setdefault(index, SampleError(f"{group} of {length} rows {needs}: {error}"))
         return found
 
     def _with_padding(self, columns: Columns, windows: Int64Array) -> Columns:

@@ -78,6 +78,14 @@ class Composition(Protocol):
         """Which draws of each sample some stored columns need; None for all."""
 
 
+class GroupNames(NamedTuple):
+    """The values of a column that tell groups apart."""
+
+    column: str
+    values: npt.NDArray[Any]
+    """The value of each group."""
+
+
 @dataclass(frozen=True, eq=False)
 class WindowSamples(Composition):
     """Windows of consecutive rows of a group."""
@@ -92,6 +100,8 @@ class WindowSamples(Composition):
     """Whether draws beyond a group repeat its first or last row, flagged in `<column>_pad`."""
     videos: frozenset[str] = frozenset()
     """Those of the columns that hold the video of a group in its first row, a frame for each row of the group."""
+    group_names: GroupNames | None = None
+    """Names of the groups for messages; None if all rows are one group."""
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -127,6 +137,12 @@ class WindowSamples(Composition):
         if name in self.videos:
             return np.array(self.windows.draws)
         return self.columns.get(name, np.array(self.anchor))
+
+    def group_name(self, group: int) -> str:
+        """A group in a message."""
+        if self.group_names is None:
+            return "the view"
+        return f"the group {self.group_names.column} = {self.group_names.values[group]}"
 
     def padding(self, samples: Int64Array) -> npt.NDArray[np.bool_]:
         """Which draws of some samples are padding, of shape (samples, draws)."""

@@ -57,6 +57,7 @@ def _open_stream(source: BinaryIO, size: int) -> pa.RecordBatchReader:
 ARROW = Source(
     "arrow",
     "Arrow and Feather files and Arrow streams",
+    _ENDINGS,
     partial(all_end_in, endings=_ENDINGS),
     _open,
 )

@@ -5,17 +5,16 @@ Metadata files are read when the source is opened, and stay in memory during the
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from penstock.codecs import MAX_PIXELS, image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
-from penstock.format import Column, ColumnLike
-from penstock.format.kinds import Image, Label, Linked, Text
-from penstock.ingest._path_columns import split_depth
+from penstock.format import ColumnLike
+from penstock.format.kinds import Image, Linked, Text
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceListing, SourceScan, suffix
+from penstock.ingest.sources._class_folders import ClassFolders
 from penstock.ingest.sources._images_tables import ImageMetadata, read_metadata
 from penstock.storage import ObjectInfo
 
@@ -34,51 +33,13 @@ _CODECS = {
 _MAX_IMAGE_BYTES = 1 << 30  # more than any image within the pixel limit needs
 
 
-@dataclass(frozen=True)
-class _Folders:
-    """Classes and splits, from the folders of the images."""
-
-    class_depth: int
-    """Depth at which class folders start: below train, val, …, if every image is in such a folder."""
-    splits: bool
-    classes: tuple[str, ...]
-    all_classed: bool
-    """Whether every image is in a class folder."""
-
-    @classmethod
-    def of(cls, keys: Iterable[str]) -> "_Folders":
-        paths = [folder.split("/") if folder else [] for folder in {key.rpartition("/")[0] for key in keys}]
-        depth = split_depth(map("/".join, paths))
-        class_depth = 0 if depth is None else depth + 1
-        splits = depth is not None and len({path[depth] for path in paths}) > 1
-        classes = {path[-1] for path in paths if len(path) > class_depth}
-        all_classed = all(len(path) > class_depth for path in paths)
-        return cls(class_depth, splits, tuple(sorted(classes)) if len(classes) > 1 else (), all_classed)
-
-    def columns(self) -> dict[str, ColumnLike]:
-        found: dict[str, ColumnLike] = {}
-        if self.classes:
-            found["label"] = Column(Label(self.classes), nullable=not self.all_classed)
-        if self.splits:
-            found["split"] = Text()
-        return found
-
-    def values(self, key: str) -> dict[str, Any]:
-        path = key.split("/")[:-1]
-        found: dict[str, Any] = {}
-        if self.classes:
-            found["label"] = path[-1] if len(path) > self.class_depth else None
-        if self.splits:
-            found["split"] = path[self.class_depth - 1]
-        return found
-
-
 @dataclass
 class _Images(SourceScan):
     files: Sequence[ObjectInfo]
     columns: Mapping[str, ColumnLike]
-    folders: _Folders
+    folders: ClassFolders
     metadata: ImageMetadata
+    described_by: Collection[str] = ()
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         for file, data in reader.read_many(files, lambda file: self._skip_reasons(file) is None):
@@ -97,7 +58,7 @@ class _Images(SourceScan):
         if file.key in self.metadata.errors:
             return self.metadata.errors[file.key]
         if self.metadata.tables and file.key not in self.metadata.indices:
-            return [f"no entry in {self.metadata.tables}"]
+            return [f"no entry in {self.metadata.table_names}"]
         if file.size > _MAX_IMAGE_BYTES:
             return [f"has {file.size} bytes; the limit is {_MAX_IMAGE_BYTES}"]
         return None
@@ -115,19 +76,21 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
         raise InvalidInputError(f"there are no images in {reader.store.uri}: no file ends in {', '.join(_CODECS)}")
     keys = [file.key for file in images]
     metadata = read_metadata(reader, [f for f, codec in zip(files, codecs, strict=True) if codec is None], keys)
-    folders = _Folders.of(keys)
+    folders = ClassFolders.of(keys)
     if metadata.tables:  # the metadata has the labels, so folders are not classes
         folders = replace(folders, classes=())
     kind = Image(Counter(filter(None, codecs)).most_common(1)[0][0])
     columns: dict[str, ColumnLike] = {"image": Linked(kind) if reader.link else kind, "path": Text()}
     with_errors = [file for file in files if file.key in metadata.errors] if metadata.errors else []
     columns |= {**folders.columns(), **metadata.columns}
-    return _Images([*images, *with_errors], columns, folders, metadata)
+    described_by = [key for key in metadata.tables if key not in metadata.errors]
+    return _Images([*images, *with_errors], columns, folders, metadata, described_by)
 
 
 IMAGES = Source(
     name="images",
     about="folders of images: a class per folder, or a CSV, JSON, JSONL or COCO file next to them",
+    extensions=tuple(_CODECS),
     recognise=_recognise,
     open=_open,
     links=True,

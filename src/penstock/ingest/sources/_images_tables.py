@@ -43,10 +43,15 @@ class ImageMetadata:
     column_values: Mapping[str, Sequence[Any]]
     indices: Mapping[str, int]
     """Image key to index in the columns."""
-    tables: str
-    """The metadata files, for messages; empty if there are none."""
+    tables: Sequence[str]
+    """The keys of the metadata files."""
     errors: Mapping[str, Sequence[str]]
     """Problems in the metadata files, by key."""
+
+    @property
+    def table_names(self) -> str:
+        """The metadata files, for messages."""
+        return ", ".join(self.tables[:_MAX_LISTED]) + (", …" if len(self.tables) > _MAX_LISTED else "")
 
     def values(self, key: str) -> dict[str, Any]:
         return {name: column[self.indices[key]] for name, column in self.column_values.items()}
@@ -55,7 +60,8 @@ class ImageMetadata:
 def read_metadata(reader: SourceReader, files: Sequence[ObjectInfo], images: Sequence[str]) -> ImageMetadata:
     """Read all metadata files; files that do not refer to images are ignored."""
     candidates = _candidates(reader, files, images)
-    names = _ImageNames(images if candidates else ())
+    # An empty image is rejected as such, and its entries are no error.
+    names = _ImageNames([*images, *reader.empty] if candidates else ())
     records, coco = _Records(names), Coco(names.find)
     tables: list[str] = []
     errors: dict[str, list[str]] = {}
@@ -78,7 +84,7 @@ def read_metadata(reader: SourceReader, files: Sequence[ObjectInfo], images: Seq
         },
         {name: values for name, (_, values) in described.items()},
         {key: index for index, key in enumerate(keys)},
-        ", ".join(tables[:_MAX_LISTED]) + (", …" if len(tables) > _MAX_LISTED else ""),
+        tables,
         errors,
     )
 

@@ -242,6 +242,7 @@ def _is_log(file: ObjectInfo) -> bool:
 MCAP = Source(
     name="mcap",
     about="robot logs (.mcap): cameras, joint states and other topics, aligned into rows",
+    extensions=(".mcap",),
     recognise=lambda listing: listing.has([".mcap"]),
     open=open_mcap,
 )

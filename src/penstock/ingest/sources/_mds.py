@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -58,6 +58,7 @@ class _Shards(SourceScan):
     names: Sequence[str]
     """The column names in the table, in the order of the layout."""
     shards: Mapping[str, _Shard]
+    described_by: Collection[str] = ()
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         for file in files:
@@ -191,7 +192,8 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
         names.append(column_name(name, names))
         if (kind := encoding_of(encoding).kind) is not None:
             columns[names[-1]] = kind
-    return _Shards([shard.file for shard in shards.values()], columns, names, shards)
+    described_by = [index.key for index in indexes]
+    return _Shards([shard.file for shard in shards.values()], columns, names, shards, described_by)
 
 
 def _read_index(reader: SourceReader, index: ObjectInfo, listed: Mapping[str, ObjectInfo]) -> list[_Shard]:
@@ -250,6 +252,7 @@ def _size(value: Any) -> int:
 MDS = Source(
     name="mds",
     about="MosaicML streaming's MDS shards and their index.json",
+    extensions=(".mds", *(f".mds.{name}" for name in ("snappy", *_ARROW_CODECS))),
     recognise=_recognise,
     open=_open,
 )

@@ -13,7 +13,7 @@ File names, sizes and shapes decide what is a row and what is a column:
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -56,6 +56,11 @@ class _Arrays(SourceScan):
     samples: bool
     shards: Mapping[str, Shard]
     """The shard of each representative file; empty if there is one column."""
+
+    @property
+    def companions(self) -> Mapping[str, Collection[str]]:  # type: ignore[override]
+        """See `SourceScan`."""
+        return {key: [file.key for file in shard.values() if file.key != key] for key, shard in self.shards.items()}
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         if self.samples:
@@ -323,18 +328,21 @@ def _split(key: str) -> tuple[str, str]:
 NUMPY = Source(
     "numpy",
     "numpy arrays (.npy, .npz): the first axis is rows, or each of many small files is a row",
+    extensions=(".npy", ".npz"),
     recognise=lambda listing: listing.has_mostly((".npy", ".npz")),
     open=_open,
 )
 NUMPY_ROWS = Source(
     "numpy-rows",
     "numpy arrays (.npy, .npz) whose first axis is rows",
+    extensions=(".npy", ".npz"),
     recognise=lambda _: False,
     open=partial(_open, samples=False),
 )
 NUMPY_SAMPLES = Source(
     "numpy-samples",
     "numpy arrays (.npy, .npz): each file is a row",
+    extensions=(".npy", ".npz"),
     recognise=lambda _: False,
     open=partial(_open, samples=True),
 )

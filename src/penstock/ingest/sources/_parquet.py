@@ -147,6 +147,7 @@ class _BoundedExactFile(ExactFile):
 PARQUET = Source(
     "parquet",
     "Parquet files, with their columns of images, sound and embeddings",
+    _ENDINGS,
     partial(all_end_in, endings=_ENDINGS),
     _open,
 )

@@ -184,6 +184,7 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
 SAFETENSORS = Source(
     "safetensors",
     "safetensors files: each tensor is a column, its first axis the rows",
+    extensions=(".safetensors",),
     recognise=lambda listing: listing.has_mostly((".safetensors",)),
     open=_open,
 )

@@ -1,18 +1,20 @@
 """Byte streams over the objects of a source: decompressed while they are read, or fetched by exact ranges."""
 
 import io
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import RejectedFileError
+from penstock.ingest._source import COMPRESSIONS, RejectedFileError, suffix
 from penstock.ingest.sources._limits import DamagedFileError, check_unpacked
 from penstock.storage import ObjectInfo
 from penstock.table import RangeFile
 from penstock.types import ByteRange
 
 _READ_BYTES = 4 << 20
+_STREAMED = (".gz", ".zst", ".zstd", ".bz2")
+"""Compressions of text and tar files; the other ones are not streams, or are used by MDS alone."""
 
 
 class ByteStream(Protocol):
@@ -80,6 +82,22 @@ class DecompressedStream:
         except DamagedFileError as error:
             raise RejectedFileError(self._key, str(error)) from None
         return bytes(data)
+
+
+def codec_of(key: str) -> str | None:
+    """Arrow's name of the codec that the name of a file ends in; None if it is not compressed."""
+    return "gzip" if suffix(key) == ".tgz" else COMPRESSIONS.get(suffix(key))
+
+
+def open_unpacked(reader: SourceReader, file: ObjectInfo) -> BinaryIO | DecompressedStream:
+    """The bytes of an object, decompressed if it is compressed; prefetched, forward only."""
+    codec = codec_of(file.key)
+    return reader.open(file) if codec is None else DecompressedStream(reader, file, codec)
+
+
+def with_compressions(*endings: str) -> tuple[str, ...]:
+    """Some extensions, and those of such files that are compressed as a stream."""
+    return (*endings, *(ending + compression for ending in endings for compression in _STREAMED))
 
 
 class ExactFile(RangeFile):

@@ -1,4 +1,4 @@
-"""Text files: CSV and TSV with a header line, and JSON lines; plain or gzipped.
+"""Text files: CSV and TSV with a header line, and JSON lines; plain or compressed.
 
 CSV: Arrow infers the types from the first megabytes of the first file, and they apply to all files, so that shards
 agree. Every value is read as text and then parsed, so that the result does not depend on the rest of the file, and a
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +42,8 @@ from penstock.ingest._source import (
 )
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
 from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._streams import DecompressedStream
+from penstock.ingest.sources._lines import BUFFER_BYTES, UnpackedFile, line_rows, read_lines, too_long
+from penstock.ingest.sources._streams import with_compressions
 from penstock.ingest.sources._tabular import (
     UNREADABLE,
     RecordBlock,
@@ -55,11 +56,10 @@ from penstock.ingest.sources._tabular import (
 from penstock.ingest.sources._values import column_name, parse_json
 from penstock.storage import ObjectInfo
 
-_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_CSV = with_compressions(".csv", ".tsv")
+_JSONL = with_compressions(".jsonl", ".ndjson")
 _BLOCK_BYTES = 2 << 20
 """The limit on a CSV row; Arrow always reads 32 blocks ahead."""
-_BUFFER_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 _PLACEHOLDER = "\ufdd0"
 """A noncharacter code point, which valid text does not contain."""
@@ -67,7 +67,6 @@ _PLACEHOLDER_HANDLER = "penstock-placeholder"
 codecs.register_error(
     _PLACEHOLDER_HANDLER, lambda error: (_PLACEHOLDER, error.end if isinstance(error, UnicodeDecodeError) else 0)
 )
-_MAX_LINE_BYTES = 64 << 20
 _SAMPLED_FILES, _SAMPLED_LINES, _SAMPLED_BYTES = 8, 1024, 4 << 20
 
 
@@ -77,31 +76,7 @@ def _null_markers() -> pa.Array:
     return pa.array(pacsv.ConvertOptions().null_values)
 
 
-class _RawText(io.RawIOBase):
-    """The bytes of an object, decompressed if it is gzipped."""
-
-    def __init__(self, reader: SourceReader, file: ObjectInfo) -> None:
-        compressed = file.key.lower().endswith(".gz")
-        self._source = DecompressedStream(reader, file, "gzip") if compressed else reader.open(file)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._source.close()
-        super().close()
-
-    def _read(self, size: int) -> bytes:
-        return self._source.read(size)
-
-
-class _ValidText(_RawText):
+class _ValidText(UnpackedFile):
     """Text in which a placeholder replaces invalid UTF-8, on which Arrow would fail for the whole block."""
 
     def __init__(self, reader: SourceReader, file: ObjectInfo) -> None:
@@ -112,7 +87,7 @@ class _ValidText(_RawText):
         text = ""
         data = b" "
         while data and not text:  # the data may end inside a character
-            data = self._source.read(max(1, size // len(_PLACEHOLDER.encode()) - 4))
+            data = self.source.read(max(1, size // len(_PLACEHOLDER.encode()) - 4))
             text = self._decoder.decode(data, final=not data)
         return text.encode()
 
@@ -200,7 +175,7 @@ def _csv_reader(
         bad.append((row.number, f"has {row.actual_columns} values, and the header has {row.expected_columns} names"))
         return "skip"
 
-    with closing(io.BufferedReader(_ValidText(reader, file), _BUFFER_BYTES)) as text:
+    with closing(io.BufferedReader(_ValidText(reader, file), BUFFER_BYTES)) as text:
         names, delimiter = _parse_header(text.peek(1).decode(), extension(file.key))
         types = {} if parsed else dict.fromkeys(names, pa.string())
         with pacsv.open_csv(
@@ -240,20 +215,10 @@ class _JsonLines(SourceScan):
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
         """See `SourceScan`."""
-        for file in files:
-            number = 0
-            try:
-                for number, found in _objects(reader, file):
-                    yield self._row(f"{file.key}:{number}", found)
-            except SourceChangedError as error:
-                if number:  # rows of the old version were yielded: the whole part must be retried
-                    raise
-                yield Reject(file.key, str(error))
-            except UNREADABLE as error:
-                name = f"{file.key}:{number + 1}" if number else file.key
-                yield Reject(name, f"cannot be read from this line on: {error}")
+        return line_rows(reader, files, self._row)
 
-    def _row(self, name: str, found: dict[str, Any] | str) -> Row | Reject:
+    def _row(self, name: str, line: bytes) -> Row | Reject:
+        found = _object(line)
         if isinstance(found, str):
             return Reject(name, found)
         if not self.ignores_others and not found.keys() <= self.names.keys():
@@ -313,21 +278,14 @@ def _accepts(kind: Kind, values: Sequence[Any]) -> bool:
 
 def _first_objects(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, dict[str, Any] | str]]:
     size = 0
-    for count, (number, line) in enumerate(_lines(reader, file)):
+    for count, (number, line) in enumerate(read_lines(reader, file)):
         size += len(line or b"")
         if count and (count >= _SAMPLED_LINES or size > _SAMPLED_BYTES):
             return
-        yield number, _object(line)
+        yield number, too_long() if line is None else _object(line)
 
 
-def _objects(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Line numbers with the parsed object, or with the error as a string."""
-    return ((number, _object(line)) for number, line in _lines(reader, file))
-
-
-def _object(line: bytes | None) -> dict[str, Any] | str:
-    if line is None:
-        return f"is longer than {_MAX_LINE_BYTES:,} bytes"
+def _object(line: bytes) -> dict[str, Any] | str:
     try:
         found = parse_json(line)
     except SampleError as error:
@@ -335,25 +293,19 @@ def _object(line: bytes | None) -> dict[str, Any] | str:
     return found if isinstance(found, dict) else f"is a {type(found).__name__} and not an object"
 
 
-def _lines(reader: SourceReader, file: ObjectInfo) -> Iterator[tuple[int, bytes | None]]:
-    """Line numbers and lines without empty ones; None for a line above the size limit."""
-    with closing(io.BufferedReader(_RawText(reader, file), _BUFFER_BYTES)) as text:
-        number = 0
-        while line := text.readline(_MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > _MAX_LINE_BYTES:
-                _skip_line(text, line)
-                yield number, None
-                continue
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if line.strip():
-                yield number, line
-
-
-def _skip_line(text: BinaryIO, line: bytes) -> None:
-    while line and not line.endswith(b"\n"):
-        line = text.readline(_BUFFER_BYTES)
-
-
-CSV = Source("csv", "CSV and TSV files, plain or gzipped", partial(all_end_in, endings=_CSV), _open_csv)
-JSONL = Source("jsonl", "JSON lines, plain or gzipped", partial(all_end_in, endings=_JSONL), _open_jsonl)
+CSV = Source(
+    "csv",
+    "CSV and TSV files, plain or compressed",
+    _CSV,
+    partial(all_end_in, endings=_CSV),
+    _open_csv,
+    may_be_empty=True,
+)
+JSONL = Source(
+    "jsonl",
+    "JSON lines, plain or compressed",
+    _JSONL,
+    partial(all_end_in, endings=_JSONL),
+    _open_jsonl,
+    may_be_empty=True,
+)

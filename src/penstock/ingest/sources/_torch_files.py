@@ -200,6 +200,7 @@ def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
 TORCH_FILES = Source(
     "torch",
     "tensors saved by torch (.pt, .pth): a tensor, a dictionary of tensors, or a list of rows",
+    extensions=_ENDINGS,
     recognise=lambda listing: listing.has_mostly(_ENDINGS),
     open=_open,
 )

@@ -16,7 +16,14 @@ from penstock.format.kinds import Audio, Bytes, Image, Json, Kind, Label, Linked
 from penstock.ingest._reader import MAX_VALUE_BYTES, SourceReader
 from penstock.ingest._source import Reject, RejectedFileError, Row, Source, SourceItem, SourceScan
 from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._streams import ByteStream, DecompressedStream, read_exactly
+from penstock.ingest.sources._streams import (
+    ByteStream,
+    DecompressedStream,
+    codec_of,
+    open_unpacked,
+    read_exactly,
+    with_compressions,
+)
 from penstock.ingest.sources._tar import SparseFile, TarMember, members
 from penstock.ingest.sources._values import column_name, load_npy, parse_json, parse_text
 from penstock.storage import ObjectInfo
@@ -25,8 +32,7 @@ _KEY = "key"
 _SAMPLED_SAMPLES = 64
 _SAMPLED_SHARDS = 16
 _MAX_COLUMNS = 256
-_COMPRESSED = (".tar.gz", ".tgz")
-_ENDINGS = (".tar", *_COMPRESSED)
+_ENDINGS = (*with_compressions(".tar"), ".tgz")
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ def _underscored(ending: str) -> str:
 
 def _sample_members(stream: ByteStream, file: ObjectInfo) -> Iterator[_SampleMember]:
     """The members that belong to samples; members without an extension, hidden ones and metadata (`__…__`) do not."""
-    for member in members(stream, None if _is_compressed(file.key) else file.size):
+    for member in members(stream, file.size if codec_of(file.key) is None else None):
         folder, slash, name = member.name.rpartition("/")
         stem, dot, ending = name.partition(".")
         if stem and dot and ending and not (name.startswith("__") and name.endswith("__")):
@@ -180,20 +186,14 @@ def _sample_members(stream: ByteStream, file: ObjectInfo) -> Iterator[_SampleMem
 
 
 def _open_stream(reader: SourceReader, file: ObjectInfo, *, sparse: bool) -> ByteStream:
-    if _is_compressed(file.key):
-        return DecompressedStream(reader, file, "gzip")
-    return SparseFile(reader, file) if sparse else reader.open(file)
-
-
-def _is_compressed(key: str) -> bool:
-    return key.lower().endswith(_COMPRESSED)
+    return SparseFile(reader, file) if sparse and codec_of(file.key) is None else open_unpacked(reader, file)
 
 
 def _open(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
     shards = [file for file in files if file.key.lower().endswith(_ENDINGS)]
     if not shards:
-        raise InvalidInputError(f"{reader.store.uri} has no .tar, .tar.gz or .tgz files, which WebDataset needs")
-    compressed = next((file for file in shards if _is_compressed(file.key)), None)
+        raise InvalidInputError(f"{reader.store.uri} has no .tar files, plain or compressed, which WebDataset needs")
+    compressed = next((file for file in shards if codec_of(file.key) is not None), None)
     if reader.link and compressed is not None:
         raise InvalidInputError(
             f"{reader.uri(compressed.key)} is compressed, so its values cannot be linked;"
@@ -249,6 +249,7 @@ def _names(endings: Sequence[str]) -> dict[str, str]:
 WEBDATASET = Source(
     name="webdataset",
     about="WebDataset tar shards: adjacent members with the same base name are a row",
+    extensions=_ENDINGS,
     recognise=lambda listing: listing.has(_ENDINGS),
     open=_open,
     links=True,

@@ -40,6 +40,7 @@ def group_rows(rows: int, groups: npt.NDArray[Any] | None, order: npt.NDArray[An
 class DrawnGroups(NamedTuple):
     """The group of each of some windows."""
 
+    numbers: Int64Array
     first_rows: Int64Array
     lengths: Int64Array
     """Rows of each group."""
@@ -84,7 +85,7 @@ class Windows:
         group = np.searchsorted(bounds, anchors, side="right") - 1
         first = bounds[group]
         steps = _draw(self, anchors[:, None])[0] - first[:, None]
-        return DrawnGroups(self.grouped.sequence[first], bounds[group + 1] - first, steps)
+        return DrawnGroups(group, self.grouped.sequence[first], bounds[group + 1] - first, steps)
 
 
 def find_windows(
