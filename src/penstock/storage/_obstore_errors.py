@@ -130,7 +130,7 @@ def is_transient(error: StorageError) -> bool:
     text = str(error.__cause__)
     status = _STATUS.search(text)
     if status:
-        return int(status[1]) >= 500 or int(status[1]) in (408, 409, 429)
+        return int(status[1]) in (408, 409, 429) or (int(status[1]) >= 500 and int(status[1]) != 501)  # not implemented
     return _CONNECTION in text or bool(_FROM_PROVIDER.search(text))
 
 

@@ -1,7 +1,7 @@
 """Read rows of a snapshot: any rows in any order, or many rows in sequence with prefetch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
 from itertools import accumulate, chain
@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import (
-    AccessDeniedError,
     CorruptError,
     InvalidInputError,
     NotFoundError,
     PenstockError,
     SampleError,
     SnapshotExpiredError,
+    StorageError,
 )
 from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
 from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values
@@ -245,22 +245,23 @@ class Reader:
 
     @contextmanager
     def lease(self, seconds: float) -> Iterator[HeldLease | None]:
-        """Protect this version from vacuum; yields None if this user may not write a lease."""
+        """Protect this version from vacuum; yields None if no lease can be written, for whatever reason.
+
+        Raises `SnapshotExpiredError` if vacuum has removed the version.
+        """
         with ExitStack() as stack:
-            try:
+            held = None
+            with suppress(StorageError):  # a server that is read-only refuses writes in its own way
                 held = stack.enter_context(lease(self.store, self.commit, seconds=seconds))
-            except AccessDeniedError:
-                yield None
-                return
-            check_not_expired(self.store, self.commit)
+                check_not_expired(self.store, self.commit)
             yield held
 
     @property
     def lease_warning(self) -> str:
         """The warning for a user who reads this version without a lease."""
         return (
-            f"{self.store.uri} cannot be written by this user, so no lease protects this version from vacuum while it "
-            "is read; if vacuum removes it, reading raises SnapshotExpiredError"
+            f"no lease protects this version from vacuum while it is read, because {self.store.uri} does not accept "
+            "writes from this user; if vacuum removes the version, reading raises SnapshotExpiredError"
         )
 
     @contextmanager
