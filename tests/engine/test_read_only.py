@@ -66,8 +66,8 @@ def read_only(status: int | None) -> Iterator[tuple[str, list[str]]]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_GET = do_HEAD = read
-        do_PUT = do_POST = do_DELETE = write
+        do_GET = do_HEAD = read  # noqa: N815
+        do_PUT = do_POST = do_DELETE = write  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:
             pass
