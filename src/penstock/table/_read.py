@@ -27,12 +27,12 @@ from penstock.storage import Prefetch, Store, read_ahead
 from penstock.table._blobs import BlobReader, decode_reference, read_blob
 from penstock.table._gather import RawColumn, dense_views, gather
 from penstock.table._links import LinkContainers, LinkReader
-from penstock.table._pages import FragmentRows, Int64Array, fetch_pages, rows_by_fragment
+from penstock.table._pages import FragmentRows, Int64Array, NarrowPages, fetch_pages, rows_by_fragment
 
 ROW_ID = "_row_id"
 """The virtual column of row ids: every table has it, no file stores it."""
 
-_RANDOM_READERS = 16
+_RANDOM_READERS = 64  # one round trip for a batch of rows in pages of their own
 _SCAN_PREFETCH = Prefetch(4)
 _TASK_BYTES = 8 << 20
 
@@ -59,12 +59,14 @@ class Reader:
         *,
         as_arrow: bool = False,
         max_workers: int = _RANDOM_READERS,
+        cache: NarrowPages | None = None,
     ) -> list[dict[str, RawColumn]]:
         """Undecoded columns of several groups of ascending positions; a page that two groups need is read once."""
         ids = [field.id for field in fields]
         groups = [self.locate(group) for group in positions]
+        parts = [part for group in groups for part in group]
         with self.missing_as_corrupt():
-            pages = fetch_pages(self.store, [part for group in groups for part in group], ids, max_workers=max_workers)
+            pages = fetch_pages(self.store, parts, ids, max_workers=max_workers, cache=cache)
         return [
             {field.name: gather(self.snapshot.schema, field, group, pages, as_arrow=as_arrow) for field in fields}
             for group in groups
