@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subset, random_split
 
 import penstock
-from penstock import Boxes, Column, Dataset, Image, Json, Tensor, Text
-from penstock.errors import CorruptError, NotFoundError, PenstockWarning, SampleError
+from penstock import Boxes, Bytes, Column, Dataset, Image, Json, Tensor, Text
+from penstock.errors import CorruptError, InvalidInputError, NotFoundError, PenstockWarning, SampleError
 from penstock.storage import open_store
+from penstock.table._pages import NarrowPages
 from penstock.testing import CountingStore
 from tests.adapters.transforms import doubled
 from tests.servers import new_location
@@ -148,16 +149,70 @@ def test_standard_samplers_subsets_and_splits(ds: Dataset) -> None:
 
 def test_a_batch_costs_a_get_for_each_page_at_most() -> None:
     store = CountingStore(open_store("memory://"))
-    rows = numbered(store).pytorch(columns=["x"])
-    rows[0]
+    ds = numbered(store)
     generator = np.random.default_rng(0)
     for size in (1, 8, 32, 64):
+        rows = ds.pytorch(columns=["x"])  # which keeps no page yet
         store.reset()
         asked = generator.integers(0, ROWS, size).tolist()
         for sample, index in zip(rows.__getitems__(asked), asked, strict=True):
             assert sample["x"][0] == index
         pages = {index // PAGE_ROWS for index in asked}
         assert 0 < store.requests["get"] <= len(pages)
+
+
+def test_pages_of_narrow_columns_are_fetched_once() -> None:
+    """The labels and captions of a batch are few rows of many pages, and the next batch needs the same pages."""
+    store = CountingStore(open_store("memory://"))
+    schema = {"n": Column(int, page_bytes=800), "t": Column(Text(), page_bytes=2000), "x": Tensor("float32", (4096,))}
+    table = penstock.create(store, schema)
+    table.append({"n": np.arange(ROWS), "t": [f"row {n}" * 8 for n in range(ROWS)], "x": np.zeros((ROWS, 4096))})
+    table.commit()
+    rows = table.pytorch(columns=["n", "t"])
+    store.reset()
+    for start in range(0, ROWS, 40):
+        rows.__getitems__(list(range(start, start + 40)))
+    size = sum(info.size for info in store.list("data/"))
+    assert 0 < store.bytes["get"] < size - ROWS * 4 * 4096
+    store.reset()
+    order = np.random.default_rng(0).permutation(ROWS).tolist()
+    samples = rows.__getitems__(order)
+    assert [int(sample["n"]) for sample in samples] == order
+    assert [sample["t"] for sample in samples] == [f"row {n}" * 8 for n in order]
+    assert not store.requests["get"]
+    pickle.loads(pickle.dumps(rows)).__getitems__([1])  # a worker process starts without them
+
+
+@pytest.mark.parametrize("kind", [Bytes(), Tensor("uint8", (80_000,))], ids=["variable", "fixed"])
+def test_rows_in_pages_of_their_own_cost_their_bytes(kind: penstock.Kind) -> None:
+    store = CountingStore(open_store("memory://"))
+    table = penstock.create(store, {"n": int, "x": Column(kind, page_bytes=1)})
+    values = np.random.default_rng(0).integers(0, 256, (ROWS, 80_000), np.uint8)
+    table.append({"n": np.arange(ROWS), "x": [row.tobytes() for row in values] if kind == Bytes() else values})
+    table.commit()
+    rows = table.pytorch()
+    store.reset()
+    order = np.random.default_rng(1).permutation(ROWS)
+    for start in range(0, ROWS, 8):
+        for sample, row in zip(rows.__getitems__(order[start : start + 8].tolist()), order[start:], strict=False):
+            assert bytes(sample["x"]) == values[row].tobytes()
+    assert store.bytes["get"] < 1.1 * values.nbytes
+
+
+def test_the_cache_of_pages_is_bounded() -> None:
+    store = open_store("memory://")
+    table = penstock.create(store, {"t": Column(Text(), page_bytes=1000)})
+    table.append({"t": [f"row {n}" * 10 for n in range(ROWS)]})
+    table.commit()
+    fragment = next(iter(table._reader.tree.fragments(table._reader.snapshot.nodes)))
+    [file] = fragment.files_of(table.schema["t"].id)
+    cache = NarrowPages(max_bytes=3000)
+    for _ in range(2):
+        for position in range(ROWS):
+            [raw] = table._reader.raw_columns([table.schema["t"]], [np.array([position])], cache=cache)
+            assert raw["t"].array.to_pylist() == [f"row {position}" * 10]
+            assert 0 < sum(map(len, cache._pages.values())) <= 3000
+    assert file.offsets[-1] - file.offsets[0] > 3000
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -201,7 +256,7 @@ def test_a_worker_forked_while_threads_read_does_not_deadlock(tmp_path: Path) ->
 def test_a_pickled_dataset_is_small_and_reads(tmp_path: Path) -> None:
     rows = numbered(tmp_path / "t").pytorch(columns=["n"])
     pickled = pickle.dumps(rows)
-    assert len(pickled) < 20_000
+    assert len(pickled) < 80_000
     assert pickle.loads(pickled)[7] == {"n": 7}
 
 
@@ -265,3 +320,26 @@ def test_default_collate_stacks_values() -> None:
     assert batch["t"] == ["a", "b"]
     assert batch["m"].tolist() == [1, 0]
     assert batch["m_mask"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_values_of_different_shapes_are_an_error_that_names_the_column_and_the_remedies(num_workers: int) -> None:
+    table = penstock.create("memory://", {"n": int, "photo": Column(Image("png"), nullable=True)})
+    sizes = [(2, 3), (4, 5), (2, 3)]
+    table.append({"n": range(3), "photo": [np.zeros((*size, 3), np.uint8) for size in sizes]})
+    table.commit()
+    with pytest.raises(InvalidInputError, match="column 'photo'") as caught:
+        list(DataLoader(table.pytorch(), batch_size=3, num_workers=num_workers))
+    for word in ("(2, 3, 3) and (4, 5, 3)", "image_size", "transform", "collate_fn"):
+        assert word in str(caught.value)
+    [batch] = DataLoader(table.pytorch(image_size=4), batch_size=3)
+    assert type(batch) is dict
+    assert batch["photo"].shape == (3, 4, 4, 3)
+    [batch] = DataLoader(table.pytorch(), batch_size=3, collate_fn=list)
+    assert [tuple(sample["photo"].shape[:2]) for sample in batch] == sizes
+    with pytest.raises(InvalidInputError, match="column 'photo'"):  # of a transform's own dictionary too
+        list(DataLoader(table.pytorch(transform=lambda sample: {**sample, "k": 1}), batch_size=3))
+    table.append({"n": [3], "photo": [None]})
+    table.commit()
+    with pytest.raises(InvalidInputError, match=r"column 'photo'.*NoneType"):
+        list(DataLoader(table[2:].pytorch(), batch_size=2))

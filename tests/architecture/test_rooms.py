@@ -37,7 +37,7 @@ IMPORTERS = {
     "boto3": ("storage/_aws_credentials.py", "catalog/vending/_s3.py"),
     "botocore": ("storage/_aws_credentials.py", "catalog/vending/_s3.py"),
     "google.auth": ("catalog/vending/_gcs.py",),
-    "torch": ("device/", "adapters/torch.py", "ingest/sources/_torch_files.py"),
+    "torch": ("device/", "adapters/torch.py", "adapters/torch_rows.py", "ingest/sources/_torch_files.py"),
     "jax": ("adapters/jax.py",),
     "tensorflow": ("adapters/tensorflow.py",),
     "duckdb": ("query/",),

@@ -1,5 +1,7 @@
 """Object stores on a network that fails."""
 
+import pickle
+import re
 import socket
 import socketserver
 import subprocess
@@ -118,6 +120,41 @@ def test_unreachable_server_is_a_storage_error(verb: str) -> None:
     with pytest.raises(StorageError, match=r"s3://bucket/t.*check that the store can be reached"):
         _call(store, verb)
     assert time.monotonic() - started < 60
+
+
+def _seconds(error: StorageError) -> float:
+    [seconds] = re.findall(r"gave up after \d+ attempts? in ([\d.]+) s", str(error))
+    return float(seconds)
+
+
+def test_an_address_that_never_worked_fails_long_before_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert RetryPolicy().connect_deadline_s <= 10
+    policy = RetryPolicy(deadline_s=240, connect_deadline_s=0.3)
+    store = open_store("s3://bucket/t", options=s3_options(endpoint), retry=policy)
+    with pytest.raises(StorageTimeoutError, match=rf"s3://bucket/t/.*{endpoint}.*Connection refused") as raised:
+        penstock.load(store)
+    assert _seconds(raised.value) < 60
+    wrong = open_store("s3://bucket/t", options=s3_options("http://no-such-host.invalid"), retry=policy)
+    with pytest.raises(StorageTimeoutError, match=r"no-such-host\.invalid") as raised:
+        penstock.load(wrong)
+    assert _seconds(raised.value) < 60
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_address_that_worked_once_is_tried_until_the_deadline(copied: bool) -> None:
+    policy = RetryPolicy(deadline_s=2, connect_deadline_s=0.1, initial_backoff_s=0.01, max_backoff_s=0.05)
+    with FaultProxy(moto_port(), ["pass"]) as proxy:
+        store, _ = faulty(proxy, policy=policy)
+        with pytest.raises(NotFoundError):
+            store.get("k")
+        if copied:
+            store = pickle.loads(pickle.dumps(store))
+        proxy.die("refuse")
+        with pytest.raises(StorageTimeoutError) as raised:
+            store.get("k")
+    assert _seconds(raised.value) > 1.5
 
 
 @pytest.mark.parametrize("verb", ["get", "list", "put", "delete", "create", "put_stream"])

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
+from penstock.adapters.torch_rows import RowDataset, own_storage, to_tensor
 from penstock.device import (
     RANDOM_VALUES_PER_IMAGE,
     Accelerator,
@@ -30,26 +31,20 @@ from penstock.engine import (
     Jagged,
     Loader,
     LoaderOptions,
-    MixedRowReader,
     MixtureSource,
     NumpyFormatter,
     Progress,
     RankAgreement,
     RowKeys,
-    RowReader,
     Source,
     Transforms,
     accepts_generator,
     explicit_world,
     map_leaves,
     ragged_columns,
-    samples_of,
-    writable,
 )
 from penstock.errors import InvalidInputError, PenstockWarning
 from penstock.types import World
-
-_SMALL_BYTES = 64 << 10  # a copy is cheap beside the work per batch
 
 Distributed = bool | tuple[int, int] | dist.ProcessGroup | DeviceMesh | None
 
@@ -89,7 +84,7 @@ def row_dataset(
     *,
     decode: DecodeOptions,
     transform: Callable[..., Any] | None,
-) -> "RowDataset":
+) -> RowDataset:
     """Rows of tensors; see `View.pytorch`."""
     if _is_distributed() and dist.get_world_size() > 1:
         warnings.warn(
@@ -99,34 +94,6 @@ def row_dataset(
             stacklevel=3,
         )
     return RowDataset(source.row_reader(decode, lease=True), transform)
-
-
-class RowDataset(Dataset[dict[str, Any]]):
-    """A map-style dataset of a table's rows."""
-
-    def __init__(self, rows: RowReader | MixedRowReader, transform: Callable[..., Any] | None) -> None:
-        self._rows, self._transform = rows, transform
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch, read together; large rows of one column are views of one tensor."""
-        columns = {
-            name: _own_storage(_tensor(values).unbind()) if isinstance(values, np.ndarray) else values
-            for name, values in self._rows.read(indices).items()
-        }
-        samples = samples_of(columns, _tensor)
-        if self._transform is None:
-            return samples
-        if not accepts_generator(self._transform):
-            return [self._transform(sample) for sample in samples]
-        # Drawn for each batch: the seed of a process stays the same from epoch to epoch.
-        seed = int(torch.randint(1 << 62, ()))
-        return [self._transform(sample, np.random.default_rng([seed, k])) for k, sample in enumerate(samples)]
 
 
 @dataclass
@@ -143,7 +110,7 @@ class TorchFormatter(NumpyFormatter):
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """See `NumpyFormatter`, also for the methods below."""
-        return _tensor(array)
+        return to_tensor(array)
 
     def split(self, batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         return _split(batch, lengths)
@@ -165,35 +132,23 @@ class TorchFormatter(NumpyFormatter):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes milliseconds: it formats the stack
 
 
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor that shares the array's memory, or that of a copy if the array is read-only."""
-    return as_tensor(writable(array))
-
-
 def _tensors(columns: Columns) -> dict[str, Any]:
     """Columns with arrays converted to tensors; other columns are unchanged."""
-    return {name: _tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()}
+    return {name: to_tensor(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()}
 
 
 def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
     """Split tensors into batches that are independent for autograd, so that each can be modified in place."""
     if len(lengths) == 1:
         return [batch]
-    parts = [_own_storage(torch.unsafe_split_with_sizes(tensor, list(lengths))) for tensor in batch.values()]
+    parts = [own_storage(torch.unsafe_split_with_sizes(tensor, list(lengths))) for tensor in batch.values()]
     return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
-
-
-def _own_storage(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Copies of small views of one tensor: torch saves and sends a tensor with all of its storage."""
-    if not views or views[0].device.type != "cpu" or views[0].nbytes > _SMALL_BYTES:
-        return views
-    return [view.clone() for view in views]
 
 
 def _nested(rows: Jagged) -> torch.Tensor:
     """Rows of different lengths as one nested tensor."""
     return torch.nested.nested_tensor_from_jagged(
-        _tensor(rows.values), torch.from_numpy(rows.offsets), min_seqlen=rows.shortest, max_seqlen=rows.longest
+        to_tensor(rows.values), torch.from_numpy(rows.offsets), min_seqlen=rows.shortest, max_seqlen=rows.longest
     )
 
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from penstock.adapters.jax import Sharding
     from penstock.adapters.tensorflow import InputContext, TensorflowDataset
-    from penstock.adapters.torch import Distributed, RowDataset
+    from penstock.adapters.torch import Distributed
+    from penstock.adapters.torch_rows import RowDataset
 
 Ranks = tuple[int, int] | Literal[False] | None
 """(rank, num_ranks) of this process, or False or None to read all rows."""

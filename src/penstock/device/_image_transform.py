@@ -19,7 +19,7 @@ RANDOM_VALUES_PER_IMAGE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTransform:
-    """Crop, flip, scale and normalise images, for `device_transform`; results are identical on every device.
+    """Crop, flip, scale and normalise images, as `DeviceOptions(transform=…)`; results are identical on every device.
 
     Random choices depend only on the seed, the epoch and the row, so a resumed run repeats them.
     """

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, PenstockWarning, StorageError
 from penstock.history import HeldLease
+from penstock.storage import cancel_retries_on
 from penstock.table import Reader
 
 _LEASE_S = 7 * 86_400.0
 _RENEWALS = 28
 """Renewals within the life of a lease: every six hours, so that one survives days without a store."""
 _RETRY_S = 600.0
+_FIRST_WRITE_S = 5.0
+"""The longest that a reader waits for the first attempt; it goes on in the background."""
 _RELEASE_S = 0.5
 
 Wait = Callable[[threading.Event, float], bool]
@@ -34,7 +37,7 @@ class VersionLease:
         self._release: Callable[[], object] | None = None
 
     def acquire(self, *, block: bool = False) -> None:
-        """Acquire the lease in the background, or wait for the first attempt with `block`."""
+        """Acquire the lease in the background; with `block`, wait for the first attempt, which may fail."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -44,8 +47,8 @@ class VersionLease:
         )
         self._release = weakref.finalize(self, _release, self._pid, released, thread)
         thread.start()
-        if block:
-            attempted.wait()
+        if block and not attempted.wait(_FIRST_WRITE_S):
+            _warn_without_lease(self._reader)
 
     def release(self) -> None:
         """Release the lease; it can be acquired again."""
@@ -81,25 +84,21 @@ def _release(pid: int, released: threading.Event, thread: threading.Thread) -> N
 
 
 def _hold(reader: Reader, released: threading.Event, attempted: threading.Event, wait: Wait) -> None:
-    """Hold a lease until `released` is set."""
+    """Hold a lease until `released` is set; what cannot be written is tried again."""
+    cancel_retries_on(released)
     pause_s = _LEASE_S / _RENEWALS
-    while not released.is_set():
-        try:
+    try:
+        while not released.is_set():
             with reader.lease(_LEASE_S) as held:
-                attempted.set()
                 if held is None:
-                    _warn_once(reader.store.uri, reader.lease_warning)
-                    released.wait()
-                    return
-                while not wait(released, pause_s):
+                    _warn_without_lease(reader)
+                attempted.set()
+                while not wait(released, pause_s) and held is not None:
                     pause_s = _renew(reader.store.uri, held)
-        except StorageError:  # a read-only server rejects writes in its own way
-            _warn_once(reader.store.uri, reader.lease_warning)
-            wait(released, pause_s)
-        except PenstockError:  # reading an expired version raises its own error
-            return
-        finally:
-            attempted.set()
+    except PenstockError:  # reading an expired version raises its own error
+        return
+    finally:
+        attempted.set()
 
 
 def _renew(uri: str, held: HeldLease) -> float:
@@ -114,6 +113,10 @@ def _renew(uri: str, held: HeldLease) -> float:
         )
         return _RETRY_S
     return _LEASE_S / _RENEWALS
+
+
+def _warn_without_lease(reader: Reader) -> None:
+    _warn_once(reader.store.uri, reader.lease_warning)
 
 
 def _warn_once(topic: str, text: str) -> None:

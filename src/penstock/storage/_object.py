@@ -18,7 +18,14 @@ from penstock.storage._buffers import byte_view
 from penstock.storage._credentials import RenewedCredentials, is_issuer_failure
 from penstock.storage._keys import check_key, object_uri
 from penstock.storage._obstore_clients import Client, ClientConfig, load_config, make_client
-from penstock.storage._obstore_errors import claim_runtime, is_past_end, is_transient, runtime_is_lost, translated
+from penstock.storage._obstore_errors import (
+    claim_runtime,
+    is_past_end,
+    is_transient,
+    is_unreachable,
+    runtime_is_lost,
+    translated,
+)
 from penstock.storage._retry import RetryPolicy, retry
 from penstock.storage._sidecar import list_by_sidecar, request_sidecar
 from penstock.storage._store import ObjectInfo, Store
@@ -60,7 +67,9 @@ class ObjectStore(Store):
         options: Mapping[str, str],
         policy: RetryPolicy,
         renewed: RenewedCredentials | None,
+        reached: bool = False,
     ) -> None:
+        """`reached` if a request has reached the store before, from this process or another."""
         self.uri = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
         self._folder = f"{prefix}/" if prefix else ""
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
@@ -68,6 +77,7 @@ class ObjectStore(Store):
         self._options = dict(options)
         self._policy = policy
         self._renewed = renewed
+        self._reached = reached
         self._config: ClientConfig | None = None
         self._clients: dict[tuple[float, int], Client] = {}
         self._warned = False
@@ -76,7 +86,8 @@ class ObjectStore(Store):
         _open_stores.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self._scheme, self._bucket, self._prefix, self._options, self._policy, self._renewed)
+        settings = self._options, self._policy, self._renewed, self._reached
+        return _reopen, (self._scheme, self._bucket, self._prefix, *settings)
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a range of it in one request."""
@@ -273,6 +284,7 @@ class ObjectStore(Store):
             begun_s = time.monotonic()
             used = self._renewed and self._renewed.ensure(timeout_s)
             waited_s = round(time.monotonic() - begun_s, 1)  # mostly nothing: each timeout needs a client of its own
+            reached = True
             try:
                 client = self._client(timeout_s - waited_s)
                 return interruptible(lambda: attempt(client))
@@ -283,8 +295,19 @@ class ObjectStore(Store):
                 finally:
                     self._config, self._clients = None, {}  # so that renewed credentials are read
                 raise
+            except StorageError as error:
+                reached = not is_unreachable(error)
+                raise
+            finally:
+                self._reached = self._reached or reached
 
-        return retry(self._policy, timed, is_transient=is_transient, started=started, on_retry=self._on_retry)
+        def never_reached(error: StorageError) -> bool:
+            return not self._reached and is_unreachable(error)
+
+        return retry(
+            self._policy, timed, is_transient=is_transient, is_unreachable=never_reached, started=started,
+            on_retry=self._on_retry,
+        )  # fmt: skip
 
     def _on_retry(self, elapsed_s: float, error: StorageError) -> None:
         self.retries += 1
@@ -353,8 +376,9 @@ def _reopen(
     options: dict[str, str],
     policy: RetryPolicy,
     renewed: RenewedCredentials | None,
+    reached: bool,
 ) -> ObjectStore:
-    return ObjectStore(scheme, bucket, prefix, options=options, policy=policy, renewed=renewed)
+    return ObjectStore(scheme, bucket, prefix, options=options, policy=policy, renewed=renewed, reached=reached)
 
 
 _open_stores: WeakSet[ObjectStore] = WeakSet()

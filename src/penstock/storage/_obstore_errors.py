@@ -21,13 +21,15 @@ _BAD_TOKEN = re.compile(
 _NO_TOKEN = re.compile(r"//169\.254\.|//metadata\.google|token request")
 _TIMEOUT = "kind: Timeout"
 _CONNECTION = "HttpError {"
+_UNREACHABLE = re.compile(r"kind: Connect,|client::legacy::Error\(\s*Connect,")  # of a timeout too
+_SYSTEM_REASON = re.compile(r'(?:message|error): "([^"]+)"')
 _PAST_END = re.compile(r"status code: 416|StartTooLarge|ParseContentRange")  # the last: Azurite on an empty object
 _FROM_PROVIDER = re.compile(r"credential provider: (\w+): (.*?)(?:\n\nDebug source|$)", re.DOTALL)
 _PROVIDER_ERRORS = {error.__name__: error for error in (AccessDeniedError, InvalidInputError, StorageError)}
 
 _BAD_PROFILE = {"ConfigParseError", "InvalidConfigError", "PartialCredentialsError", "ProfileNotFound"}
 _EXPIRED_LOGIN = re.compile(r"SSO|Token|Login")
-_UNREACHABLE = {"ConnectTimeoutError", "ConnectionClosedError", "EndpointConnectionError", "ReadTimeoutError"}
+_NO_CONNECTION = {"ConnectTimeoutError", "ConnectionClosedError", "EndpointConnectionError", "ReadTimeoutError"}
 
 _runtime_pid: int | None = None
 
@@ -80,7 +82,7 @@ def translated_botocore(profile: str) -> Iterator[None]:
                 f"AWS profile {profile!r} cannot be used: {error}; correct the `profile` option, AWS_PROFILE, "
                 "~/.aws/config or ~/.aws/credentials"
             ) from error
-        if name in _UNREACHABLE:
+        if name in _NO_CONNECTION:
             raise StorageError(
                 f"the credentials of AWS profile {profile!r} cannot be fetched: {error}; check the network"
             ) from error
@@ -97,6 +99,8 @@ def _translate(error: Exception, verb: str, uri: str, etag: str | None) -> Penst
     if provider is not None and provider[1] in _PROVIDER_ERRORS:
         return _PROVIDER_ERRORS[provider[1]](f"cannot {verb} {uri}: {provider[2]}")
     reason = _QUERY.sub("", text.partition("\n\nDebug source")[0])[:600]  # a query may hold a signature
+    if _UNREACHABLE.search(text) and (system := _SYSTEM_REASON.search(text)):
+        reason = f"{reason}: {system[1]}"
     if _NO_CONTAINER.search(text):
         return StorageError(
             f"cannot {verb} {uri}: the bucket or container does not exist; create it or fix the address"
@@ -130,8 +134,13 @@ def is_transient(error: StorageError) -> bool:
     text = str(error.__cause__)
     status = _STATUS.search(text)
     if status:
-        return int(status[1]) >= 500 or int(status[1]) in (408, 409, 429)
+        return int(status[1]) in (408, 409, 429) or (int(status[1]) >= 500 and int(status[1]) != 501)  # not implemented
     return _CONNECTION in text or bool(_FROM_PROVIDER.search(text))
+
+
+def is_unreachable(error: StorageError) -> bool:
+    """Whether no connection to the store could be made."""
+    return bool(_UNREACHABLE.search(str(error.__cause__)))
 
 
 def is_past_end(error: StorageError) -> bool:

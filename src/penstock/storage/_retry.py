@@ -40,6 +40,9 @@ class RetryPolicy:
     deadline_s: float = 120.0
     """Longest time one call may take, including all attempts and backoff."""
 
+    connect_deadline_s: float = 10.0
+    """The same as long as no request has ever reached the store: its address is wrong, or nothing runs there."""
+
     attempt_timeout_s: float = 60.0
     """Longest time one request may take, including its body."""
 
@@ -50,7 +53,7 @@ class RetryPolicy:
     """Longest backoff after any failure."""
 
     def __post_init__(self) -> None:
-        for name in ("deadline_s", "attempt_timeout_s", "initial_backoff_s", "max_backoff_s"):
+        for name in self.__slots__:
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInputError(f"RetryPolicy.{name} must be a positive number, not {getattr(self, name)!r}")
         if self.initial_backoff_s > self.max_backoff_s:
@@ -62,6 +65,7 @@ def retry(
     attempt: Callable[[float], T],
     *,
     is_transient: Callable[[StorageError], bool],
+    is_unreachable: Callable[[StorageError], bool] = lambda _: False,
     started: float | None = None,
     on_retry: Callable[[float, StorageError], None] = lambda _, __: None,
     clock: Callable[[], float] = time.monotonic,
@@ -70,9 +74,10 @@ def retry(
 ) -> T:
     """Call `attempt` with its timeout in seconds until it succeeds, fails permanently, or the deadline is near.
 
-    The deadline counts from `started`, by default from now; after it, a `StorageTimeoutError` with the text of the last
-    error is raised. `AccessDeniedError` is retried once, because credentials may have been renewed since they were
-    read. `on_retry` is called with the seconds so far and the error before every attempt but the first.
+    The deadline counts from `started`, by default from now, and is `connect_deadline_s` if `is_unreachable`; after it,
+    a `StorageTimeoutError` with the text of the last error is raised. `AccessDeniedError` is retried once, because
+    credentials may have been renewed since they were read. `on_retry` is called with the seconds so far and the error
+    before every attempt but the first.
     """
     started = clock() if started is None else started
     refusals = attempts = 0
@@ -88,7 +93,10 @@ def retry(
             max_backoff_s = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
             backoff_s = max_backoff_s * uniform()
             elapsed_s = clock() - started
-            if elapsed_s + backoff_s >= policy.deadline_s:
+            deadline_s = min(
+                policy.deadline_s, policy.connect_deadline_s if is_unreachable(error) else policy.deadline_s
+            )
+            if elapsed_s + backoff_s >= deadline_s:
                 count = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed_s:.1f} s"
                 kind = AccessDeniedError if refused else StorageTimeoutError
                 raise kind(f"{error} (gave up after {count})") from error

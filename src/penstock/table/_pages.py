@@ -20,6 +20,8 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
+_NARROW_ROW_BYTES = 1 << 10
+_CACHE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -191,16 +193,71 @@ def _coalesce(file: DataFile, pages: Sequence[int]) -> Iterator[PageRequest]:
         yield PageRequest(file, group)
 
 
+class NarrowPages:
+    """Keeps pages of narrow columns, the last used ones, for random reads: each of their pages serves many rows.
+
+    The pages of wide rows are not kept, because a row that is read again has long been displaced.
+    """
+
+    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._pages: dict[tuple[str, int], memoryview] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NarrowPages, (self._max_bytes,)
+
+    def keeps(self, file: DataFile) -> bool:
+        """Whether pages of this file are kept."""
+        return file.offsets[-1] - file.offsets[0] <= _NARROW_ROW_BYTES * file.rows
+
+    def missing(self, request: PageRequest, found: Pages) -> Iterator[PageRequest]:
+        """Add the pages of a request that are kept to `found`; yields requests for the others."""
+        file, others = request.file, []
+        for page in request.pages:
+            data = self._pages.pop((file.id, page), None)
+            if data is None:
+                others.append(page)
+            else:
+                self._pages[file.id, page] = data  # the newest now
+                found.add(file, page, data)
+        for each in _coalesce(file, others):  # pages in between are fetched anyway
+            yield PageRequest(file, range(each.pages[0], each.pages[-1] + 1))
+
+    def add(self, file: DataFile, first: int, data: memoryview) -> None:
+        """Keep copies of the pages from index `first` on, as many as `data` holds."""
+        start, page = file.offsets[first], first
+        while page + 1 < len(file.offsets) and file.offsets[page + 1] - start <= len(data):
+            if (file.id, page) not in self._pages:
+                copy = memoryview(bytes(data[file.offsets[page] - start : file.offsets[page + 1] - start]))
+                self._pages[file.id, page] = copy
+                self._bytes += len(copy)
+            page += 1
+        while self._bytes > self._max_bytes and self._pages:
+            self._bytes -= len(self._pages.pop(next(iter(self._pages))))
+
+
 def fetch_pages(
-    store: Store, selection: Sequence[FragmentRows], field_ids: Sequence[int], *, max_workers: int
+    store: Store,
+    selection: Sequence[FragmentRows],
+    field_ids: Sequence[int],
+    *,
+    max_workers: int,
+    cache: NarrowPages | None = None,
 ) -> Pages:
     """Read and verify every page of these rows and fields; raises `CorruptError` for a damaged page."""
     requests = page_requests(selection, field_ids)
     found = Pages()
+    if cache is not None:
+        kept = [request for request in requests if cache.keeps(request.file)]
+        requests = [request for request in requests if not cache.keeps(request.file)]
+        requests += [missing for request in kept for missing in cache.missing(request, found)]
     workers = 1 if store.is_local else max_workers
     fetched = thread_map(lambda request: read_pages(store, request), requests, max_workers=workers)
     for request, runs in zip(requests, fetched, strict=True):
         found.add_all(request.file, runs)
+        if cache is not None and cache.keeps(request.file):
+            for first, data in runs:
+                cache.add(request.file, first, data)
     return found
 
 

@@ -2,7 +2,7 @@
 
 A page is read whole and verified at the first read of one of its rows; later reads of the page cost only the row's
 bytes. That is safe because files never change, and local reads are not damaged in transit. Remote stores always read
-and verify whole pages.
+and verify whole pages: there is a checksum for each page and none for a row. Pages of narrow columns are kept.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from penstock.errors import CorruptError, NotFoundError
 from penstock.format import DataFile, Field, Fragment, crc32c
 from penstock.storage import Store
 from penstock.table._gather import Allocator, dense_kind, gather_dense
-from penstock.table._pages import FragmentRows, Int64Array, PageRequest, fetch_pages, read_pages
+from penstock.table._pages import FragmentRows, Int64Array, NarrowPages, PageRequest, fetch_pages, read_pages
 
 _MAX_TRACKED_PAGES = 1 << 22
 _CACHED_COLUMN_BYTES, _CACHE_BYTES = 1 << 20, 64 << 20
@@ -32,6 +32,8 @@ class RandomRowReader:
         self._tracked_pages = 0
         self._cache: dict[tuple[int, int], npt.NDArray[Any] | None] = {}
         self._cached_bytes = 0
+        self.cache = NarrowPages()
+        """For columns that this does not read."""
 
     @property
     def is_local(self) -> bool:

@@ -1,7 +1,7 @@
 """Read rows of a snapshot: any rows in any order, or many rows in sequence with prefetch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
 from itertools import accumulate, chain
@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import (
-    AccessDeniedError,
     CorruptError,
     InvalidInputError,
     NotFoundError,
     PenstockError,
     SampleError,
     SnapshotExpiredError,
+    StorageError,
 )
 from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
 from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values
@@ -27,12 +27,12 @@ from penstock.storage import Prefetch, Store, read_ahead
 from penstock.table._blobs import BlobReader, decode_reference, read_blob
 from penstock.table._gather import RawColumn, dense_views, gather
 from penstock.table._links import LinkContainers, LinkReader
-from penstock.table._pages import FragmentRows, Int64Array, fetch_pages, rows_by_fragment
+from penstock.table._pages import FragmentRows, Int64Array, NarrowPages, fetch_pages, rows_by_fragment
 
 ROW_ID = "_row_id"
 """The virtual column of row ids: every table has it, no file stores it."""
 
-_RANDOM_READERS = 16
+_RANDOM_READERS = 64  # one round trip for a batch of rows in pages of their own
 _SCAN_PREFETCH = Prefetch(4)
 _TASK_BYTES = 8 << 20
 
@@ -59,12 +59,14 @@ class Reader:
         *,
         as_arrow: bool = False,
         max_workers: int = _RANDOM_READERS,
+        cache: NarrowPages | None = None,
     ) -> list[dict[str, RawColumn]]:
         """Undecoded columns of several groups of ascending positions; a page that two groups need is read once."""
         ids = [field.id for field in fields]
         groups = [self.locate(group) for group in positions]
+        parts = [part for group in groups for part in group]
         with self.missing_as_corrupt():
-            pages = fetch_pages(self.store, [part for group in groups for part in group], ids, max_workers=max_workers)
+            pages = fetch_pages(self.store, parts, ids, max_workers=max_workers, cache=cache)
         return [
             {field.name: gather(self.snapshot.schema, field, group, pages, as_arrow=as_arrow) for field in fields}
             for group in groups
@@ -245,22 +247,23 @@ class Reader:
 
     @contextmanager
     def lease(self, seconds: float) -> Iterator[HeldLease | None]:
-        """Protect this version from vacuum; yields None if this user may not write a lease."""
+        """Protect this version from vacuum; yields None if no lease can be written, for whatever reason.
+
+        Raises `SnapshotExpiredError` if vacuum has removed the version.
+        """
         with ExitStack() as stack:
-            try:
+            held = None
+            with suppress(StorageError):  # a server that is read-only refuses writes in its own way
                 held = stack.enter_context(lease(self.store, self.commit, seconds=seconds))
-            except AccessDeniedError:
-                yield None
-                return
-            check_not_expired(self.store, self.commit)
+                check_not_expired(self.store, self.commit)
             yield held
 
     @property
     def lease_warning(self) -> str:
         """The warning for a user who reads this version without a lease."""
         return (
-            f"{self.store.uri} cannot be written by this user, so no lease protects this version from vacuum while it "
-            "is read; if vacuum removes it, reading raises SnapshotExpiredError"
+            f"no lease protects this version from vacuum while it is read, because {self.store.uri} does not accept "
+            "writes from this user; if vacuum removes the version, reading raises SnapshotExpiredError"
         )
 
     @contextmanager

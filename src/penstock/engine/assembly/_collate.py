@@ -140,7 +140,8 @@ class Collator:
             else self._fixed_width(rising, first, places, random_reader)
         )
         others = [field for field in self._layout.fields if field.name not in numbers]
-        cells = self._reader.raw_columns(others, [rising])[0] if others else {}
+        cache = None if random_reader is None else random_reader.cache
+        cells = self._reader.raw_columns(others, [rising], cache=cache)[0] if others else {}
         if not np.array_equal(rising, positions):
             cells = {name: column.take(places, np.empty) for name, column in cells.items()}
         found: Columns = {}
