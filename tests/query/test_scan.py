@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import InvalidInputError
 from penstock.format import Column
 from penstock.format.kinds import Bytes, Tensor, Text
-from penstock.query import Derived, Relation, ScanTrace, TableScan, explain_sql, run_sql, udf
+from penstock.query import Derived, Relation, ScanTrace, TableScan, as_dataset, explain_sql, run_sql, udf
 from penstock.storage import open_store
 from penstock.testing import CountingStore
 from tests.query.tables import as_table, in_memory, make_table, relation
@@ -113,7 +113,7 @@ def test_a_filter_on_an_unknown_column_is_refused(ds: Any) -> None:
 def test_polars_pushes_projection_and_filter(ds: Any) -> None:
     source = relation(ds)
     trace = ScanTrace()
-    frame = pl.scan_pyarrow_dataset(TableScan(source, trace=trace).as_dataset())
+    frame = pl.scan_pyarrow_dataset(as_dataset(TableScan(source, trace=trace)))
     question = (pl.col("label") == 2) & (pl.col("reward") > 0.3)
     found = frame.filter(question).select("id", "camera").collect()
     memory = in_memory(source)
@@ -128,7 +128,7 @@ def test_datafusion_pushes_projection_and_filter(ds: Any) -> None:
     source = relation(ds)
     trace = ScanTrace()
     context = datafusion.SessionContext()
-    context.register_dataset("ds", TableScan(source, trace=trace).as_dataset())
+    context.register_dataset("ds", as_dataset(TableScan(source, trace=trace)))
     sql = "SELECT id, camera FROM ds WHERE label = 2 AND reward > 0.3 ORDER BY id"
     found = context.sql(sql).to_arrow_table().to_pylist()
     expected = in_memory(source).filter((pc.field("label") == 2) & (pc.field("reward") > 0.3))

@@ -12,7 +12,7 @@ from penstock.dataset._options import as_bytes
 from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
 from penstock.plan import derive_key, random_u64
-from penstock.query import Explanation, Params, QueryLimits, Relation, TableScan, Udf, explain_sql, run_sql
+from penstock.query import Explanation, Params, QueryLimits, Relation, TableScan, Udf, as_dataset, explain_sql, run_sql
 from penstock.table import take_positions
 
 if TYPE_CHECKING:
@@ -143,9 +143,10 @@ class Questions:
     def to_arrow_dataset(self) -> "pyarrow.dataset.Dataset":
         """A `pyarrow.dataset.Dataset` for engines that take one, such as DataFusion and DuckDB.
 
-        They push columns and filters to it, which it applies exactly; media stay encoded.
+        They push columns and filters to it, which it applies exactly; media stay encoded. It can be pickled. `sort_by`
+        and the joins read all rows into memory; its schema cannot be replaced, and it cannot be part of a union.
         """
-        return TableScan(self._relation()).as_dataset()
+        return as_dataset(TableScan(self._relation()))
 
     def save_view(self, name: str, description: str | None = None) -> None:
         """Save this view with its table under a name; `penstock.load(…, view=name)` opens it on any machine.

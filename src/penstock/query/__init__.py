@@ -9,7 +9,7 @@ from penstock.query.indexes import (
     list_indexes,
     open_index,
 )
-from penstock.query.scan import Derived, Relation, ScanTrace, TableScan
+from penstock.query.scan import Derived, Relation, ScanTrace, TableScan, as_dataset
 from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
@@ -51,6 +51,7 @@ __all__ = [
     "TextScores",
     "Udf",
     "VectorScores",
+    "as_dataset",
     "carry_indexes",
     "create_index",
     "drop_index",

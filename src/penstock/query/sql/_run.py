@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type
+from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, as_dataset, column_type
 from penstock.query.sql._ast import Node
 from penstock.query.sql._connection import QueryLimits, RunOptions, connected, run_interruptibly
 from penstock.query.sql._errors import SqlErrors, translated
@@ -179,7 +179,7 @@ class _Run:
     def fetch(self, connection: "DuckDBPyConnection", text: str) -> pa.Table:
         """The result in memory; raises `InvalidInputError` if it is larger than the limit."""
         for name, relation in self.relations.items():
-            connection.register(scan_name(name), self.scan(name, relation).as_dataset())
+            connection.register(scan_name(name), as_dataset(self.scan(name, relation)))
         self._register_functions(connection)
         params = self.question.engine_params()
         found = connection.sql(text, params=params) if params else connection.sql(text)
