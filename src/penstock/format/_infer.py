@@ -66,7 +66,7 @@ def _infer_column(name: str, values: Sequence[Any] | pa.Array | pa.ChunkedArray)
 
 def _is_nat(value: Any) -> bool:
     """Whether a value is "not a time", of numpy or pandas: it equals nothing."""
-    return isinstance(value, np.datetime64 | np.timedelta64 | date) and bool(value != value)  # noqa: PLR0124
+    return isinstance(value, np.datetime64 | np.timedelta64 | date) and bool(value != value)
 
 
 def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:

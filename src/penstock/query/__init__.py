@@ -13,9 +13,11 @@ from penstock.query.scan import Derived, Relation, ScanTrace, TableScan, as_data
 from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
+    Condition,
     Explanation,
     HandleColumn,
     MakeScores,
+    Order,
     Params,
     QueryLimits,
     QueryResult,
@@ -31,12 +33,14 @@ from penstock.query.sql import (
 
 __all__ = [
     "ComputedColumn",
+    "Condition",
     "Derived",
     "Explanation",
     "Fuse",
     "HandleColumn",
     "IndexInfo",
     "MakeScores",
+    "Order",
     "Params",
     "QueryLimits",
     "QueryResult",

@@ -2,11 +2,12 @@
 
 from penstock.query.scan._arrow import column_array, column_type
 from penstock.query.scan._dataset import as_dataset
-from penstock.query.scan._relation import ROW, Derived, Relation, is_heavy
-from penstock.query.scan._scan import TableScan, handle_column
+from penstock.query.scan._relation import HIDDEN, ROW, Derived, Relation, is_heavy
+from penstock.query.scan._scan import TableScan, handle_column, handle_member
 from penstock.query.scan._trace import RelationTrace, ScanTrace
 
 __all__ = [
+    "HIDDEN",
     "ROW",
     "Derived",
     "Relation",
@@ -17,5 +18,6 @@ __all__ = [
     "column_array",
     "column_type",
     "handle_column",
+    "handle_member",
     "is_heavy",
 ]

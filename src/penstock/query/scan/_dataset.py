@@ -19,7 +19,8 @@ _UNREADABLE = "a dataset of Penstock (Arrow's own scanner cannot read it: use it
 
 def as_dataset(scan: TableScan) -> Any:
     """A scan as a `pyarrow.dataset.Dataset`."""
-    cls = _dataset_class(type(scan))
+    own: Any = type(scan)
+    cls = _dataset_class(own)
     dataset = cls(scan.schema, [_unreadable(scan.schema)])
     dataset.__dict__.update(scan.__dict__)
     return dataset

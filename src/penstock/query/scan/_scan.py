@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.query.scan._arrow import column_type
 from penstock.query.scan._read import ScanRun
-from penstock.query.scan._relation import ROW, Derived, Relation
+from penstock.query.scan._relation import HIDDEN, ROW, Derived, Relation
 from penstock.query.scan._trace import ScanTrace
 from penstock.table import ROW_ID
 
@@ -20,7 +20,12 @@ _MAX_FRAGMENTS = 16
 
 def handle_column(name: str) -> str:
     """The name of the column that holds handles of a column's values."""
-    return f"~{name}"
+    return f"{HIDDEN}handle.{name}"
+
+
+def handle_member(token: str, relation: str, column: str) -> str:
+    """The name of the one member of a handle; a random token makes it one that no value of a user has."""
+    return f"{HIDDEN}{token}.{relation}.{column}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +83,7 @@ class TableScan:
 
     Projections and filters that an engine pushes down are applied exactly: pages without a match are not read, and
     other columns are read for matching rows only. `condition` is a filter that every read has. The columns are those of
-    the relation, then those `derived`, and with `handles` the hidden ones: `_row_id`, `~row` (the index of the row in
+    the relation, then those `derived`, and with `handles` the hidden ones: `_row_id`, `ROW` (the index of the row in
     the relation), and for each of `handles` a struct with that index as its one member, named after the relation and
     the column.
     """
@@ -90,13 +95,14 @@ class TableScan:
         name: str = "",
         derived: Mapping[str, Derived] | None = None,
         handles: Sequence[str] | None = None,
+        token: str = "",
         condition: pc.Expression | None = None,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         trace: ScanTrace | None = None,
     ) -> None:
         self._relation, self._name, self._derived = relation, name, dict(derived or {})
         self._handles = {handle_column(column): column for column in handles or ()}
-        self._condition = condition
+        self._token, self._condition = token, condition
         self._budget_bytes, self._trace = budget_bytes, trace or ScanTrace()
         self._hidden = handles is not None
         self._schema = self._make_schema()
@@ -109,7 +115,7 @@ class TableScan:
             types[name] = pa.int64() if name == ROW_ID else column_type(relation.field(name))
         types |= {name: column.type for name, column in self._derived.items()}
         for handle, column in self._handles.items():
-            types[handle] = pa.struct([(f"~{self._name}.{column}", pa.int64())])
+            types[handle] = pa.struct([(handle_member(self._token, self._name, column), pa.int64())])
         return pa.schema(list(types.items()))
 
     @property
