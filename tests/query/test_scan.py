@@ -15,7 +15,8 @@ import penstock
 from penstock.errors import InvalidInputError
 from penstock.format import Column
 from penstock.format.kinds import Bytes, Tensor, Text
-from penstock.query import Derived, Relation, ScanTrace, TableScan, explain_sql, run_sql, udf
+from penstock.query import Derived, Relation, ScanTrace, TableScan, as_dataset, explain_sql, run_sql, udf
+from penstock.query.scan import ROW, handle_column, handle_member
 from penstock.storage import open_store
 from penstock.testing import CountingStore
 from tests.query.tables import as_table, in_memory, make_table, relation
@@ -97,12 +98,12 @@ def test_virtual_and_derived_columns(ds: Any) -> None:
     source = relation(ds, np.array([7, 2, 2, 90]))
     double = Derived(pa.int64(), ("id",), lambda positions: pa.array(positions * 2))
     scan = TableScan(source, name="r", derived={"double": double}, handles=["blob"])
-    found = scan.to_table(["~row", "_row_id", "~blob", "double"])
-    assert found["~row"].to_pylist() == [0, 1, 2, 3]
+    found = scan.to_table([ROW, "_row_id", handle_column("blob"), "double"])
+    assert found[ROW].to_pylist() == [0, 1, 2, 3]
     assert found["double"].to_pylist() == [14, 4, 4, 180]
     assert found["_row_id"].to_pylist() == in_memory(source)["_row_id"].to_pylist()
-    assert found["~blob"].to_pylist() == [{"~r.blob": index} for index in range(4)]
-    assert scan.to_table(["~row"], pc.field("double") < 10)["~row"].to_pylist() == [1, 2]
+    assert found[handle_column("blob")].to_pylist() == [{handle_member("", "r", "blob"): index} for index in range(4)]
+    assert scan.to_table([ROW], pc.field("double") < 10)[ROW].to_pylist() == [1, 2]
 
 
 def test_a_filter_on_an_unknown_column_is_refused(ds: Any) -> None:
@@ -113,7 +114,7 @@ def test_a_filter_on_an_unknown_column_is_refused(ds: Any) -> None:
 def test_polars_pushes_projection_and_filter(ds: Any) -> None:
     source = relation(ds)
     trace = ScanTrace()
-    frame = pl.scan_pyarrow_dataset(TableScan(source, trace=trace).as_dataset())
+    frame = pl.scan_pyarrow_dataset(as_dataset(TableScan(source, trace=trace)))
     question = (pl.col("label") == 2) & (pl.col("reward") > 0.3)
     found = frame.filter(question).select("id", "camera").collect()
     memory = in_memory(source)
@@ -128,7 +129,7 @@ def test_datafusion_pushes_projection_and_filter(ds: Any) -> None:
     source = relation(ds)
     trace = ScanTrace()
     context = datafusion.SessionContext()
-    context.register_dataset("ds", TableScan(source, trace=trace).as_dataset())
+    context.register_dataset("ds", as_dataset(TableScan(source, trace=trace)))
     sql = "SELECT id, camera FROM ds WHERE label = 2 AND reward > 0.3 ORDER BY id"
     found = context.sql(sql).to_arrow_table().to_pylist()
     expected = in_memory(source).filter((pc.field("label") == 2) & (pc.field("reward") > 0.3))

@@ -12,7 +12,19 @@ from penstock.dataset._options import as_bytes
 from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
 from penstock.plan import derive_key, random_u64
-from penstock.query import Explanation, Params, QueryLimits, Relation, TableScan, Udf, explain_sql, run_sql
+from penstock.query import (
+    Condition,
+    Explanation,
+    Order,
+    Params,
+    QueryLimits,
+    Relation,
+    TableScan,
+    Udf,
+    as_dataset,
+    explain_sql,
+    run_sql,
+)
 from penstock.table import take_positions
 
 if TYPE_CHECKING:
@@ -80,8 +92,7 @@ class Questions:
         `query` does.
         """
         relation = self._relation()
-        sql, relations = f"SELECT * FROM ds WHERE (\n{condition}\n)", {"ds": _with_all_columns(relation)}
-        result = run_sql(sql, relations, params)
+        result = run_sql(Condition(condition), {"ds": _with_all_columns(relation)}, params)
         if result.rows is None:
             raise InvalidInputError(f"{condition!r} is not a condition on single rows; use query() for a whole SELECT")
         return self._of(_chosen(relation, np.sort(result.rows)), condition)
@@ -95,8 +106,7 @@ class Questions:
         if not terms:
             raise InvalidInputError('order_by needs at least one term, such as "reward DESC"')
         relation = self._relation()
-        sql, relations = f"SELECT * FROM ds ORDER BY {', '.join(terms)}", {"ds": _with_all_columns(relation)}
-        result = run_sql(sql, relations, params)
+        result = run_sql(Order(", ".join(terms)), {"ds": _with_all_columns(relation)}, params)
         if result.rows is None or len(result.rows) != len(relation.rows):
             raise InvalidInputError(f"{', '.join(terms)!r} is not an order of rows; use query() for a whole SELECT")
         return self._of(_chosen(relation, result.rows), f"ORDER BY {', '.join(terms)}")
@@ -143,9 +153,10 @@ class Questions:
     def to_arrow_dataset(self) -> "pyarrow.dataset.Dataset":
         """A `pyarrow.dataset.Dataset` for engines that take one, such as DataFusion and DuckDB.
 
-        They push columns and filters to it, which it applies exactly; media stay encoded.
+        They push columns and filters to it, which it applies exactly; media stay encoded. It can be pickled. `sort_by`
+        and the joins read all rows into memory; its schema cannot be replaced, and it cannot be part of a union.
         """
-        return TableScan(self._relation()).as_dataset()
+        return as_dataset(TableScan(self._relation()))
 
     def save_view(self, name: str, description: str | None = None) -> None:
         """Save this view with its table under a name; `penstock.load(…, view=name)` opens it on any machine.

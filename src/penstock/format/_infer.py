@@ -35,7 +35,7 @@ _VIDEO = ("mp4", "webm", "avi")
 
 
 def infer_schema(columns: Mapping[str, Sequence[Any] | pa.Array]) -> Schema:
-    """Infer a kind for each column that fits all given values; a None makes the column nullable.
+    """Infer a kind for each column that fits all given values; a None or a NaT makes the column nullable.
 
     Raises `InvalidInputError` if no kind fits.
     """
@@ -54,13 +54,19 @@ def _infer_column(name: str, values: Sequence[Any] | pa.Array | pa.ChunkedArray)
     if isinstance(values, np.ma.MaskedArray):
         return Column(_infer_arrays(name, list(values.data)), nullable=bool(np.ma.getmaskarray(values).any()))
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
-        return Column(_tensor(name, values.dtype, values.shape[1:]))
-    present = [value for value in values if value is not None]
+        has_nat = values.dtype.kind in "Mm" and values.ndim == 1 and bool(np.isnat(values).any())
+        return Column(_tensor(name, values.dtype, values.shape[1:]), nullable=has_nat)
+    present = [value for value in values if value is not None and not _is_nat(value)]
     kind = _infer_kind(name, present)
     if kind is None:
         seen = sorted({type(value).__name__ for value in present}) or ["nothing but None"]
         raise InvalidInputError(f"column {name!r}: no kind fits its first values ({', '.join(seen)}); give a schema")
     return Column(kind, nullable=len(present) < len(values))
+
+
+def _is_nat(value: Any) -> bool:
+    """Whether a value is "not a time", of numpy or pandas: it equals nothing."""
+    return isinstance(value, np.datetime64 | np.timedelta64 | date) and bool(value != value)
 
 
 def _infer_kind(name: str, values: Sequence[Any]) -> Kind | None:

@@ -9,13 +9,15 @@ from penstock.query.indexes import (
     list_indexes,
     open_index,
 )
-from penstock.query.scan import Derived, Relation, ScanTrace, TableScan, is_heavy
+from penstock.query.scan import Derived, Relation, ScanTrace, TableScan, as_dataset, is_heavy
 from penstock.query.search import Fuse, Ranked, Scores, TextScores, VectorScores, search_top
 from penstock.query.sql import (
     ComputedColumn,
+    Condition,
     Explanation,
     HandleColumn,
     MakeScores,
+    Order,
     Params,
     QueryLimits,
     QueryResult,
@@ -31,12 +33,14 @@ from penstock.query.sql import (
 
 __all__ = [
     "ComputedColumn",
+    "Condition",
     "Derived",
     "Explanation",
     "Fuse",
     "HandleColumn",
     "IndexInfo",
     "MakeScores",
+    "Order",
     "Params",
     "QueryLimits",
     "QueryResult",
@@ -51,6 +55,7 @@ __all__ = [
     "TextScores",
     "Udf",
     "VectorScores",
+    "as_dataset",
     "carry_indexes",
     "create_index",
     "drop_index",

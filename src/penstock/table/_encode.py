@@ -30,6 +30,7 @@ from penstock.format.kinds import (
     any_shape,
     encoded_bytes,
     encoded_shape,
+    nat_as_null,
     to_numpy,
 )
 from penstock.history import discard
@@ -124,6 +125,7 @@ class Encoder:
                 array = kind.to_array(self._extract_blobs(field, values, references))
             else:
                 array = kind.to_array(values)
+            array = nat_as_null(kind, array)
             self._compare_shapes(field, array)
             if absent is not None and field.fill is not None:
                 array = take(concat([array, fill_values(field, 1)]), np.where(absent, rows, np.arange(rows)))

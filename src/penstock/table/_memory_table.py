@@ -1,6 +1,7 @@
 """A table in memory, for results that are not rows of one stored table; equal values make equal tables everywhere."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -44,7 +45,7 @@ def memory_table(columns: pa.Table, uri: str, *, kinds: Mapping[str, Kind] | Non
     digest of the content. Raises `InvalidInputError` for a name that no column can have, a type that cannot be stored,
     and a value of more than 16 MiB.
     """
-    if repeated := [name for name in columns.column_names if columns.column_names.count(name) > 1]:
+    if repeated := [name for name, count in Counter(columns.column_names).items() if count > 1]:
         raise InvalidInputError(f"two columns are called {repeated[0]!r}; give one of them another name with AS")
     plain = storable(columns)
     declared = kinds or {}

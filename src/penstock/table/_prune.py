@@ -15,7 +15,15 @@ from penstock.table._gather import fill_values
 from penstock.table._pages import FragmentRows, Int64Array
 from penstock.table._read import ROW_ID, Reader, native_type
 from penstock.table._statistics import compute_statistics, is_ordered
-from penstock.table.filters import ColumnBounds, Term, field_names, may_match, parse_expression, typed_bounds
+from penstock.table.filters import (
+    ColumnBounds,
+    Term,
+    field_names,
+    may_match,
+    nulls_or_nat,
+    parse_expression,
+    typed_bounds,
+)
 
 Positions: TypeAlias = range | Int64Array
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -211,10 +219,11 @@ def _row_ids(part: Node | Fragment) -> tuple[int, int]:
 def _typed(field: Field, parts: Sequence[_Part]) -> ColumnBounds:
     lows, highs, nulls, values = zip(*parts, strict=True)
     kind = native_type(field)
+    low = typed_bounds(kind, lows, low=True)
     return ColumnBounds(
-        typed_bounds(kind, lows, low=True),
+        low,
         typed_bounds(kind, highs, low=False),
-        np.array(nulls, bool),
+        nulls_or_nat(low, np.array(nulls, bool)),
         np.array(values, bool),
     )
 
@@ -226,10 +235,11 @@ def _page_bounds(file: DataFile, field: Field) -> ColumnBounds:
         return _typed(field, [_Part()] * pages)
     if found.typed is None:
         kind = native_type(field)
+        low = typed_bounds(kind, found.low, low=True)
         found.typed = ColumnBounds(
-            typed_bounds(kind, found.low, low=True),
+            low,
             typed_bounds(kind, found.high, low=False),
-            found.nulls > 0,
+            nulls_or_nat(low, found.nulls > 0),
             found.nulls != file.page_rows,
         )
     assert isinstance(found.typed, ColumnBounds)

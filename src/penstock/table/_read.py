@@ -21,7 +21,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
-from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values
+from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values, nat_as_null
 from penstock.history import HeldLease, Tree, check_not_expired, expired_error, lease
 from penstock.storage import Prefetch, Store, read_ahead
 from penstock.table._blobs import BlobReader, decode_reference, read_blob
@@ -332,13 +332,14 @@ def as_batch(columns: Mapping[str, ColumnValues]) -> dict[str, Values]:
 
 
 def as_native_arrow(field: Field, array: pa.Array) -> pa.Array:
-    """A stored column with bools and times as Arrow's own types."""
+    """A stored column with bools and times as Arrow's own types, and null for "not a time"."""
     if isinstance(field.kind, Tensor) and field.kind.shape == ():
         if field.kind.dtype == "bool":
             return array.cast(pa.bool_())
         if field.kind.element.logical.kind in "Mm":
             unit = field.kind.dtype.partition("[")[2].rstrip("]")
-            return array.view(pa.timestamp(unit) if field.kind.element.logical.kind == "M" else pa.duration(unit))
+            is_time = field.kind.element.logical.kind == "M"
+            return nat_as_null(field.kind, array).view(pa.timestamp(unit) if is_time else pa.duration(unit))
     return array
 
 

@@ -134,9 +134,7 @@ def _from_dense(field: Field, values: npt.NDArray[Any]) -> pa.Array:
     """`_comparable` of values that were not parsed."""
     if isinstance(field.kind, Tensor) and "float" in field.kind.dtype and values.dtype != np.float64:
         return pa.array(values.astype(np.float32, copy=False))
-    if values.dtype.kind in "Mm":  # by their bits: pyarrow would make "not a time" a null
-        return as_native_arrow(field, pa.array(values.view(np.int64)))
-    return pa.array(values)
+    return pa.array(values)  # "not a time" is null
 
 
 def _referenced_fields(reader: Reader, expression: pc.Expression) -> list[Field]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.format import Field, Statistics, row_sizes
-from penstock.format.kinds import Kind, Label, Tensor, Text
+from penstock.format.kinds import Kind, Label, Tensor, Text, nat_as_null
 
 _MAX_TEXT_LENGTH = 64
 _MAX_PAGE_TEXT_LENGTH = 32
@@ -19,7 +19,11 @@ _MAX_PAGE_TEXT_LENGTH = 32
 
 def compute_statistics(fields: Sequence[Field], arrays: Mapping[int, pa.Array]) -> dict[int, Statistics]:
     """Statistics of the columns that have an order, by field id."""
-    return {field.id: _bounds(field, arrays[field.id]) for field in fields if is_ordered(field.kind)}
+    return {
+        field.id: _bounds(field, nat_as_null(field.kind, arrays[field.id]))
+        for field in fields
+        if is_ordered(field.kind)
+    }
 
 
 def merge_statistics(one: Mapping[int, Statistics], other: Mapping[int, Statistics]) -> dict[int, Statistics]:
@@ -57,7 +61,7 @@ def page_bounds(
 ) -> list[dict[str, Any]]:
     """Bounds of the columns that have an order, in each page; long texts have none, because they prune nothing."""
     return [
-        {"field": field.id, **_by_page(arrays[field.id], page_rows)}
+        {"field": field.id, **_by_page(nat_as_null(field.kind, arrays[field.id]), page_rows)}
         for field in fields
         if is_ordered(field.kind) and field.id in arrays and not _is_long_text(arrays[field.id])
     ]

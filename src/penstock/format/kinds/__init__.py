@@ -13,7 +13,7 @@ from penstock.format.kinds._kind import (
 from penstock.format.kinds._link import Link, Linked, LinkTarget
 from penstock.format.kinds._media import Audio, Image, Mask, Video, any_shape, encoded_bytes, encoded_shape
 from penstock.format.kinds._nested import List, Struct
-from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor
+from penstock.format.kinds._tensor import Boxes, Embedding, Label, Points, Tensor, nat_as_null
 from penstock.format.kinds._text import Bytes, Json, Text
 from penstock.format.kinds._type_text import TYPE_GRAMMAR, parse_type
 
@@ -46,6 +46,7 @@ __all__ = [
     "encoded_shape",
     "kind_from_json",
     "kind_to_json",
+    "nat_as_null",
     "parse_type",
     "to_numpy",
 ]

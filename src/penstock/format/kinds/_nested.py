@@ -19,6 +19,7 @@ from penstock.format.kinds._kind import (
     null_mask,
     validity_bitmap,
 )
+from penstock.format.kinds._tensor import nat_as_null
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class List(Kind):
                 owners.extend([index] * len(value))
             ends.append(len(flat))
         try:
-            items = self.of.to_array(flat)
+            items = nat_as_null(self.of, self.of.to_array(flat))
         except BadValueError as bad:
             raise BadValueError(owners[bad.index], f"in the list: {bad.reason}") from None
         bitmap = validity_bitmap(null_mask(values))
@@ -115,7 +116,8 @@ class Struct(Kind):
         children = []
         for name, kind in self.fields:
             try:
-                children.append(kind.to_array([None if value is None else value.get(name) for value in values]))
+                members = [None if value is None else value.get(name) for value in values]
+                children.append(nat_as_null(kind, kind.to_array(members)))
             except BadValueError as bad:
                 raise BadValueError(bad.index, f"field {name!r}: {bad.reason}") from None
         return pa.Array.from_buffers(

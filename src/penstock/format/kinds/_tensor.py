@@ -235,6 +235,16 @@ class Tensor(Kind):
         return [row if valid else None for row, valid in zip(rows, present, strict=True)]
 
 
+def nat_as_null(kind: Kind, array: pa.Array) -> pa.Array:
+    """A column with null for every time that is "not a time"; elements of tensors have no null and stay as they are."""
+    if not isinstance(kind, Tensor) or kind.shape != () or kind.element.logical.kind not in "Mm":
+        return array
+    nat = np.isnat(kind.view(array))
+    if not (nat & np.asarray(array.is_valid())).any():
+        return array
+    return pa.array(kind.view(array).view(np.int64), pa.int64(), mask=nat | np.asarray(array.is_null()))
+
+
 def _elements(lists: pa.Array) -> pa.Array:
     """The elements of all rows of a list array; those of a slice only."""
     offsets = np.asarray(lists.offsets)

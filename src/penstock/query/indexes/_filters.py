@@ -82,7 +82,7 @@ class _IndexFilter:
         if sum(read.table.rows_of(read.pages) for read in reads) > max(limit, _MAX_PAGE_ROWS):
             return None
         nothing = pa.nulls(1, self._kind.type)
-        keep_nulls = bool(self._survives(nothing, nothing, null=True)[0])
+        keep_nulls = bool(self._survives(nothing, nothing)[0])
         pages = read_pages_of(reads)
         matches, unchecked = [_EMPTY], [index.uncovered]
         for number in range(len(index.segments)):
@@ -110,13 +110,13 @@ class _IndexFilter:
         found: list[int] = np.flatnonzero(self._survives(low, high)).tolist()
         return found
 
-    def _survives(self, low: pa.Array, high: pa.Array, *, null: bool = False) -> npt.NDArray[np.bool_]:
-        """Whether the filter may be true for a value between bounds, or for null."""
+    def _survives(self, low: pa.Array, high: pa.Array) -> npt.NDArray[np.bool_]:
+        """Whether the filter may be true for a value between bounds, of which null is the least."""
+        nulls, values = np.asarray(low.is_null()), np.asarray(high.is_valid())
         if pa.types.is_floating(low.type):
             low = widened(low.to_numpy(zero_copy_only=False), low=True)
             high = widened(high.to_numpy(zero_copy_only=False), low=False)
-        null_mask = np.full(len(low), null)
-        bounds = ColumnBounds(low, high, nulls=null_mask, values=~null_mask)
+        bounds = ColumnBounds(low, high, nulls=nulls, values=values)
         return may_match(self._term, {self._kind.column: bounds}, len(low))
 
 

@@ -14,6 +14,7 @@ from penstock.format.kinds import Label, Tensor, Text
 from penstock.query.indexes._kind import KEY, Run, TableLayout
 from penstock.table import Int64Array, Reader, native_type
 
+_NOT_A_TIME = np.iinfo(np.int64).min
 _PAGE_BYTES = 32 << 10
 """Small: a filter on a few values reads little beside them."""
 
@@ -84,5 +85,7 @@ class ScalarKind:
         return np.asarray(entries.column(KEY if table == "missing" else "row_id"), np.int64)
 
     def as_column(self, keys: pa.Array) -> pa.Array:
-        """Keys as values of the column."""
-        return keys.view(self.type) if pa.types.is_temporal(self.type) else keys.cast(self.type)
+        """Keys as values of the column; an earlier writer has "not a time" among them, which is null."""
+        if not pa.types.is_temporal(self.type):
+            return keys.cast(self.type)
+        return pc.if_else(pc.equal(keys, _NOT_A_TIME), pa.scalar(None, pa.int64()), keys).view(self.type)

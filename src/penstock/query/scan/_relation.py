@@ -11,7 +11,9 @@ from penstock.format.kinds import Audio, Bytes, Image, Kind, Linked, List, Struc
 from penstock.table import Int64Array, Reader, sorted_distinct, take_positions
 from penstock.types import cached_property
 
-ROW = "~row"
+HIDDEN = "\x1f"
+"""The first character of names that no column has and no SQL can contain."""
+ROW = f"{HIDDEN}row"
 """The virtual column of indices into the rows of a relation."""
 
 _LIGHT_TENSOR_BYTES = 256

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.errors import InvalidInputError, NotFoundError
 from penstock.query.scan._arrow import column_type
 from penstock.query.scan._read import ScanRun
-from penstock.query.scan._relation import ROW, Derived, Relation
+from penstock.query.scan._relation import HIDDEN, ROW, Derived, Relation
 from penstock.query.scan._trace import ScanTrace
 from penstock.table import ROW_ID
 
@@ -20,7 +20,12 @@ _MAX_FRAGMENTS = 16
 
 def handle_column(name: str) -> str:
     """The name of the column that holds handles of a column's values."""
-    return f"~{name}"
+    return f"{HIDDEN}handle.{name}"
+
+
+def handle_member(token: str, relation: str, column: str) -> str:
+    """The name of the one member of a handle; a random token makes it one that no value of a user has."""
+    return f"{HIDDEN}{token}.{relation}.{column}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +78,14 @@ class ScanFragment:
         return self.dataset.scanner(**options)
 
 
-@cache
-def _dataset_class(scan: Any) -> Any:
-    """A scan that is a dataset of Arrow; nothing of the latter's is initialised or used."""
-    from pyarrow.dataset import Dataset  # imports pandas, which takes long: only for those who ask questions
-
-    return type("TableDataset", (scan, Dataset), {})
-
-
 class TableScan:
-    """Rows that are read from a table on demand, page by page; `as_dataset` gives what engines take.
+    """Rows that are read from a table on demand, page by page; `as_dataset` makes what engines take.
 
     Projections and filters that an engine pushes down are applied exactly: pages without a match are not read, and
-    other columns are read for matching rows only. The columns are those of the relation, then those `derived`, and
-    with `handles` the hidden ones: `_row_id`, `~row` (the index of the row in the relation), and for each of `handles`
-    a struct with that index as its one member, named after the relation and the column.
+    other columns are read for matching rows only. `condition` is a filter that every read has. The columns are those of
+    the relation, then those `derived`, and with `handles` the hidden ones: `_row_id`, `ROW` (the index of the row in
+    the relation), and for each of `handles` a struct with that index as its one member, named after the relation and
+    the column.
     """
 
     def __init__(
@@ -97,11 +95,14 @@ class TableScan:
         name: str = "",
         derived: Mapping[str, Derived] | None = None,
         handles: Sequence[str] | None = None,
+        token: str = "",
+        condition: pc.Expression | None = None,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         trace: ScanTrace | None = None,
     ) -> None:
         self._relation, self._name, self._derived = relation, name, dict(derived or {})
         self._handles = {handle_column(column): column for column in handles or ()}
+        self._token, self._condition = token, condition
         self._budget_bytes, self._trace = budget_bytes, trace or ScanTrace()
         self._hidden = handles is not None
         self._schema = self._make_schema()
@@ -114,16 +115,8 @@ class TableScan:
             types[name] = pa.int64() if name == ROW_ID else column_type(relation.field(name))
         types |= {name: column.type for name, column in self._derived.items()}
         for handle, column in self._handles.items():
-            types[handle] = pa.struct([(f"~{self._name}.{column}", pa.int64())])
+            types[handle] = pa.struct([(handle_member(self._token, self._name, column), pa.int64())])
         return pa.schema(list(types.items()))
-
-    def as_dataset(self) -> Any:
-        """This scan as a `pyarrow.dataset.Dataset`: engines recognise one by its class."""
-        own: Any = type(self)
-        cls = _dataset_class(own)
-        dataset = cls.__new__(cls)
-        dataset.__dict__.update(self.__dict__)
-        return dataset
 
     @property
     def schema(self) -> pa.Schema:
@@ -139,13 +132,29 @@ class TableScan:
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
     ) -> "RowScanner":
         """A scanner of some columns of the rows that match; it reads when it is consumed."""
-        return RowScanner(self, self._schema.names if columns is None else list(columns), filter)
+        return RowScanner(self, self._names(columns), filter)
+
+    def _names(self, columns: Sequence[str] | None) -> list[str]:
+        if columns is None:
+            return list(self._schema.names)
+        if isinstance(columns, str | Mapping):
+            raise InvalidInputError("columns is a list of column names here; compute expressions on what is read")
+        for name in columns:
+            if name not in self._schema.names:
+                raise NotFoundError(f"there is no column {name!r}; there are {', '.join(self._schema.names)}")
+        return list(columns)
+
+    def _combined(self, filter: pc.Expression | None) -> pc.Expression | None:
+        if filter is None or self._condition is None:
+            return self._condition if filter is None else filter
+        return self._condition & filter
 
     def _run(self, names: Sequence[str], filter: pc.Expression | None) -> ScanRun:
         trace = self._trace.of(self._name)
         return ScanRun(
-            self._relation, self._schema, self._derived, self._handles, names, filter, self._budget_bytes, trace
-        )
+            self._relation, self._schema, self._derived, self._handles, names, self._combined(filter),
+            self._budget_bytes, trace,
+        )  # fmt: skip
 
     def _batches(self, run: ScanRun) -> Iterator[pa.RecordBatch]:
         run.trace.scans += 1
@@ -173,7 +182,7 @@ class TableScan:
 
     def to_table(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> pa.Table:
         """The rows that match, in memory."""
-        names = self._schema.names if columns is None else list(columns)
+        names = self._names(columns)
         schema = pa.schema([self._schema.field(name) for name in names])
         return pa.Table.from_batches(self._batches(self._run(names, filter)), schema)
 
@@ -181,13 +190,13 @@ class TableScan:
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
     ) -> Iterator[pa.RecordBatch]:
         """The rows that match, in batches."""
-        return self._batches(self._run(self._schema.names if columns is None else list(columns), filter))
+        return self._batches(self._run(self._names(columns), filter))
 
     def head(
         self, num_rows: int, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
     ) -> pa.Table:
         """The first rows that match."""
-        names = self._schema.names if columns is None else list(columns)
+        names = self._names(columns)
         found, count = [], 0
         for batch in self.to_batches(names, filter):
             found.append(batch.slice(0, num_rows - count))
@@ -198,6 +207,6 @@ class TableScan:
 
     def count_rows(self, filter: pc.Expression | None = None, **_: Any) -> int:
         """The number of rows that match."""
-        if filter is None:
+        if self._combined(filter) is None:
             return len(self._relation.rows)
         return sum(len(batch) for batch in self.to_batches([], filter))

@@ -131,6 +131,49 @@ def connected(limits: QueryLimits) -> Iterator["DuckDBPyConnection"]:
         connection.close()
 
 
+class Work:
+    """What a question runs in a thread of its own, so that the thread that waits can end it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stops: list[Callable[[], None]] = []
+        self._stopped = False
+
+    @contextmanager
+    def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Inside of the block, `stop` is called once to end the work."""
+        with self._lock:
+            self._check()
+            self._stops.append(stop)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stops.remove(stop)
+
+    @contextmanager
+    def connected(self, limits: QueryLimits) -> Iterator["DuckDBPyConnection"]:
+        """A fresh connection, closed by the thread that uses it: to close one that still runs would wait for it."""
+        with connected(limits) as connection, self.stopped_by(connection.interrupt):
+            yield connection
+
+    def stop(self) -> None:
+        """End the work at its next step."""
+        with self._lock:
+            self._stopped = True
+            for stop in self._stops:
+                stop()
+
+    def check(self) -> None:
+        """Raise if the work was stopped."""
+        with self._lock:
+            self._check()
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise InvalidInputError("the question was ended")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How a question is answered, beside what it asks."""
@@ -146,18 +189,18 @@ class RunOptions:
         return None if self.limits.time_s is None else self.started_s + self.limits.time_s - time.monotonic()
 
 
-def run_interruptibly(connection: "DuckDBPyConnection | None", work: Callable[[], _T], options: RunOptions) -> _T:
-    """Return `work()`, which runs in another thread, and perhaps runs statements of a connection.
+def run_interruptibly(work: Callable[[Work], _T], options: RunOptions) -> _T:
+    """Return `work(…)`, which runs in another thread, and perhaps runs statements of a connection.
 
-    Ctrl-C, `cancel` and the time limit interrupt the connection and end the wait at once; raises `InvalidInputError`
-    for the last two.
+    Ctrl-C, `cancel` and the time limit stop the work and end the wait at once; raises `InvalidInputError` for the last
+    two.
     """
-    done = threading.Event()
+    done, own = threading.Event(), Work()
     outcome: list[Any] = []
 
     def run() -> None:
         try:
-            outcome.append((work(), None))
+            outcome.append((work(own), None))
         except BaseException as error:
             outcome.append((None, error))
         finally:
@@ -167,8 +210,7 @@ def run_interruptibly(connection: "DuckDBPyConnection | None", work: Callable[[]
     try:
         _wait(done, options)
     except BaseException:
-        if connection is not None:
-            connection.interrupt()
+        own.stop()
         done.wait(_GRACE_S)
         raise
     result, error = outcome[0]

@@ -11,6 +11,7 @@ from penstock.query.sql._connection import import_duckdb
 
 _Error = TypeVar("_Error", bound=PenstockError)
 _MAX_LINE = 100
+_MAX_COMPARED = 2000
 _DUCKDB_POSITION = re.compile(r"\n+LINE \d+:.*", re.DOTALL)
 _PREFIX = re.compile(r"^[A-Z][A-Za-z ]* Error: ?")
 
@@ -18,8 +19,9 @@ _PREFIX = re.compile(r"^[A-Z][A-Za-z ]* Error: ?")
 class SqlErrors:
     """Makes errors about one SQL text."""
 
-    def __init__(self, sql: str) -> None:
-        self._bytes = sql.encode()
+    def __init__(self, sql: str, shift: int = 0) -> None:
+        """`shift` is the number of bytes that were put before the text when it was parsed."""
+        self._bytes, self._shift = sql.encode(errors="replace"), shift
 
     def invalid(self, what: str, at: Any = None) -> InvalidInputError:
         """An error about a node of the syntax tree, or about the whole text."""
@@ -38,8 +40,9 @@ class SqlErrors:
 
     def _place(self, at: Any) -> str:
         start = at.get("query_location") if isinstance(at, dict) else at
-        if not isinstance(start, int) or not 0 <= start <= len(self._bytes):
+        if not isinstance(start, int) or not 0 <= start - self._shift <= len(self._bytes):
             return ""
+        start -= self._shift
         length = at.get("query_location_length", 1) if isinstance(at, dict) else 1
         before, rest = self._bytes[:start].decode(errors="replace"), self._bytes[start:].decode(errors="replace")
         marked = self._bytes[start : start + length].decode(errors="replace").split("\n")[0]
@@ -57,7 +60,7 @@ def quoted(name: str) -> str:
 
 def near_matches(name: str, known: Iterable[str]) -> str:
     """The known names that are like a wrong one, as the end of a sentence."""
-    names = sorted(set(known))
+    names = sorted(set(known))[:_MAX_COMPARED]
     lower = {each.lower(): each for each in names}
     found = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
     if found:
@@ -75,16 +78,15 @@ def translated(errors: SqlErrors, failures: list[BaseException]) -> Iterator[Non
         yield
     except PenstockError:
         raise
-    except duckdb.Error as error:
+    except (duckdb.Error, RuntimeError, ValueError, TypeError, OSError) as error:
+        cause = failures[0] if failures else error
+        if isinstance(cause, RecursionError):
+            raise errors.invalid("the SQL is nested too deeply") from None
         if failures:
-            raise failures[0] from None
-        raise translate(errors, error) from None
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
-        if failures:
-            raise failures[0] from None
+            raise cause from None
+        if isinstance(error, duckdb.Error):
+            raise translate(errors, error) from None
         raise errors.invalid(f"the question cannot be answered: {_first_line(error)}") from None
-    except RecursionError:
-        raise errors.invalid("the SQL is nested too deeply") from None
 
 
 def translate(errors: SqlErrors, error: Exception) -> PenstockError:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import escape_controls
-from penstock.query.scan import Relation, ScanTrace, TableScan
+from penstock.query.scan import HIDDEN, Relation, ScanTrace, TableScan
 from penstock.query.search import SearchPlan
 from penstock.query.sql._connection import QueryLimits, RunOptions
 from penstock.query.sql._errors import translated
@@ -12,9 +12,9 @@ from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
 from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import answer, prepare
-from penstock.query.sql._topk import TopK, top_k
+from penstock.query.sql._topk import TopK
 from penstock.query.sql._udf import Udf
-from penstock.query.sql.rewrite import MakeScores, Queries, Question, make_scores
+from penstock.query.sql.rewrite import MakeScores, Question, make_scores
 from penstock.table import ROW_ID, page_requests, sorted_distinct
 
 
@@ -83,14 +83,13 @@ def explain_sql(
     Without `analyze`, bytes are those of all columns of the rows that statistics leave; columns that the filter does
     not use are read for matching rows only, and so may need fewer.
     """
-    question, node = prepare(sql, relations, params, functions, scores)
     trace = ScanTrace(dry=not analyze)
-    with translated(question.errors, []):
-        rewritten = Queries(question).outermost(node)
-        text, search = unparse(rewritten.node), top_k(question, rewritten)
     options = RunOptions(limits or QueryLimits(), trace, None)
-    question, node = prepare(sql, relations, params, functions, scores)
-    result = answer(question, node, options, exact=False)
+    prepared = prepare(sql, relations, params, functions, scores, options)
+    question, search = prepared.question, prepared.search
+    with translated(question.errors, []):
+        text = unparse(prepared.rewritten.node)
+    result = answer(prepared, options, exact=False)
     if not analyze:
         _plan_rest(question, trace)
     plans = tuple(_relation_plan(name, trace) for name in trace.relations)
@@ -124,7 +123,7 @@ def _searches(question: Question, search: TopK | None) -> list[tuple[str, Search
     if search is None:
         return []
     found = {name: scores.plan(search.count) for (_, name), scores in question.scores.items()}
-    return [("{}({})".format(*name.removeprefix("~").split(".")[:2]), plan) for name, plan in sorted(found.items())]
+    return [("{}({})".format(*name.removeprefix(HIDDEN).split(".")[:2]), plan) for name, plan in sorted(found.items())]
 
 
 def _result_bytes(question: Question, result: QueryResult) -> int:

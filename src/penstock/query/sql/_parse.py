@@ -1,15 +1,18 @@
 """Parse SQL to a syntax tree and back; exactly one SELECT is accepted."""
 
 import json
+import secrets
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from penstock.query.sql._ast import Node
-from penstock.query.sql._connection import QueryLimits, connected
+from penstock.query.sql._ast import Node, constant
+from penstock.query.sql._connection import QueryLimits, connected, import_duckdb
 from penstock.query.sql._errors import SqlErrors, translated
+from penstock.query.sql._size import check_text, check_tree
 
-_MAX_SQL_BYTES = 1 << 20
+CONDITION, ORDER = "SELECT ", "SELECT 1 ORDER BY "
+"""What a condition and the terms of an order are parsed behind."""
 _PARSER = QueryLimits(memory_bytes=1 << 30, threads=1)
 
 _DENIED = """
@@ -55,9 +58,8 @@ def _is_denied(name: str) -> bool:
 
 
 def parse(sql: str, errors: SqlErrors) -> Node:
-    """The syntax tree of one SELECT; raises `InvalidInputError` for anything else."""
-    if not isinstance(sql, str) or len(sql.encode()) > _MAX_SQL_BYTES:
-        raise errors.invalid("SQL is a text of 1 MiB at most")
+    """The syntax tree of one SELECT; raises `InvalidInputError` for anything else, and for one that is too large."""
+    check_text(sql, errors)
     with connected(_PARSER) as connection:
         [[text]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
     document = json.loads(text)
@@ -67,7 +69,43 @@ def parse(sql: str, errors: SqlErrors) -> Node:
     if len(statements) != 1:
         raise errors.invalid(f"one SELECT statement is needed, and there are {len(statements)} statements")
     node: Node = statements[0]["node"]
+    check_tree(node, errors)
     return node
+
+
+def parse_condition(condition: str, errors: SqlErrors) -> Node:
+    """The tree of `SELECT * FROM ds WHERE …` with a condition, which is one expression and nothing else.
+
+    Raises `InvalidInputError`. The condition is parsed by itself, so that nothing in it can end the clause it is in.
+    """
+    node = parse(f"{CONDITION}{condition}\n", errors)
+    items = node.get("select_list", ())
+    if len(items) != 1 or items[0].get("alias") or _differs(node, "SELECT 1", "select_list", errors):
+        raise errors.invalid("this is not one condition; use query() for a whole SELECT")
+    return {**parse("SELECT * FROM ds", errors), "where_clause": items[0]}
+
+
+def parse_order(terms: str, errors: SqlErrors) -> Node:
+    """The tree of `SELECT * FROM ds ORDER BY …` with terms and nothing else; raises `InvalidInputError`."""
+    node = parse(f"{ORDER}{terms}\n", errors)
+    kinds = [each["type"] for each in node["modifiers"]]
+    if kinds != ["ORDER_MODIFIER"] or _differs(node, "SELECT 1", "modifiers", errors):
+        raise errors.invalid("these are not terms of an order; use query() for a whole SELECT")
+    return {**parse("SELECT * FROM ds", errors), "modifiers": node["modifiers"]}
+
+
+def _differs(node: Node, sql: str, part: str, errors: SqlErrors) -> bool:
+    """Whether a query has more than a plain one, beside one part of it."""
+    plain = parse(sql, errors)
+    return any(
+        _unlocated(node.get(key)) != _unlocated(plain.get(key)) for key in {*node, *plain} - {part, "query_location"}
+    )
+
+
+def _unlocated(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unlocated(each) for key, each in value.items() if not key.startswith("query_location")}
+    return [_unlocated(each) for each in value] if isinstance(value, list) else value
 
 
 def table_names(sql: str) -> list[str]:
@@ -95,21 +133,33 @@ def unparse_names(expressions: list[Node]) -> list[str]:
     """The names that the engine gives to expressions without an alias: their text."""
     if not expressions:
         return []
-    documents = [[json.dumps({"error": False, "statements": [{"node": _select(each)}]})] for each in expressions]
-    found = []
+    marker = f"~{secrets.token_hex(16)}"
     with connected(_PARSER) as connection:
-        for document in documents:
-            [[text]] = connection.execute("SELECT json_deserialize_sql(?::JSON)", document).fetchall()
-            found.append(str(text).removeprefix("SELECT ").rstrip())
-    return found
+        document = json.dumps({"error": False, "statements": [{"node": _select(expressions, marker)}]})
+        [[text]] = connection.execute("SELECT json_deserialize_sql(?::JSON)", [document]).fetchall()
+    separator = f", '{marker}'"
+    return [part.removeprefix(", ") for part in str(text).removeprefix("SELECT ").split(separator)[:-1]]
 
 
-def _select(expression: Node) -> Node:
+def matching_names(pattern: str, names: list[str]) -> list[str]:
+    """The names that match a regular expression; raises `ValueError` if it is none."""
+    with connected(_PARSER) as connection:
+        try:
+            rows = connection.execute(
+                "SELECT name FROM (SELECT unnest(?::VARCHAR[]) AS name) WHERE regexp_matches(name, ?)", [names, pattern]
+            ).fetchall()
+        except import_duckdb().Error as error:
+            raise ValueError(str(error).splitlines()[0].partition("Error: ")[2] or str(error)) from None
+    return [name for (name,) in rows]
+
+
+def _select(expressions: list[Node], marker: str) -> Node:
+    """A SELECT of expressions, each followed by a marker: the text of an expression may have commas."""
     return {
         "type": "SELECT_NODE",
         "modifiers": [],
         "cte_map": {"map": []},
-        "select_list": [{**expression, "alias": ""}],
+        "select_list": [item for each in expressions for item in ({**each, "alias": ""}, constant(marker))],
         "from_table": {"type": "EMPTY", "alias": "", "sample": None, "query_location": 0, "query_location_length": 0},
         "where_clause": None,
         "group_expressions": [],

@@ -57,10 +57,12 @@ class _Conditions:
         """The same condition as an expression; raises `_OtherCondition`."""
         kind = node["type"]
         if kind in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
-            first, *rest = map(self.convert, node["children"])
-            for other in rest:
-                first = first & other if kind == "CONJUNCTION_AND" else first | other
-            return first
+            found = [self.convert(each) for each in node["children"]]
+            join = pc.Expression.__and__ if kind == "CONJUNCTION_AND" else pc.Expression.__or__
+            while len(found) > 1:  # in pairs: Arrow evaluates a filter by recursion
+                odd = found[len(found) // 2 * 2 :]
+                found = [*map(join, found[::2], found[1::2]), *odd]
+            return found[0]
         if kind == "OPERATOR_NOT":
             return ~self.convert(node["children"][0])
         if kind in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"):

@@ -99,12 +99,13 @@ def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray:
 def distinct_names(names: list[str]) -> list[str]:
     """Names with a number at the end where one repeats."""
     taken: set[str] = set()
+    counts: dict[str, int] = {}
     found = []
     for name in names:
-        new, count = name, 0
+        new = name
         while new.lower() in taken:
-            count += 1
-            new = f"{name}_{count}"
+            counts[name.lower()] = counts.get(name.lower(), 0) + 1
+            new = f"{name}_{counts[name.lower()]}"
         taken.add(new.lower())
         found.append(new)
     return found

@@ -1,34 +1,52 @@
 """Answer a question: parse, rewrite, run over scans, and assemble the result."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type
+from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type, handle_member
 from penstock.query.sql._ast import Node
-from penstock.query.sql._connection import QueryLimits, RunOptions, connected, run_interruptibly
+from penstock.query.sql._bounded import is_bounded
+from penstock.query.sql._connection import QueryLimits, RunOptions, Work, run_interruptibly
 from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._late import LateColumns, late_columns
 from penstock.query.sql._params import Params, named_params
-from penstock.query.sql._parse import parse, unparse
+from penstock.query.sql._parse import CONDITION, ORDER, parse, parse_condition, parse_order, unparse
 from penstock.query.sql._plain_filter import plain_filter
+from penstock.query.sql._process import run_apart
 from penstock.query.sql._result import HandleColumn, QueryResult, distinct_names, make_result
+from penstock.query.sql._statement import Apply, Statement
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, make_scores, scan_name
 from penstock.table import Int64Array, sorted_distinct
 
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on the rows of the relation `ds`: all columns of the rows that meet it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """Terms of ORDER BY: all rows and columns of the relation `ds` in that order."""
+
+    text: str
+
+
+Sql: TypeAlias = str | Condition | Order
+"""A whole SELECT, or a part of one that is parsed by itself."""
 
 
 def run_sql(
-    sql: str,
+    sql: Sql,
     relations: Mapping[str, Relation],
     params: Params = None,
     *,
@@ -38,7 +56,7 @@ def run_sql(
     exact: bool = False,
     cancel: threading.Event | None = None,
 ) -> QueryResult:
-    """Answer one SELECT over relations.
+    """Answer one SELECT over relations, or select by a condition or in an order.
 
     params: values for `?` and `$1` by position, or for `$name` by name.
     functions: functions of the user that the SQL may call.
@@ -50,34 +68,54 @@ def run_sql(
     relation or function, and `InvalidInputError` for SQL that is not one valid SELECT, or that exceeds its limits.
     """
     options = RunOptions(limits or QueryLimits(), ScanTrace(), cancel)
-    question, node = prepare(sql, relations, params, functions, scores)
-    return answer(question, node, options, exact=exact)
+    return answer(prepare(sql, relations, params, functions, scores, options), options, exact=exact)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A question that was parsed and rewritten."""
+
+    question: Question
+    rewritten: Rewritten
+    search: TopK | None
+    late: LateColumns | None
 
 
 def prepare(
-    sql: str, relations: Mapping[str, Relation], params: Params, functions: Iterable[Udf], scores: MakeScores
-) -> tuple[Question, Node]:
-    """A question and its syntax tree."""
-    errors = SqlErrors(sql if isinstance(sql, str) else "")
+    sql: Sql,
+    relations: Mapping[str, Relation],
+    params: Params,
+    functions: Iterable[Udf],
+    scores: MakeScores,
+    options: RunOptions,
+) -> Prepared:
+    """Parse and rewrite a question, within its time limit."""
+    text = sql if isinstance(sql, str) else getattr(sql, "text", "")
+    shift = {Condition: len(CONDITION), Order: len(ORDER)}.get(type(sql), 0)
+    errors = SqlErrors(text if isinstance(text, str) else "", shift)
     for relation in relations.values():
         _check_names(relation)
-    with translated(errors, []):
-        node = parse(sql, errors)
+    parse_as = {Condition: parse_condition, Order: parse_order}.get(type(sql), parse)
+
+    def work(own: Work) -> Prepared:
+        node = parse_as(text, errors)
         named = {each.name.lower(): each for each in functions}
-        question = Question(sql, relations, named_params(params), named, scores, errors)
+        question = Question(text, relations, named_params(params), named, scores, errors, check=own.check)
         question.check_params(_parameters(node))
-    return question, node
-
-
-def answer(question: Question, node: Node, options: RunOptions, *, exact: bool) -> QueryResult:
-    """Run a prepared question."""
-    with translated(question.errors, []):
         rewritten = Queries(question).outermost(node)
-        search, late = top_k(question, rewritten), late_columns(question, rewritten)
+        return Prepared(question, rewritten, top_k(question, rewritten), late_columns(question, rewritten))
+
+    with translated(errors, []):
+        return run_interruptibly(work, options)
+
+
+def answer(prepared: Prepared, options: RunOptions, *, exact: bool) -> QueryResult:
+    """Run a prepared question."""
+    question, rewritten, late = prepared.question, prepared.rewritten, prepared.late
     if options.trace.dry:
         return _kept(question, rewritten, options)
-    if search is not None:
-        return _search(question, rewritten, search, options, exact)
+    if prepared.search is not None:
+        return _search(question, rewritten, prepared.search, options, exact)
     return _kept(question, rewritten, options) if late is None else _in_two(question, rewritten, late, options)
 
 
@@ -90,7 +128,7 @@ def _kept(question: Question, rewritten: Rewritten, options: RunOptions) -> Quer
     assert rewritten.relation is not None
     scan = run.scan(rewritten.relation, question.relations[rewritten.relation])
     with translated(question.errors, run.failures):
-        table = run_interruptibly(None, lambda: scan.to_table([ROW], condition), options)
+        table = run_interruptibly(lambda _: scan.to_table([ROW], condition), options)
     return make_result(rewritten, table, {})
 
 
@@ -104,7 +142,7 @@ def _search(question: Question, rewritten: Rewritten, search: TopK, options: Run
         allowed = sorted_distinct(relation.at(kept.rows))
     elif len(relation.rows) != relation.reader.snapshot.live or not relation.ascending:
         allowed = relation.distinct
-    found = run_interruptibly(None, lambda: candidates(search, relation, allowed, exact=exact), options)
+    found = run_interruptibly(lambda _: candidates(search, relation, allowed, exact=exact), options)
     if found is None:
         return execute(question, rewritten, options)
     part, indices = restricted(relation, found)
@@ -149,18 +187,14 @@ def execute(
 ) -> QueryResult:
     """Run a rewritten question; `relations` replaces some of the question's by ones with fewer rows."""
     run = _Run(question, options, {**question.relations, **(relations or {})})
-    with translated(question.errors, run.failures), connected(options.limits) as connection:
-        text = unparse(rewritten.node)
-        try:
-            table = run_interruptibly(connection, lambda: run.fetch(connection, text), options)
-        finally:
-            run.close(connection)
+    with translated(question.errors, run.failures):
+        table = run_interruptibly(lambda work: run.table(rewritten.node, work), options)
     return make_result(rewritten, table, run.handle_members)
 
 
 @dataclass(eq=False)
 class _Run:
-    """One statement on one connection, with the scans and functions that it uses."""
+    """One statement, with the scans and functions that it uses."""
 
     question: Question
     options: RunOptions
@@ -171,26 +205,39 @@ class _Run:
     @property
     def handle_members(self) -> dict[str, tuple[str, str]]:
         return {
-            f"~{relation}.{column}": (relation, column)
+            handle_member(self.question.token, relation, column): (relation, column)
             for relation, columns in self.question.handles.items()
             for column in columns
         }
 
-    def fetch(self, connection: "DuckDBPyConnection", text: str) -> pa.Table:
+    def table(self, node: Node, work: Work) -> pa.Table:
         """The result in memory; raises `InvalidInputError` if it is larger than the limit."""
-        for name, relation in self.relations.items():
-            connection.register(scan_name(name), self.scan(name, relation).as_dataset())
-        self._register_functions(connection)
-        params = self.question.engine_params()
-        found = connection.sql(text, params=params) if params else connection.sql(text)
-        reader = found.to_arrow_reader(_RESULT_ROWS)
-        batches, size = [], 0
-        for batch in reader:
+        statement = Statement(
+            unparse(node),
+            self.question.engine_params(),
+            {scan_name(name): self.scan(name, relation) for name, relation in self.relations.items()},
+            dict(self._functions(work)),
+        )
+        batches: list[pa.RecordBatch] = []
+        left = limit = self.options.limits.memory_bytes
+
+        def take(batch: pa.RecordBatch) -> None:
+            nonlocal left
+            work.check()
             batches.append(batch)
-            size += batch.nbytes
-            if size > self.options.limits.memory_bytes:
-                raise InvalidInputError("the result is larger than the memory limit; select less, or raise the limit")
-        return pa.Table.from_batches(batches, reader.schema)
+            left -= batch.nbytes
+            if left < 0:
+                raise InvalidInputError(
+                    f"the result is larger than the memory limit of {limit:,} bytes; select less, or raise the limit"
+                )
+
+        if is_bounded(node):
+            with work.connected(self.options.limits) as connection:
+                for batch in statement.batches(connection):
+                    take(batch)
+        else:
+            run_apart(statement, self.options.limits, work, take)
+        return pa.Table.from_batches(batches, batches[0].schema)
 
     def scan(self, name: str, relation: Relation) -> TableScan:
         """The rows of a relation, with what the question derives from them."""
@@ -199,34 +246,41 @@ class _Run:
             name=name,
             derived=self.question.derived.get(name),
             handles=sorted(self.question.handles.get(name, ())),
+            token=self.question.token,
             budget_bytes=self.options.limits.read_ahead_bytes,
             trace=self.options.trace,
         ).guarded(self.failures)
 
-    def _register_functions(self, connection: "DuckDBPyConnection") -> None:
+    def _functions(self, work: Work) -> Iterator[tuple[str, tuple[Apply, pa.DataType]]]:
         for name in self.question.called:
             udf = self.question.functions[name]
-            self._register(connection, self.question.function_name(name), udf.apply, udf.returns)
+            yield self.question.function_name(name), (self._guarded(udf.name, udf.apply, work), udf.returns)
         for name, (relation, column) in self.question.loaded.items():
-            self._register(connection, name, self._loader(relation, column), self._loaded_type(relation, column))
+            returns = column_type(self.question.relations[relation].field(column))
+            yield name, (self._guarded(column, self._loader(relation, column), work), returns)
 
-    def _register(
-        self, connection: "DuckDBPyConnection", name: str, apply: Callable[[Sequence[pa.Array]], pa.Array], returns: Any
-    ) -> None:
-        def call(*arguments: pa.ChunkedArray) -> pa.Array:
+    def _guarded(self, name: str, apply: Apply, work: Work) -> Apply:
+        """A function that records its errors, and whose results are not larger than the memory limit."""
+        limit = self.options.limits.memory_bytes
+
+        def call(arguments: Sequence[pa.Array]) -> pa.Array:
             try:
-                return apply([_array(each) for each in arguments])
+                work.check()
+                found = apply(arguments)
+                work.check()
+                if found.nbytes > limit:
+                    raise InvalidInputError(
+                        f"{name} gives {found.nbytes:,} bytes for {len(found):,} rows, more than memory_limit"
+                        f" ({limit:,} bytes); return less, or raise the limit"
+                    )
+                return found
             except BaseException as error:
                 self.failures.append(error)
                 raise
 
-        kind = connection.from_arrow(pa.schema([("x", returns)]).empty_table()).types[0]
-        connection.create_function(name, call, None, kind, type=_ARROW, null_handling=_SPECIAL)
+        return call
 
-    def _loaded_type(self, relation: str, column: str) -> pa.DataType:
-        return column_type(self.question.relations[relation].field(column))
-
-    def _loader(self, relation: str, column: str) -> Callable[[Sequence[pa.Array]], pa.Array]:
+    def _loader(self, relation: str, column: str) -> Apply:
         source = self.relations[relation]
         scan = TableScan(source, name=relation, trace=self.options.trace)
 
@@ -242,19 +296,6 @@ class _Run:
             return values.take(pa.array(at, mask=np.asarray(indices.is_null())))
 
         return load
-
-    def close(self, connection: "DuckDBPyConnection") -> None:
-        """Remove the functions: they belong to the database."""
-        for name in (*map(self.question.function_name, self.question.called), *self.question.loaded):
-            try:
-                connection.remove_function(name)
-            except Exception:
-                continue
-
-
-_RESULT_ROWS = 1 << 16
-_ARROW: Any = "arrow"
-_SPECIAL: Any = "special"
 
 
 class _GuardedScan(TableScan):
@@ -274,18 +315,19 @@ class _GuardedScan(TableScan):
             raise
 
 
-def _array(values: Any) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-
-
-def _parameters(node: Any) -> list[str]:
+def _parameters(node: Node) -> list[str]:
     """The names of all parameters, those of subqueries included."""
-    if isinstance(node, dict):
-        own = [node["identifier"]] if node.get("class") == "PARAMETER" else []
-        return list(dict.fromkeys([*own, *(name for value in node.values() for name in _parameters(value))]))
-    if isinstance(node, list):
-        return list(dict.fromkeys(name for value in node for name in _parameters(value)))
-    return []
+    found: dict[str, None] = {}
+    todo: list[Any] = [node]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list):
+            todo += value
+        elif isinstance(value, dict):
+            if value.get("class") == "PARAMETER":
+                found[value["identifier"]] = None
+            todo += value.values()
+    return list(found)
 
 
 def _check_names(relation: Relation) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.query.scan import ROW, Relation
+from penstock.query.scan import HIDDEN, ROW, Relation
 from penstock.query.search import Scores, top_combined
 from penstock.query.sql._ast import Node, arguments, expressions
 from penstock.query.sql.rewrite import Question, Rewritten
@@ -63,7 +63,7 @@ def top_k(question: Question, rewritten: Rewritten) -> TopK | None:
         scores = question.scores[rewritten.relation, name]
         if weight == 0 or (sign * weight > 0) != scores.higher_is_better:
             return None
-        terms.append(Term(scores, sign * weight, name.startswith("~bm25")))
+        terms.append(Term(scores, sign * weight, name.startswith(f"{HIDDEN}bm25")))
     where = None
     if node["where_clause"] is not None:
         where = {**node, "select_list": node["select_list"][:1], "modifiers": []}

@@ -1,6 +1,6 @@
 """Filters: Arrow expressions as trees, and what bounds of columns say about them."""
 
-from penstock.table.filters._bounds import Bounds, ColumnBounds, typed_bounds, widened
+from penstock.table.filters._bounds import Bounds, ColumnBounds, nulls_or_nat, typed_bounds, widened
 from penstock.table.filters._expression import (
     Call,
     FieldRef,
@@ -21,6 +21,7 @@ __all__ = [
     "Term",
     "field_names",
     "may_match",
+    "nulls_or_nat",
     "parse_expression",
     "referenced_columns",
     "typed_bounds",

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.format import load_bound
 
@@ -53,6 +54,13 @@ def typed_bounds(kind: pa.DataType, texts: Sequence[str | None], *, low: bool) -
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         found = pa.array([value if _fits(value, stored) else None for value in values], stored)
     return found if stored == kind else found.view(kind)
+
+
+def nulls_or_nat(low: pa.Array, nulls: Mask) -> Mask:
+    """Whether parts may hold a null, which "not a time" is; an earlier writer counted it as the least time."""
+    if not pa.types.is_temporal(low.type):
+        return nulls
+    return nulls | np.asarray(pc.fill_null(pc.equal(low.view(pa.int64()), np.iinfo(np.int64).min), False))
 
 
 def widened(bounds: npt.NDArray[Any], *, low: bool) -> pa.Array:

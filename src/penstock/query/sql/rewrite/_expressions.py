@@ -26,6 +26,7 @@ class Expressions:
 
     def rewrite(self, node: Node, scope: Scope) -> Node:
         """An expression whose columns are values."""
+        self._question.grow(1, node)
         kind = node["class"]
         if kind == "COLUMN_REF":
             return self._column(node, scope)
@@ -169,9 +170,10 @@ class Expressions:
             name = self._question.param(node)
         else:
             return node
-        if name not in label.names:
+        index = self._question.class_index(label, name)
+        if index is None:
             raise self._question.errors.invalid(f"there is no class {name!r}{near_matches(name, label.names)}", node)
-        return constant(list(label.names).index(name), like=node)
+        return constant(index, like=node)
 
 
 def _parameter_names(node: Node) -> frozenset[str]:

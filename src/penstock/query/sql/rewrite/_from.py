@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.query.scan import HIDDEN
 from penstock.query.sql._ast import Node
 from penstock.query.sql.rewrite._expressions import Expressions
 from penstock.query.sql.rewrite._question import Question
@@ -13,7 +14,7 @@ _PRESERVING = ("SEMI", "ANTI")
 
 def scan_name(relation: str) -> str:
     """The name under which the engine knows a relation."""
-    return f"~scan.{relation}"
+    return f"{HIDDEN}scan.{relation}"
 
 
 class From:

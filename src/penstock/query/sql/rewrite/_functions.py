@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock.errors import PenstockError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image, Label, Tensor, Text
-from penstock.query.scan import Derived, Relation
+from penstock.query.scan import HIDDEN, Derived, Relation
 from penstock.query.search import Scores
 from penstock.query.sql._ast import Node, arguments, call, column, constant
 from penstock.query.sql.rewrite._names import Resolved, refer, resolve
@@ -48,7 +48,7 @@ def score_column(question: Question, origin: Origin, name: str, given: list[Node
     elif not isinstance(argument, str):
         raise question.errors.invalid(f"bm25 takes the words to look for as a text, not {argument!r}", given[1])
     key = argument.tobytes() if isinstance(argument, np.ndarray) else argument.encode()
-    column_name = f"~{name}.{origin.column}.{hashlib.blake2b(key, digest_size=8).hexdigest()}"
+    column_name = f"{HIDDEN}{name}.{origin.column}.{hashlib.blake2b(key, digest_size=8).hexdigest()}"
     if (relation, column_name) not in question.scores:
         try:
             scores = question.make_scores(origin.base.relation, name, origin.column, argument)
@@ -148,7 +148,7 @@ def _shape_column(question: Question, origin: Origin, node: Node) -> str:
     kind = None if field is None else value_kind(field.kind)
     if field is None or not isinstance(kind, Tensor | Image):
         raise question.errors.invalid(f"shape needs a column of tensors or images; {_described(field)}", node)
-    name = f"~shape.{origin.column}"
+    name = f"{HIDDEN}shape.{origin.column}"
     compute = _shapes(origin.base.relation, field)
     question.derived.setdefault(origin.base.name, {})[name] = Derived(pa.list_(pa.int64()), (origin.column,), compute)
     return name

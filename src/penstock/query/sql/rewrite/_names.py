@@ -10,8 +10,14 @@ from penstock.query.sql._ast import Node, call, column, constant
 from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Output, Scope, Source
 
-_TIMES = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
-"""Functions that are called without parentheses."""
+_TIMES = {
+    "current_date": "current_date",
+    "current_time": "get_current_time",
+    "current_timestamp": "get_current_timestamp",
+    "localtime": "current_localtime",
+    "localtimestamp": "current_localtimestamp",
+}
+"""Functions that are called without parentheses: an alias of that name would be taken for a column."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ def resolve(question: Question, scope: Scope, node: Node) -> Resolved | Node | N
         if any(not source.complete for source in level.sources):
             return None
     if len(names) == 1 and names[0].lower() in _TIMES:
-        return None
+        return call(_TIMES[names[0].lower()], like=node)
     raise _unknown(question, scope, node)
 
 

@@ -7,7 +7,7 @@ the table are read from it afterwards, or never.
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.query.scan import ROW
+from penstock.query.scan import HIDDEN, ROW
 from penstock.query.sql._ast import Node, column, constant, expressions, named
 from penstock.query.sql._parse import engine_functions, unparse_names
 from penstock.query.sql.rewrite._expressions import Expressions
@@ -15,6 +15,7 @@ from penstock.query.sql.rewrite._from import From, renamed
 from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Base, Cte, Output, Query, Scope
 from penstock.query.sql.rewrite._star import expand_stars
+from penstock.types import cached_property
 
 _NONE: tuple[str, ...] = ()
 _COLUMNS = ("COLUMN_REF",)
@@ -28,7 +29,7 @@ class Rewritten:
 
     node: Node
     relation: str | None
-    """The relation whose rows the result has; the column `~row` has their indices."""
+    """The relation whose rows the result has; the column `ROW` has their indices."""
     outputs: list[tuple[Output, str | None]]
     """The columns in order, each with its name in the engine's result; None if it is a table column of the row."""
 
@@ -160,7 +161,10 @@ class Queries:
         return query
 
     def _items(self, items: list[Node], scope: Scope, *, by_value: tuple[str, ...]) -> tuple[list[Output], list[Node]]:
-        outputs, selected = [], []
+        outputs: list[Output] = []
+        selected: list[Node] = []
+        unnamed = [item for item in items if not item.get("alias") and item["class"] not in ("STAR", "COLUMN_REF")]
+        names = iter(unparse_names(unnamed))
         for item in items:
             if item["class"] == "STAR":
                 selected.append(item)
@@ -172,7 +176,7 @@ class Queries:
             else:
                 rewritten, output = self._expressions.passed(item, scope)
             if not output.name:
-                output = Output(unparse_names([item])[0], output.origin, output.handle, output.same_row)
+                output = Output(next(names), output.origin, output.handle, output.same_row)
             outputs.append(output)
             selected.append(named(rewritten, output.name))
         return outputs, selected
@@ -203,8 +207,9 @@ class Queries:
     def _order_by(self, order: Node, scope: Scope, query: Query, items: list[Node]) -> list[Node]:
         """ORDER BY of a query that keeps its columns: a name is first that of a column of the result."""
         expression = order["expression"]
-        handles = [output.handle for output in query.outputs] if query.complete else []
+        handles = query.handles
         if expression["class"] == "STAR" and any(handles):
+            self._question.grow(len(handles), expression)
             return [
                 {**order, "expression": self._expressions.rewrite(item, scope) if handle else constant(index)}
                 for index, (item, handle) in enumerate(zip(items, handles, strict=True), 1)
@@ -216,7 +221,7 @@ class Queries:
             return [order]
         if expression["class"] == "COLUMN_REF" and len(expression["column_names"]) == 1:
             name = expression["column_names"][0].lower()
-            found = [output for output in query.outputs if output.name.lower() == name]
+            found = query.by_name.get(name, [])
             if len(found) == 1 and not found[0].handle and name in scope.aliases:
                 return [order]
         return [{**order, "expression": self._expressions.rewrite(expression, scope)}]
@@ -229,7 +234,7 @@ class Queries:
         for index, (output, item) in enumerate(zip(query.outputs, node["select_list"], strict=True)):
             origin = output.origin
             is_column = origin is not None and origin.base is base and output.same_row
-            name = None if is_column else f"~{index}"
+            name = None if is_column else f"{HIDDEN}{index}"
             items.append((output, name))
             keys.append(originals[index] if output.handle else item if name is None else column(name))
             if name is not None:
@@ -259,10 +264,16 @@ class _OuterOrders:
     keys: list[Node]
     """What to order by for each column; not rewritten yet for one whose values are handles."""
 
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        """The index of the first column of each name in lower case."""
+        return {output.name.lower(): index for index, output in reversed(list(enumerate(self.outputs)))}
+
     def rewrite(self, orders: list[Node]) -> list[Node]:
         found = []
         for order in orders:
             if order["expression"]["class"] == "STAR":
+                self.question.grow(len(self.keys), order["expression"])
                 found += [{**order, "expression": self._key(index)} for index in range(len(self.keys))]
             else:
                 found.append({**order, "expression": self._expression(order["expression"])})
@@ -277,9 +288,8 @@ class _OuterOrders:
             return self._key(index - 1)
         if expression["class"] == "COLUMN_REF" and len(expression["column_names"]) == 1:
             name = expression["column_names"][0].lower()
-            named_so = [index for index, output in enumerate(self.outputs) if output.name.lower() == name]
-            if name in self.scope.aliases and named_so:
-                return self._key(named_so[0])
+            if name in self.scope.aliases and name in self._by_name:
+                return self._key(self._by_name[name])
         return self.expressions.rewrite(expression, self.scope)
 
     def _key(self, index: int) -> Node:

@@ -1,15 +1,18 @@
 """One question while it is rewritten: its relations, parameters and functions, and what its scans must offer."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeAlias
 
+from penstock.format.kinds import Label
 from penstock.query.scan import Derived, Relation
 from penstock.query.search import Scores, TextScores, VectorScores
 from penstock.query.sql._ast import Node
 from penstock.query.sql._errors import SqlErrors
 from penstock.query.sql._params import engine_value
+from penstock.query.sql._size import MAX_GROWN_NODES
 from penstock.query.sql._udf import Udf
 
 MakeScores: TypeAlias = Callable[[Relation, str, str, Any], Scores]
@@ -52,8 +55,34 @@ class Question:
     """By the name of a relation: columns whose values are used."""
     number: int = field(default_factory=_numbers.__next__)
     """Part of the names of this question's functions: those of all questions are in one place."""
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Part of the names of this question's handles, so that no value of a user is taken for one."""
     used: dict[str, str] = field(default_factory=dict)
     """Names of parameters in the new SQL to their names in the old one."""
+
+    check: Callable[[], None] = lambda: None
+    """Raises if the question was ended meanwhile."""
+    nodes: int = 0
+    """Expressions that were made so far."""
+    _classes: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def grow(self, count: int, at: Node) -> None:
+        """Count expressions that a rewrite makes; raises `InvalidInputError` if they are too many."""
+        self.nodes += count
+        if self.nodes > MAX_GROWN_NODES:
+            raise self.errors.invalid(
+                f"with *, COLUMNS and aliases replaced by what they stand for, the SQL has more than"
+                f" {MAX_GROWN_NODES:,} expressions; select fewer columns",
+                at,
+            )
+        if self.nodes % 256 < count:
+            self.check()
+
+    def class_index(self, label: Label, name: str) -> int | None:
+        """The index of a class by its name; None if there is none."""
+        if id(label) not in self._classes:
+            self._classes[id(label)] = {known: index for index, known in enumerate(label.names)}
+        return self._classes[id(label)].get(name)
 
     def relation(self, name: str) -> tuple[str, Relation] | None:
         """A relation by its name in any case."""
@@ -76,8 +105,9 @@ class Question:
 
     def check_params(self, named: Sequence[str]) -> None:
         """Raise `InvalidInputError` for a parameter that the SQL does not name."""
+        known = set(named)
         for name in self.params:
-            if name not in named:
+            if name not in known:
                 raise self.errors.invalid(
                     f"{len(self.params)} parameters are given, and the SQL has {len(named)}"
                     if name.isdigit()

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.format import Field
-from penstock.query.scan import Relation, is_heavy
+from penstock.query.scan import HIDDEN, Relation, is_heavy
 from penstock.query.sql._ast import Node, column, named
 from penstock.table import ROW_ID
+from penstock.types import cached_property
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,19 @@ class Query:
     """Whether a column can be added: not to a query that groups or merges rows."""
     _exposed: dict[tuple[Base, str], str] = field(default_factory=dict)
 
+    @cached_property
+    def handles(self) -> list[bool]:
+        """Whether each column holds handles; empty if not all columns are known."""
+        return [output.handle for output in self.outputs] if self.complete else []
+
+    @cached_property
+    def by_name(self) -> dict[str, list[Output]]:
+        """The columns by their name in lower case."""
+        found: dict[str, list[Output]] = {}
+        for output in self.outputs:
+            found.setdefault(output.name.lower(), []).append(output)
+        return found
+
     def expose(self, base: Base, hidden: str) -> str | None:
         """The name of the column that has a hidden column of a base; it is added if need be. None if it cannot be."""
         if not self.can_expose:
@@ -73,7 +87,7 @@ class Query:
             for source in self.sources:
                 inner = source.expose(base, hidden)
                 if inner is not None:
-                    name = f"~{len(self._exposed)}{hidden}"
+                    name = f"{HIDDEN}{len(self._exposed)}{hidden}"
                     self.node["select_list"].append(named(column(source.alias, inner), name))
                     self._exposed[base, hidden] = name
                     break
@@ -96,6 +110,11 @@ class Source:
     merged: frozenset[str] = frozenset()
     """Lower-case names of columns that a join merged with those of an item to the left."""
 
+    @cached_property
+    def _by_name(self) -> dict[str, Output]:
+        """The first column of each name in lower case."""
+        return {output.name.lower(): output for output in reversed(self.outputs)}
+
     @property
     def rows_of(self) -> Base | None:
         """The relation whose rows these are."""
@@ -110,9 +129,8 @@ class Source:
     def find(self, name: str) -> Output | None:
         """A column by its name in any case; the row id of a relation can be named."""
         lower = name.lower()
-        for output in self.outputs:
-            if output.name.lower() == lower:
-                return output
+        if lower in self._by_name:
+            return self._by_name[lower]
         if self.base is not None and lower == ROW_ID:
             return Output(ROW_ID, Origin(self.base, ROW_ID))
         return None

@@ -1,11 +1,10 @@
 """Expand `*` and COLUMNS in a select list, so that hidden columns stay hidden."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.query.sql._ast import Node, column, expressions, named, star
-from penstock.query.sql._parse import unparse_names
+from penstock.query.sql._parse import matching_names, unparse_names
 from penstock.query.sql.rewrite._question import Question
 from penstock.query.sql.rewrite._scope import Output, Scope, Source
 
@@ -36,6 +35,7 @@ def _star(question: Question, scope: Scope, node: Node) -> Iterator[Node]:
                 raise question.errors.invalid("EXCLUDE, REPLACE and RENAME need known columns", node)
             yield star(source.alias)
             continue
+        question.grow(len(outputs), node)
         for output in outputs:
             name = output.name.lower()
             names.append(output.name)
@@ -85,17 +85,32 @@ def _each_column(question: Question, scope: Scope, item: Node, inner: Node) -> I
     pattern = inner.get("expr")
     if pattern is not None and (pattern["class"] != "CONSTANT" or pattern["literal"]["kind"] != "STRING"):
         raise question.errors.invalid("COLUMNS takes * or a regular expression", inner)
+    size = sum(1 for _ in expressions(item))
     for source, outputs in _sources(question, scope, {**inner, "relation_name": inner.get("relation_name")}):
         if not source.complete:
             raise question.errors.invalid("COLUMNS needs known columns", inner)
-        for output in outputs:
-            if pattern is None or re.search(pattern["literal"]["text"], output.name):
-                reference = column(source.alias, output.name, like=inner)
-                found = _replaced(item, inner, {**reference, "alias": inner.get("alias", "")})
-                if item is not inner and not item.get("alias"):
-                    [name] = unparse_names([_replaced(item, inner, column(output.name))])
-                    found = named(found, name)
-                yield found
+        chosen = [output.name for output in outputs]
+        if pattern is not None:
+            chosen = _matching(question, pattern, chosen)
+            if not chosen:
+                raise question.errors.invalid(f"no column of {source.alias} matches this", pattern)
+        question.grow(size * len(chosen), item)
+        found = [
+            _replaced(item, inner, {**column(source.alias, name, like=inner), "alias": inner.get("alias", "")})
+            for name in chosen
+        ]
+        if item is not inner and not item.get("alias"):
+            names = unparse_names([_replaced(item, inner, column(name)) for name in chosen])
+            found = [named(each, name) for each, name in zip(found, names, strict=True)]
+        yield from found
+
+
+def _matching(question: Question, pattern: Node, names: list[str]) -> list[str]:
+    """The names that match a regular expression, of the engine's kind: it takes linear time."""
+    try:
+        return matching_names(pattern["literal"]["text"], names)
+    except ValueError as error:
+        raise question.errors.invalid(f"COLUMNS takes a regular expression: {error}", pattern) from None
 
 
 def _replaced(value: Any, old: Node, new: Node) -> Any:
