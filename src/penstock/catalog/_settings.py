@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -107,17 +108,23 @@ def read_login() -> Login | None:
 def write_login(login: Login) -> Path:
     """Store a login, readable by this user only, and return its file."""
     path = _login_path()
+    write_private(path, json.dumps({"url": login.url, "key": login.key, "workspace": login.workspace}))
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write or replace a file that only this user can read; raises `AccessDeniedError`."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"url": login.url, "key": login.key, "workspace": login.workspace}, file)
+            file.write(text)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise AccessDeniedError(f"{path} cannot be written ({error.strerror}); set PENSTOCK_HOME") from error
-    return path
 
 
 def remove_login() -> Path | None:
