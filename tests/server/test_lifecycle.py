@@ -232,6 +232,18 @@ def test_keys_and_addresses_are_limited(tmp_path: Path) -> None:
         assert set(guesses) == {401, 429}
 
 
+@pytest.mark.parametrize(("proxies", "limited"), [("127.0.0.1", False), ("192.0.2.1", True)])
+def test_clients_behind_a_proxy_are_told_apart_if_it_is_trusted(tmp_path: Path, proxies: str, limited: bool) -> None:
+    with running(tmp_path, "--rate-limit", "1", FORWARDED_ALLOW_IPS=proxies) as server:
+        statuses = [
+            server.request(
+                "GET", "/v1/whoami", key=new_key().text, headers={"x-forwarded-for": f"198.51.100.{n}"}
+            ).status
+            for n in range(20)
+        ]
+        assert (429 in statuses) is limited
+
+
 def test_guesses_do_not_lock_out_valid_keys_of_the_same_address(tmp_path: Path) -> None:
     """Also after the cache of valid keys is over, and after rights have changed."""
     with running(tmp_path, "--rate-limit", "2") as server:

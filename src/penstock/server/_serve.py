@@ -3,6 +3,7 @@
 import asyncio
 import logging.config
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -32,6 +33,9 @@ from penstock.server._metrics import MULTIPROCESS_FOLDER
 from penstock.server.operations import DELIMITER
 
 _BACKLOG = 2048
+_MAX_CONNECTIONS = 16_384
+_OTHER_FILES = 256
+"""File descriptors for the database, stores and logs."""
 _KEEP_ALIVE_S = 75
 _HEADERS_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 30
@@ -126,10 +130,17 @@ def _uvicorn_config(config: ServerConfig, app: Callable[[], Starlette]) -> uvico
         ws="none",
         lifespan="on",
         backlog=_BACKLOG,
+        limit_concurrency=_max_connections(),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         timeout_worker_healthcheck=_WORKER_TIMEOUT_S,
     )
+
+
+def _max_connections() -> int:
+    """Connections of a process, beyond which requests are refused: without a file descriptor nobody gets an answer."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(_MAX_CONNECTIONS, files - _OTHER_FILES))
 
 
 def _uvicorn_server(config: ServerConfig) -> uvicorn.Server:
