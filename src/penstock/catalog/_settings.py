@@ -25,8 +25,8 @@ class ServerSettings:
 
     url: str
     key: str = field(repr=False)
-    workspace: str = DEFAULT_WORKSPACE
-    """The workspace of tables that are named without one."""
+    workspace: str | None = None
+    """The workspace of tables that are named without one; None for that of the key."""
     url_source: str = "the argument api_url"
     key_source: str = "the argument api_key"
 
@@ -71,7 +71,7 @@ def find_settings(
         raise AccessDeniedError(f"{url_source} names the server {url}, and there is no API key for it: {GET_A_KEY}")
     if url is None:
         url, url_source = find_url()
-    return ServerSettings(url, key, name or DEFAULT_WORKSPACE, url_source, key_source)
+    return ServerSettings(url, key, name or None, url_source, key_source)
 
 
 def find_url(api_url: str | None = None) -> tuple[str, str]:

@@ -98,6 +98,7 @@ class DescribeTableResponse(Model):
     storage_options: dict[str, str] | None = Field(
         None, description="Options by the names of object stores; `expires_at_millis` if they expire."
     )
+    access: Literal["read", "write"] | None = Field(None, description="What the credentials allow.")
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="The schema in the JSON form of Arrow.")
     stats: dict[str, int] | None = None
     properties: PropertiesOut
@@ -178,6 +179,7 @@ class CredentialsResponse(Model):
     """Fresh credentials for a table."""
 
     table: str
+    access: Literal["read", "write"] = Field(description="What they allow.")
     storage_options: dict[str, str]
     storage_credentials: list[StorageCredentials] = Field(alias="storage-credentials")
 

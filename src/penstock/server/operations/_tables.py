@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.catalog.registry import TableRow
 from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockError
-from penstock.server.operations._credentials import vend
+from penstock.server.operations._credentials import allowed_access, vend
 from penstock.server.operations._errors import ApiError, Code, denied, invalid, settings_of_the_server
 from penstock.server.operations._metadata import is_declared_only, load_metadata
 from penstock.server.operations._models import (
@@ -49,6 +49,7 @@ def describe_table(request: Request[DescribeTableRequest]) -> DescribeTableRespo
         table_uri=_uri(row.location) if params.with_table_uri else None,
         version=version,
         storage_options=options,
+        access=None if options is None else allowed_access(request.principal, params.access),
         schema=schema,
         stats=stats,
         properties={**row.properties, **{name: value for name, value in chosen.items() if value is not None}},
