@@ -4,7 +4,6 @@ import atexit
 import base64
 import hashlib
 import hmac
-import json
 import os
 import pwd
 import secrets
@@ -30,6 +29,7 @@ KINDS = ("memory", "folder", "s3", "gs", "az")
 
 _MOTO = Path(__file__).with_name("atomic_moto.py")
 _AZURITE = Path(__file__).parents[1] / ".servers/node_modules/.bin/azurite-blob"
+_SEAWEEDFS = Path(__file__).parents[1] / "deploy/seaweedfs.sh"
 _ACCOUNT = "devstoreaccount1"  # azurite's published account and key
 _ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 # The server lives while the shell's input is open: the kernel closes it even if pytest is killed.
@@ -118,43 +118,22 @@ class StsServer:
 
 @cache
 def sts_server() -> StsServer:
-    """SeaweedFS, on loopback and without telemetry: moto ignores session policies."""
+    """SeaweedFS, as compose.yaml starts it, but on loopback: moto ignores session policies."""
     folder = _scratch() / "seaweed"
-    (folder / "data").mkdir(parents=True)
-    keys = [{"accessKey": "key", "secretKey": "secret"}]
-    identities = [{"name": "server", "credentials": keys, "actions": ["Admin"]}]
-    server = StsServer("")
-    allow = {"Effect": "Allow", "Action": ["s3:*"]}
-    resources = [f"arn:aws:s3:::{server.bucket}", f"arn:aws:s3:::{server.bucket}/*"]
-    document = {"Version": "2012-10-17", "Statement": [allow | {"Resource": resources}]}
-    trust = {"Effect": "Allow", "Principal": "*", "Action": ["sts:AssumeRole"]}
-    role = {
-        "roleName": "lake", "roleArn": server.role_arn, "attachedPolicies": ["Lake"],
-        "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
-    }  # fmt: skip
-    sts = {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "seaweedfs-sts"}
-    iam = {
-        "sts": sts | {"signingKey": base64.b64encode(secrets.token_bytes(32)).decode()},
-        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
-        "policies": [{"name": "Lake", "document": document}],
-        "roles": [role],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
-    (folder / "iam.json").write_text(json.dumps(iam))
+    folder.mkdir()
+    settings = {"S3_BUCKET": StsServer("").bucket, "S3_ACCESS_KEY": "key", "S3_SECRET_KEY": "secret"}
+    settings |= {"S3_FOLDER": str(folder), "S3_SIGNING_KEY": base64.b64encode(secrets.token_bytes(32)).decode()}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
-             "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "admin.port", "admin.port.grpc")  # fmt: skip
+             "s3.port.grpc", "admin.port", "admin.port.grpc")  # fmt: skip
     ports = [f"-{name}={port}" for name, port in zip(names, _free_ports(len(names)), strict=True)]
-    port = _start("seaweed", [
-        str(Path(sys.executable).with_name("weed")), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1", "-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port={port}",
-        f"-s3.config={folder / 's3.json'}", f"-s3.iam.config={folder / 'iam.json'}", *ports,
-    ])  # fmt: skip
-    server = StsServer(f"http://127.0.0.1:{port}")
+    command = ["sh", str(_SEAWEEDFS), "-ip.bind=127.0.0.1", "-s3.port={port}", *ports]
+    server = StsServer(f"http://127.0.0.1:{_start('seaweed', command, env={**os.environ, 'PATH': path, **settings})}")
     client = _boto3_client("s3", server)
     deadline = time.monotonic() + 240
     while True:
         try:
-            client.create_bucket(Bucket=server.bucket)
+            client.put_object(Bucket=server.bucket, Key="started", Body=b"")
             return server
         except Exception:  # the parts of the server start one after the other
             if time.monotonic() > deadline:
@@ -281,7 +260,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _start(name: str, command: Sequence[str], **user: Any) -> int:
+def _start(name: str, command: Sequence[str], **options: Any) -> int:
     """Start a server on a free port and wait until it accepts connections."""
     [port] = _free_ports(1)
     log_path = _scratch() / f"{name}-{port}.log"
@@ -292,7 +271,7 @@ def _start(name: str, command: Sequence[str], **user: Any) -> int:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            **user,
+            **options,
         )
     atexit.register(process.communicate)  # closes its input and waits
     deadline = time.monotonic() + 240
