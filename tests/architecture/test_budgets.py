@@ -44,8 +44,8 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "cli/_head.py head parameters": (9, "typer derives one command-line option from each parameter"),
     "cli/_index.py create_index parameters": (10, "typer derives one command-line option from each parameter"),
     "cli/_query.py query parameters": (14, "typer derives one command-line option from each parameter"),
-    "cli/_serve.py serve parameters": (16, "typer derives one command-line option from each parameter"),
-    "cli/_serve.py serve lines": (88, "typer derives one command-line option from each parameter"),
+    "cli/_serve.py serve parameters": (17, "typer derives one command-line option from each parameter"),
+    "cli/_serve.py serve lines": (95, "typer derives one command-line option from each parameter"),
     "cli/_search.py search parameters": (21, "typer derives one command-line option from each parameter"),
     "dataset/_search.py Search.search parameters": (12, "the front door: one parameter per option of a search"),
 }

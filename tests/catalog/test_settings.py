@@ -37,7 +37,7 @@ def test_arguments_then_environment_then_login(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PENSTOCK_API_KEY", OTHER)
     found = find_settings()
     assert found is not None  # the workspace of the login is that of its key
-    assert (found.url, found.key, found.workspace, found.key_source) == (URL, OTHER, "default", "PENSTOCK_API_KEY")
+    assert (found.url, found.key, found.workspace, found.key_source) == (URL, OTHER, None, "PENSTOCK_API_KEY")
     monkeypatch.setenv("PENSTOCK_API_URL", "https://other.example/")
     monkeypatch.setenv("PENSTOCK_WORKSPACE", "team")
     found = find_settings()

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LIMIT_S = 240
-_KEY = re.compile(r"pen_\w+")
+_KEY_FILE = re.compile(r"admin is in (\S+),")
 _URL = re.compile(r"Serving on (\S+);")
 
 
@@ -70,8 +70,8 @@ class RunningServer:
             if found := _URL.search(self.out.read_text()):
                 self.url = found[1]
                 self.port = urlsplit(self.url).port or 0
-                if key := _KEY.search(self.out.read_text()):
-                    self.admin_key = key[0]
+                if found := _KEY_FILE.search(self.out.read_text()):
+                    self.admin_key = Path(found[1]).read_text().strip()
                 try:
                     if self.request("GET", "/health").status == 200:
                         return

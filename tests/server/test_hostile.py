@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import resource
 import socket
 import threading
 import time
@@ -67,8 +68,8 @@ def test_a_refusal_of_the_token_service_is_logged_and_not_told(on_s3: RunningSer
     key = on_s3.new_key("default", "bob", "writer")
     for _ in range(2):  # the name is not taken by the first attempt
         reply = on_s3.request("POST", "/v1/table/tides/declare", {}, key=key)
-        assert (reply.status, reply.document["code"]) == (503, 17)
-        assert int(reply.headers["retry-after"]) >= 1
+        assert (reply.status, reply.document["code"]) == (500, 18)
+        assert "misconfigured" in reply.document["error"]
         assert b"arn:" not in reply.body
         assert REASON.encode() not in reply.body
     assert ROLE in on_s3.log.read_text()
@@ -97,8 +98,64 @@ def test_a_token_service_that_hangs_holds_up_nobody_else(on_s3: RunningServer) -
     TokenService.open.set()
     for client in clients:
         client.join(LIMIT_S)
-    assert set(statuses) == {503}
+    assert set(statuses) == {500, 503}, "8 were refused by the service, and the others did not wait for it"
     assert len(statuses) == 40
+
+
+class HangingStore(TokenService):
+    """Does not answer until the end of the test."""
+
+    open = threading.Event()
+    asked = threading.Semaphore(0)
+
+    do_GET = do_HEAD = TokenService.do_POST  # noqa: N815
+
+
+def test_tables_that_the_server_opens_hold_up_nobody_else(tmp_path: Path) -> None:
+    store = ThreadingHTTPServer(("127.0.0.1", 0), HangingStore)
+    threading.Thread(target=store.serve_forever, args=(0.02,), daemon=True).start()
+    settings = {"endpoint": f"http://127.0.0.1:{store.server_port}", "access_key_id": "k", "secret_access_key": "s"}
+    options = [part for name, value in settings.items() for part in ("--option", f"{name}={value}")]
+    detailed = {"load_detailed_metadata": True}
+    with running(tmp_path, "--storage", "s3://lake/x", "--allow-shared-credentials", *options) as server:
+        keys = [server.new_key("default", f"reader-{number}", "reader") for number in range(5)]
+        server.post("/v1/table/tides/declare")
+
+        def describe(key: str) -> int:
+            return server.request("POST", "/v1/table/tides/describe", detailed, key=key).status
+
+        waiting = [threading.Thread(target=describe, args=(key,), daemon=True) for key in keys[:4]]
+        for client in waiting:
+            client.start()
+            assert HangingStore.asked.acquire(timeout=LIMIT_S)
+        refused = [describe(keys[0]), describe(keys[4])]
+        answered = server.get("/v1/whoami", key=keys[0])["member"]
+        # Else the requests that wait for the store ended before, and the others prove nothing.
+        assert all(client.is_alive() for client in waiting)
+        assert (refused, answered) == ([429, 503], "reader-0")
+        HangingStore.open.set()
+        for client in waiting:
+            client.join(LIMIT_S)
+    store.shutdown()
+    store.server_close()
+
+
+def test_connections_beyond_the_limit_of_files_are_refused_at_once(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))  # inherited by the server
+    try:
+        with running(tmp_path) as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            idle = [socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) for _ in range(150)]
+            assert server.request("GET", "/health").status == 503
+            for connection in idle:
+                connection.close()
+            deadline = time.monotonic() + LIMIT_S
+            while server.request("GET", "/health").status != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture
@@ -120,12 +177,14 @@ def test_a_table_with_a_huge_object_is_not_read(on_folder: RunningServer) -> Non
     described = {"load_detailed_metadata": True}
     assert on_folder.post("/v1/table/tides/describe", described, key=key)["version"] >= 0
     before = peak_kib(on_folder)
-    for path in Path(location).rglob("*"):
-        if path.is_file():
-            os.chmod(path, 0o644)
-            os.truncate(path, 2 << 30)
-    reply = on_folder.request("POST", "/v1/table/tides/describe", described, key=key)
-    assert (reply.status, reply.document["code"]) == (400, 13)
+    for size in (5 << 20, 2 << 30):
+        for path in Path(location).rglob("*"):
+            if path.is_file():
+                os.chmod(path, 0o644)
+                os.truncate(path, size)
+        reply = on_folder.request("POST", "/v1/table/tides/describe", described, key=key)
+        assert (reply.status, reply.document["code"]) == (400, 13)
+        assert "too large for the server" in reply.document["error"]
     assert peak_kib(on_folder) - before < 512 * 1024
 
 

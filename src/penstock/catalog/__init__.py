@@ -1,7 +1,7 @@
 """Resolve table addresses, `penstock://workspace/table`, to the folder or bucket that holds the table."""
 
 from penstock.catalog._address import TableAddress, is_table_address
-from penstock.catalog._admin import KeyOwner, KeyRecord, WorkspaceAdmin
+from penstock.catalog._admin import KeyOwner, KeyRecord, WorkspaceAdmin, own_workspace
 from penstock.catalog._catalog import Catalog
 from penstock.catalog._entry import Access, CatalogEntry, TableCatalog
 from penstock.catalog._remote import RemoteCatalog, TableCredentials, open_catalog
@@ -13,6 +13,7 @@ from penstock.catalog._settings import (
     find_url,
     remove_login,
     write_login,
+    write_private,
 )
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "find_url",
     "is_table_address",
     "open_catalog",
+    "own_workspace",
     "remove_login",
     "write_login",
+    "write_private",
 ]

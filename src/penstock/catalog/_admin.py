@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.catalog._http import ServerApi, understood
-from penstock.catalog._settings import ServerSettings
+from penstock.catalog._settings import DEFAULT_WORKSPACE, ServerSettings
 
 _T = TypeVar("_T", "KeyOwner", "KeyRecord")
 
@@ -36,13 +37,31 @@ class KeyRecord:
     last_used_at_millis: int | None = None
 
 
+def own_workspace(settings: ServerSettings) -> str:
+    """The workspace of tables that are named without one; the server is asked once, if only the key knows it."""
+    return settings.workspace or _workspace_of_key(settings)
+
+
+@lru_cache
+def _workspace_of_key(settings: ServerSettings) -> str:
+    return WorkspaceAdmin(settings).whoami().workspace or DEFAULT_WORKSPACE
+
+
 class WorkspaceAdmin:
     """What an admin of a workspace does; raises `AccessDeniedError` for the key of anybody else."""
 
     def __init__(self, settings: ServerSettings, workspace: str | None = None) -> None:
-        self.workspace = workspace or settings.workspace
+        self._given = workspace
         self._api = ServerApi(settings)
-        self._path = f"/v1/namespace/{quote(self.workspace, safe='$')}"
+
+    @property
+    def workspace(self) -> str:
+        """The one that was given, else that of the settings or of the key."""
+        return self._given or own_workspace(self._api.settings)
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/namespace/{quote(self.workspace, safe='$')}"
 
     def whoami(self) -> KeyOwner:
         """Whose the key of the settings is; any valid key may ask."""

@@ -138,10 +138,8 @@ class ServerApi:
         if status == 401:
             return AccessDeniedError(f"{text}; the key is from {settings.key_source}. For a new one: {GET_A_KEY}")
         if status == 403:
-            return AccessDeniedError(
-                f"{text}; the key is from {settings.key_source}, and tables named without a workspace are those of"
-                f" {settings.workspace!r} (PENSTOCK_WORKSPACE)"
-            )
+            named = f", and the workspace {settings.workspace!r} from PENSTOCK_WORKSPACE" if settings.workspace else ""
+            return AccessDeniedError(f"{text}; the key is from {settings.key_source}{named}")
         if status == 404:
             return NotFoundError(text)
         if status == 409:
@@ -150,7 +148,8 @@ class ServerApi:
             return InvalidInputError(text)
         if status == 429:
             return StorageError(f"{text}; too many requests for {_THROTTLED_S:g} s: wait, or have the limit raised")
-        return StorageError(f"{text}; retry, and give the request id to the admin of {settings.url}")
+        again = "retry, and " if status in _AWAY else ""
+        return StorageError(f"{text}; {again}give the request id to the admin of {settings.url}")
 
     def _away(self, what: str, reason: str) -> StorageError:
         return StorageError(

@@ -27,6 +27,11 @@ from penstock.storage import CredentialIssuer, Credentials, local_path
 _ALLOW_FOLDERS = "PENSTOCK_ALLOW_FOLDERS"
 _EXPIRY = "expires_at_millis"
 _PAGE = 500
+_REFUSALS: dict[Access | None, str] = {
+    "read": 'the table was opened with access="read"; open it without that to write',
+    None: "this key may read, not write; ask an admin of the workspace for the role writer",
+}
+"""Why credentials to read cannot write, by the access that was asked for."""
 
 
 def open_catalog(settings: ServerSettings | None = None) -> TableCatalog:
@@ -168,7 +173,7 @@ class RemoteCatalog:
     def _entry(self, address: TableAddress, answer: Answer, access: Access | None) -> CatalogEntry:
         found = answer.document
         with understood(self.settings.url, f"open {address}"):
-            place, vended = _split_options(self.settings, found.get("storage_options") or {}, answer.date_s)
+            place, vended = _split_options(self.settings, answer, access)
             location = str(found["location"])
             return CatalogEntry(
                 address,
@@ -211,7 +216,7 @@ class TableCredentials:
         except NotFoundError as error:
             raise AccessDeniedError(f"{error} since it was opened; restore it") from None
         with understood(self.settings.url, what):
-            _, found = _split_options(self.settings, answer.document.get("storage_options") or {}, answer.date_s)
+            _, found = _split_options(self.settings, answer, self.access)
         if found is None:
             raise AccessDeniedError(
                 f"cannot {what}: the server {self.settings.url} issues none for it, and those of your environment are"
@@ -256,12 +261,13 @@ def _issuer(
 
 
 def _split_options(
-    settings: ServerSettings, options: Mapping[str, str], date_s: float
+    settings: ServerSettings, answer: Answer, wanted: Access | None
 ) -> tuple[dict[str, str], Credentials | None]:
     """The place of a store, and credentials if there are any, with the time they last.
 
     Raises `AccessDeniedError` for every other option: the answer of a server is not trusted.
     """
+    options: Mapping[str, str] = answer.document.get("storage_options") or {}
     found: dict[str, dict[str, str]] = {"place": {}, "credentials": {}}
     for name, value in options.items():
         if name == _EXPIRY:
@@ -275,8 +281,9 @@ def _split_options(
             raise TypeError(f"the storage option {name} is no text")
         found[kind][name] = value
     secrets, expiry = found["credentials"], options.get(_EXPIRY)
-    lifetime_s = None if expiry is None else max(0.0, int(expiry) / 1000 - date_s)
-    return found["place"], Credentials(secrets, lifetime_s) if secrets else None
+    lifetime_s = None if expiry is None else max(0.0, int(expiry) / 1000 - answer.date_s)
+    refusal = _REFUSALS[wanted] if answer.document.get("access") == "read" else None
+    return found["place"], Credentials(secrets, lifetime_s, refusal) if secrets else None
 
 
 def _id(address: TableAddress) -> str:

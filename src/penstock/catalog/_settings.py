@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,8 +25,8 @@ class ServerSettings:
 
     url: str
     key: str = field(repr=False)
-    workspace: str = DEFAULT_WORKSPACE
-    """The workspace of tables that are named without one."""
+    workspace: str | None = None
+    """The workspace of tables that are named without one; None for that of the key."""
     url_source: str = "the argument api_url"
     key_source: str = "the argument api_key"
 
@@ -70,7 +71,7 @@ def find_settings(
         raise AccessDeniedError(f"{url_source} names the server {url}, and there is no API key for it: {GET_A_KEY}")
     if url is None:
         url, url_source = find_url()
-    return ServerSettings(url, key, name or DEFAULT_WORKSPACE, url_source, key_source)
+    return ServerSettings(url, key, name or None, url_source, key_source)
 
 
 def find_url(api_url: str | None = None) -> tuple[str, str]:
@@ -107,17 +108,23 @@ def read_login() -> Login | None:
 def write_login(login: Login) -> Path:
     """Store a login, readable by this user only, and return its file."""
     path = _login_path()
+    write_private(path, json.dumps({"url": login.url, "key": login.key, "workspace": login.workspace}))
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write or replace a file that only this user can read; raises `AccessDeniedError`."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"url": login.url, "key": login.key, "workspace": login.workspace}, file)
+            file.write(text)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise AccessDeniedError(f"{path} cannot be written ({error.strerror}); set PENSTOCK_HOME") from error
-    return path
 
 
 def remove_login() -> Path | None:

@@ -15,6 +15,7 @@ from rich.text import Text
 import penstock
 from penstock.cli._command import CommandContext, CommandResult, Uri, printable
 from penstock.cli._credentials import credentials
+from penstock.cli._render import render_check
 from penstock.dataset import managed_table, open_entry, open_location
 from penstock.errors import NotFoundError, PenstockError, StorageError
 from penstock.storage import FolderStore, RetryPolicy, Store, probe
@@ -65,14 +66,9 @@ def check_store(store: Store, context: CommandContext, issued: str | None = None
         "latency_ms": latency,
         "versions": versions,
     }
-    lines = [_render(check) for check in checks]
+    lines = [render_check(check.name, check.detail, ok=check.ok) for check in checks]
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     return CommandResult(document, [Text(printable(store.uri), "bold"), *lines, f"     {packages}"], ok)
-
-
-def _render(check: Check) -> Text:
-    mark = ("ok   ", "green") if check.ok else ("BAD  ", "bold red")
-    return Text.assemble(mark, f"{check.name}: {printable(check.detail)}")
 
 
 def _check_table(store: Store) -> Check:

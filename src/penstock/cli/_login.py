@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from penstock.catalog import Login, ServerSettings, WorkspaceAdmin, find_url, remove_login, write_login
+from penstock.catalog import (
+    Login,
+    ServerSettings,
+    WorkspaceAdmin,
+    default_workspace,
+    find_url,
+    remove_login,
+    write_login,
+)
 from penstock.cli._command import CommandContext, CommandResult
 from penstock.errors import InvalidInputError
 
@@ -45,7 +53,7 @@ def login(
     owner = WorkspaceAdmin(settings).whoami()
     if workspace is not None and owner.workspace not in (None, workspace):
         raise InvalidInputError(f"this key is of the workspace {owner.workspace!r}, not of {workspace!r}")
-    name = workspace or owner.workspace or settings.workspace
+    name = workspace or owner.workspace or default_workspace()
     path = write_login(Login(settings.url, key, name))
     document = {
         "url": settings.url, "member": owner.member, "role": owner.role, "workspace": name, "file": str(path),

@@ -26,6 +26,12 @@ def local_time(time: datetime) -> str:
     return time.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def render_check(name: str, detail: str, *, ok: bool) -> Text:
+    """The outcome of a check, on one line."""
+    mark = ("ok   ", "green") if ok else ("BAD  ", "bold red")
+    return Text.assemble(mark, f"{name}: {printable(detail)}")
+
+
 def render_table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],

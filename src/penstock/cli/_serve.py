@@ -1,17 +1,28 @@
 """`penstock serve`."""
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from penstock.catalog import Catalog
 from penstock.cli._command import CommandContext, CommandResult, print_error
+from penstock.cli._render import render_check
 from penstock.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from penstock.server import Check
 
 
 def serve(
     context: CommandContext,
+    action: Annotated[
+        Literal["check"] | None,
+        typer.Argument(metavar="[check]", help="Check database, workspaces, storage and credentials, and exit."),
+    ] = None,
     database: Annotated[
         str | None,
         typer.Option(
@@ -57,14 +68,14 @@ def serve(
     tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None,
     new_admin_key: Annotated[
-        bool, typer.Option("--new-admin-key", help="Print a further key of the server's admin, if the first is lost.")
+        bool, typer.Option("--new-admin-key", help="Make a further key of the server's admin, if the first is lost.")
     ] = False,
 ) -> CommandResult:
     """Serve managed tables to a team, until SIGTERM or Ctrl-C.
 
     Clients get the location of a table and short-lived credentials for it; data does not pass through the server. The
-    first start prints the key of the server's admin, once; --new-admin-key prints a further one. Without options,
-    everything is in PENSTOCK_HOME.
+    first start writes the key of the server's admin to a file in PENSTOCK_HOME that only you can read. Without options,
+    everything is in PENSTOCK_HOME. `penstock serve check`, with the same options, proves that they work.
     """
     from penstock import server
 
@@ -86,6 +97,8 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
     )
+    if action == "check":
+        return _check(context, server.check_server(config))
     if not config.is_private:
         print_error(
             f"keys and credentials pass {host} unencrypted; use --tls-cert and --tls-key, or a proxy with TLS",
@@ -94,7 +107,8 @@ def serve(
 
     server.serve(
         config,
-        lambda started: _announce(started.url, started.admin_key, narrow=started.narrow),
+        lambda started: _announce(started.url, started.admin_key_file, narrow=started.narrow),
+        admin_key_file=_folder(home) / "admin-key",
         new_admin_key=new_admin_key,
     )
     return CommandResult({"stopped": True}, [])
@@ -109,15 +123,22 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _announce(url: str, admin_key: str | None, *, narrow: bool) -> None:
-    """Tell where the server listens; the key is printed here and never again."""
+def _check(context: CommandContext, checks: Sequence["Check"]) -> CommandResult:
+    redacted = [replace(check, detail=context.redact(check.detail)) for check in checks]
+    ok = all(check.ok for check in redacted)
+    lines = [render_check(check.name, check.detail, ok=check.ok) for check in redacted]
+    return CommandResult({"ok": ok, "checks": [*map(asdict, redacted)]}, lines, ok)
+
+
+def _announce(url: str, admin_key_file: Path | None, *, narrow: bool) -> None:
+    """Tell where the server listens; what it prints may be in a journal that others read, so never the key."""
     if not narrow:
         print_error("clients get credentials that reach all tables (--allow-shared-credentials)", "Warning")
-    if admin_key is not None:
+    if admin_key_file is not None:
         print(
-            f"The key of the server's admin, which is shown only now:\n\n    {admin_key}\n\n"
-            "Store it in a password manager. Then, on a client:\n\n"
-            f"    penstock login --url {url}\n"
+            f"The key of the server's admin is in {admin_key_file}, which only you can read.\n"
+            "Move it to a password manager. To begin:\n\n"
+            f"    penstock login --url {url} < {shlex.quote(str(admin_key_file))}\n"
             "    penstock members set NAME writer\n"
             "    penstock keys create NAME\n"
         )

@@ -13,6 +13,7 @@ from penstock.catalog import (
     find_settings,
     is_table_address,
     open_catalog,
+    own_workspace,
 )
 from penstock.client._ingest import ingest_files, ingest_rows, ingest_source
 from penstock.client._table_info import TableInfo, table_info
@@ -27,8 +28,9 @@ class Client:
     """The tables of a workspace, by name.
 
     With a key or a URL, they are those of a server (`penstock serve`). The arguments default to `PENSTOCK_API_KEY`,
-    `PENSTOCK_WORKSPACE` (else the workspace `default`) and `PENSTOCK_API_URL`, and these to `penstock login`. Without
-    any of them, the tables are those of the embedded catalog of this user. Rows never pass through the server.
+    `PENSTOCK_WORKSPACE` and `PENSTOCK_API_URL`, and these to `penstock login`. Without a workspace, it is that of the
+    key. Without any of them, the tables are those of the embedded catalog of this user, in the workspace `default`.
+    Rows never pass through the server.
 
     A table of another workspace is named `workspace/table`. Raises `AccessDeniedError` for a URL without a key,
     `InvalidInputError` for settings that cannot be right. Its methods raise `AccessDeniedError` for a key or a role
@@ -37,17 +39,22 @@ class Client:
     """
 
     def __init__(self, *, api_key: str | None = None, workspace: str | None = None, api_url: str | None = None) -> None:
-        settings = find_settings(api_key=api_key, workspace=workspace, api_url=api_url)
-        self._catalog = open_catalog(settings)
-        self._workspace = settings.workspace if settings is not None else default_workspace(workspace)
-        TableAddress(self._workspace, "table")  # raises for a name that no workspace can have
+        self._settings = find_settings(api_key=api_key, workspace=workspace, api_url=api_url)
+        self._catalog = open_catalog(self._settings)
+        self._workspace = default_workspace(workspace) if self._settings is None else self._settings.workspace
+        if self._workspace is not None:
+            TableAddress(self._workspace, "table")  # raises for a name that no workspace can have
 
     def __repr__(self) -> str:
-        return f"Client({str(self._catalog)!r}, workspace={self._workspace!r})"
+        named = "" if self._workspace is None else f", workspace={self._workspace!r}"
+        return f"Client({str(self._catalog)!r}{named})"
 
     @property
     def workspace(self) -> str:
-        """The workspace of tables that are named without one."""
+        """The workspace of tables that are named without one; the server is asked once, if only the key knows it."""
+        if self._workspace is None:
+            assert self._settings is not None
+            self._workspace = own_workspace(self._settings)
         return self._workspace
 
     def create_table(
@@ -142,7 +149,7 @@ class Client:
 
     def list_tables(self, *, dropped: bool = False) -> list[TableInfo]:
         """The tables of the workspace, sorted by name; or those that were dropped and can be restored."""
-        return [table_info(entry) for entry in self._catalog.tables(self._workspace, dropped=dropped)]
+        return [table_info(entry) for entry in self._catalog.tables(self.workspace, dropped=dropped)]
 
     def describe_table(self, name: str) -> TableInfo:
         """A table with its newest version, rows and columns."""
@@ -181,4 +188,4 @@ class Client:
         if is_table_address(name):
             return TableAddress.parse(name)
         found, separator, table = name.rpartition("/")
-        return TableAddress(found if separator else workspace or self._workspace, table)
+        return TableAddress(found if separator else workspace or self.workspace, table)

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from penstock.catalog.registry import Registry  # first, because it says which package is missing
 
@@ -17,9 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.catalog.vending import CachedVendor, Vendor, make_vendor
-from penstock.errors import PenstockError
-from penstock.server._config import ServerConfig
+from penstock.catalog.vending import CachedVendor
+from penstock.errors import PenstockError, StorageError
+from penstock.server._checks import raise_failures
+from penstock.server._config import ServerConfig, new_vendor
 from penstock.server._dispatch import Dispatcher
 from penstock.server._docs import docs_page
 from penstock.server._endpoint import Edge, Endpoint, Load, refuse_route
@@ -30,6 +32,7 @@ from penstock.server.operations import OPERATIONS, Services
 
 _MAX_THREADS = 32
 _HEALTH_CACHE_S = 1.0
+_DEEP_CACHE_S = 15.0
 _DAY_S = 86_400.0
 
 
@@ -39,14 +42,21 @@ def create_app(config: ServerConfig) -> Starlette:
     Raises `InvalidInputError` for a configuration that cannot work. When the application stops, requests in flight are
     answered first, and what the registry has buffered is written.
     """
-    registry = Registry(config.database, retention_s=config.retention_days * _DAY_S)
-    vendor = CachedVendor(new_vendor(config))
     metrics = Metrics()
+    registry = Registry(
+        config.database, retention_s=config.retention_days * _DAY_S, on_audit_dropped=metrics.audit_dropped
+    )
+    vendor = CachedVendor(new_vendor(config))
     document = openapi_document()
     services = Services(
         registry=registry,
         vendor=vendor,
-        check_health=_Cached(registry.check, _HEALTH_CACHE_S),
+        check_health=_Cached(registry.check, _HEALTH_CACHE_S, first=None),  # which `serve` has just used
+        check_deeply=_Cached(
+            partial(raise_failures, registry, vendor),
+            _DEEP_CACHE_S,
+            first=StorageError("the first checks are still running; ask again"),
+        ),
         metrics_text=metrics.text,
         documents={"openapi": document, "docs": docs_page(document)},
     )
@@ -84,19 +94,6 @@ def create_app(config: ServerConfig) -> Starlette:
     return app
 
 
-def new_vendor(config: ServerConfig) -> Vendor:
-    """The issuer of credentials; raises `InvalidInputError` if the store cannot narrow them."""
-    return make_vendor(
-        config.storage,
-        options=config.options,
-        role_arn=config.role_arn,
-        lifetime_s=config.credential_lifetime_s,
-        allow_shared=config.allow_shared_credentials,
-        hierarchical=config.hierarchical,
-        locations=config.locations,
-    )
-
-
 class _Refusal(Response):
     """The answer to a request for which there is no operation."""
 
@@ -115,24 +112,27 @@ def _refuse(_: HttpRequest, error: Exception) -> Response:
 
 
 class _Cached:
-    """A check whose outcome is used again for a while, so that nobody can load the database with it."""
+    """A check whose outcome is used again for a while, so that nobody can load the database with it.
 
-    def __init__(self, check: Callable[[], None], lifetime_s: float) -> None:
+    One thread checks; others do not wait for it, and get the outcome before: `first` until there is one.
+    """
+
+    def __init__(self, check: Callable[[], object], lifetime_s: float, *, first: PenstockError | None) -> None:
         self._check = check
         self._lifetime_s = lifetime_s
         self._lock = threading.Lock()
         self._until = 0.0
-        self._error: PenstockError | None = None
+        self._error = first
 
     def __call__(self) -> None:
-        with self._lock:
-            if time.monotonic() >= self._until:
-                try:
-                    self._check()
-                    self._error = None
-                except PenstockError as error:
-                    self._error = error
+        if time.monotonic() >= self._until and self._lock.acquire(blocking=False):
+            try:
+                self._check()
+                self._error = None
+            except PenstockError as error:
+                self._error = error
+            finally:
                 self._until = time.monotonic() + self._lifetime_s
-            failure = self._error
-        if failure is not None:
+                self._lock.release()
+        if (failure := self._error) is not None:
             raise failure

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.catalog.vending import Vendor, make_vendor
 from penstock.errors import InvalidInputError
 
 DEFAULT_PORT = 7117
@@ -64,3 +65,16 @@ class ServerConfig:
     def is_private(self) -> bool:
         """Whether nobody on the network can read requests: they stay on this machine, or are encrypted."""
         return self.host in _LOOPBACK or self.tls_cert is not None
+
+
+def new_vendor(config: ServerConfig) -> Vendor:
+    """The issuer of credentials; raises `InvalidInputError` if the store cannot narrow them."""
+    return make_vendor(
+        config.storage,
+        options=config.options,
+        role_arn=config.role_arn,
+        lifetime_s=config.credential_lifetime_s,
+        allow_shared=config.allow_shared_credentials,
+        hierarchical=config.hierarchical,
+        locations=config.locations,
+    )

@@ -26,6 +26,10 @@ class Metrics:
             "penstock_requests_in_flight", "Requests that are being answered.", registry=self._registry,
             multiprocess_mode="livesum",
         )  # fmt: skip
+        self._audit_dropped = Counter(
+            "penstock_audit_events_dropped", "Audit events that were lost, because the database was away for too long.",
+            registry=self._registry,
+        )  # fmt: skip
         self._purged = Counter("penstock_purged_tables", "Dropped tables that were deleted.", registry=self._registry)
 
     def begin(self) -> None:
@@ -37,6 +41,10 @@ class Metrics:
         self._in_flight.dec()
         self._requests.labels(method, path, str(status)).inc()
         self._seconds.labels(method, path).observe(seconds)
+
+    def audit_dropped(self) -> None:
+        """Count an audit event that was lost."""
+        self._audit_dropped.inc()
 
     def purged(self, tables: int) -> None:
         """Count dropped tables that were deleted."""

@@ -38,7 +38,7 @@ _STATUSES = {
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "Too many requests; `Retry-After` says when to come back.",
-    500: "An internal error; `instance` finds it in the log of the server.",
+    500: "An internal error, or settings of the server that do not work; `instance` finds it in the log of the server.",
     503: "The database or the store does not answer, or there are too many requests at once.",
 }
 _ITEM_DESCRIPTIONS = {"member": "The name of a member.", "key_id": "The id of a key: the part after `pen_`."}

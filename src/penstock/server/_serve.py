@@ -1,7 +1,9 @@
 """Run a server until it is told to stop."""
 
 import asyncio
+import logging.config
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -11,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,15 +23,19 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.supervisors import Multiprocess
 
+from penstock.catalog import write_private
 from penstock.catalog.registry import AuditEvent, Registry
 from penstock.errors import InvalidInputError, StorageError
-from penstock.server._app import create_app, new_vendor
-from penstock.server._config import ServerConfig
-from penstock.server._logging import log_settings
+from penstock.server._app import create_app
+from penstock.server._config import ServerConfig, new_vendor
+from penstock.server._logging import LOGGER, log_settings
 from penstock.server._metrics import MULTIPROCESS_FOLDER
 from penstock.server.operations import DELIMITER
 
 _BACKLOG = 2048
+_MAX_CONNECTIONS = 16_384
+_OTHER_FILES = 256
+"""File descriptors for the database, stores and logs."""
 _KEEP_ALIVE_S = 75
 _HEADERS_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 30
@@ -44,35 +51,52 @@ class Started:
     url: str
     narrow: bool
     """Whether clients get credentials of one table only."""
-    admin_key: str | None = field(repr=False)
-    """A key of the server's admin: on the first start of the first process, and where a new one is asked for."""
+    admin_key_file: Path | None
+    """Has a new key of the server's admin: on the first start of the first process, and where one is asked for."""
 
 
-def serve(config: ServerConfig, announce: Callable[[Started], None], *, new_admin_key: bool = False) -> None:
+def serve(
+    config: ServerConfig, announce: Callable[[Started], None], *, admin_key_file: Path, new_admin_key: bool = False
+) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are answered, and what is buffered is written.
 
-    `new_admin_key` creates a further key of the server's admin, for those who have lost the first one. Raises
+    `admin_key_file` gets the key of the server's admin when there is a new one: on the first start and, for those who
+    have lost it, with `new_admin_key`. Raises
     `InvalidInputError` for a configuration that cannot work, before anything is created; `StorageError` if the database
-    does not answer.
+    does not answer, or refuses every workspace.
     """
     vendor = new_vendor(config)
     _check_certificate(config)
     listener = _bind(config.host, config.port)
     with listener:
-        registry = Registry(config.database)
-        try:
-            registry.migrate()
-            admin_key = registry.bootstrap()
-            if new_admin_key and admin_key is None:
-                admin_key = _new_admin_key(registry)
-        finally:
-            registry.close()
-        announce(Started(_url(config, listener), vendor.narrow, admin_key))
+        has_new_key = _prepare(config, admin_key_file, new_admin_key=new_admin_key)
+        announce(Started(_url(config, listener), vendor.narrow, admin_key_file if has_new_key else None))
         if config.workers == 1:
             with _stop_signals():
                 _uvicorn_server(config).run(sockets=[listener])
         else:
             _run_workers(config, listener)
+
+
+def _prepare(config: ServerConfig, admin_key_file: Path, *, new_admin_key: bool) -> bool:
+    """Bring the database to a state that can be served; returns whether there is a new key of the server's admin."""
+    registry = Registry(config.database)
+    try:
+        registry.migrate()
+        key = registry.bootstrap()
+        if new_admin_key and key is None:
+            key = _new_admin_key(registry)
+        if key is not None:
+            write_private(admin_key_file, f"{key}\n")
+        logging.config.dictConfig(log_settings())
+        unusable = registry.repair()
+        if unusable and len(unusable) == len(registry.workspaces()):
+            raise next(iter(unusable.values()))
+        for name, error in unusable.items():  # the others can be served
+            LOGGER.error("workspace cannot be used", exc_info=error, extra={"fields": {"workspace": name}})
+    finally:
+        registry.close()
+    return key is not None
 
 
 def _new_admin_key(registry: Registry) -> str:
@@ -106,10 +130,17 @@ def _uvicorn_config(config: ServerConfig, app: Callable[[], Starlette]) -> uvico
         ws="none",
         lifespan="on",
         backlog=_BACKLOG,
+        limit_concurrency=_max_connections(),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         timeout_worker_healthcheck=_WORKER_TIMEOUT_S,
     )
+
+
+def _max_connections() -> int:
+    """Connections of a process, beyond which requests are refused: without a file descriptor nobody gets an answer."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(_MAX_CONNECTIONS, files - _OTHER_FILES))
 
 
 def _uvicorn_server(config: ServerConfig) -> uvicorn.Server:

@@ -50,6 +50,8 @@ class Credentials:
     """Storage options by obstore's names, such as `access_key_id`, `secret_access_key` and `session_token`."""
     lifetime_s: float | None
     """How long they are valid from now on; None if they do not expire. A duration, because clocks differ."""
+    refusal: str | None = None
+    """Why they cannot write; None if they can. Said to the user in place of what the store would say."""
 
     def __repr__(self) -> str:
         return f"Credentials({', '.join(self.options)}, lifetime_s={self.lifetime_s})"
@@ -67,6 +69,7 @@ class IssuedCredentials:
 
     def __init__(self, scheme: str, credentials: Credentials, *, received_s: float) -> None:
         self.options, self.lifetime_s = dict(credentials.options), credentials.lifetime_s
+        self.refusal = credentials.refusal
         secrets, self.settings = split_options(scheme, self.options)
         self.secrets = {name: value for name, value in secrets.items() if value}
         self.signing = self._take_signing(scheme)
@@ -115,7 +118,7 @@ class RenewedCredentials:
 
     def __reduce__(self) -> tuple[object, ...]:
         current = self._current
-        issued = current and (current.options, current.lifetime_s, current.expires_unix_s)
+        issued = current and (current.options, current.lifetime_s, current.expires_unix_s, current.refusal)
         return _restore, (self._scheme, self._uri, self._issuer, issued)
 
     def __call__(self) -> dict[str, Any]:
@@ -133,6 +136,11 @@ class RenewedCredentials:
     def current(self) -> IssuedCredentials | None:
         """The newest credentials, expired or not; None before the first use, if none were given."""
         return self._current
+
+    def check_writable(self, verb: str, uri: str) -> None:
+        """Raise `AccessDeniedError` if the current credentials are known to be for reading only."""
+        if (current := self._current) is not None and current.refusal is not None:
+            raise AccessDeniedError(f"cannot {verb} {uri}: {current.refusal}")
 
     def ensure(self, timeout_s: float) -> IssuedCredentials:
         """The current credentials; waits for new ones if they have expired. Raises `StorageError`."""
@@ -251,11 +259,14 @@ def _account_settings(account: str) -> dict[str, str]:
 
 
 def _restore(
-    scheme: str, uri: str, issuer: CredentialIssuer, issued: tuple[dict[str, str], float | None, float] | None
+    scheme: str,
+    uri: str,
+    issuer: CredentialIssuer,
+    issued: tuple[dict[str, str], float | None, float, str | None] | None,
 ) -> RenewedCredentials:
     if issued is None:
         return RenewedCredentials(scheme, uri, issuer, None)
-    options, lifetime_s, expires_unix_s = issued
+    options, lifetime_s, expires_unix_s, refusal = issued
     if lifetime_s is not None:
         lifetime_s = min(lifetime_s, max(expires_unix_s - time.time(), 0.0))
-    return RenewedCredentials(scheme, uri, issuer, Credentials(options, lifetime_s))
+    return RenewedCredentials(scheme, uri, issuer, Credentials(options, lifetime_s, refusal))

@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
@@ -152,7 +152,7 @@ class ObjectStore(Store):
         path, uri = self._path(key), object_uri(self.uri, key)
 
         def attempt(client: Client) -> None:
-            with translated("put", uri):
+            with self._writing("put", uri):
                 obstore.put(client, path, view, use_multipart=False)
 
         self._retry(attempt)
@@ -162,7 +162,7 @@ class ObjectStore(Store):
         path, uri, view = self._path(key), object_uri(self.uri, key), byte_view(data)
 
         def attempt(client: Client) -> None:
-            with translated("create", uri):
+            with self._writing("create", uri):
                 obstore.put(client, path, view, mode="create", use_multipart=False)
 
         self._retry(attempt, is_transient=is_issuer_failure)
@@ -232,7 +232,7 @@ class ObjectStore(Store):
 
     def _delete(self, paths: Sequence[str]) -> None:
         def attempt(client: Client) -> None:
-            with translated("delete", object_uri(self._bucket_uri, paths[0])):
+            with self._writing("delete", object_uri(self._bucket_uri, paths[0])):
                 obstore.delete(client, paths)
 
         self._retry(attempt)
@@ -259,7 +259,7 @@ class ObjectStore(Store):
 
         client = self._retry(lambda _: self._client(self._policy.attempt_timeout_s, max_retries=_PART_RETRIES))
         try:
-            with translated("put", uri):
+            with self._writing("put", uri):
                 obstore.put(
                     client,
                     path,
@@ -272,6 +272,12 @@ class ObjectStore(Store):
             if failures:  # the caller's iterable failed, not the store
                 raise failures[0] from None
             raise
+
+    def _writing(self, verb: str, uri: str) -> AbstractContextManager[None]:
+        """Translate the errors of a write; credentials that are known to be for reading are not sent."""
+        if self._renewed is not None:
+            self._renewed.check_writable(verb, uri)
+        return translated(verb, uri)
 
     def _retry(
         self,

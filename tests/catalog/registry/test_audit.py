@@ -92,15 +92,18 @@ def test_closing_writes_what_is_buffered(registry: Registry, url: str) -> None:
     assert numbers(registry.workspace("team").audit_events()) == [1]
 
 
-def test_memory_is_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "_MAX_BUFFERED", 10)
+    dropped: list[int] = []
+    registry = Registry(url, on_audit_dropped=lambda: dropped.append(1))
     workspace = registry.workspace("team")
     with registry._audit._flushing:  # the thread cannot write
         for number in range(25):
             workspace.audit(event(number))
-    assert registry.audit_events_dropped == 15
+    assert len(dropped) == 15
     registry.flush()
     assert numbers(workspace.audit_events()) == list(reversed(range(10)))
     workspace.audit(event(99))
     registry.flush()
     assert numbers(workspace.audit_events(limit=1)) == [99]
+    registry.close()

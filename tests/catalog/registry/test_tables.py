@@ -51,17 +51,6 @@ def test_pages_of_tables(registry: Registry) -> None:
         workspace.tables("\ud800")
 
 
-def test_similar_names_are_suggested(registry: Registry) -> None:
-    workspace = registry.workspace("team")
-    for name in ("robot_telemetry", "robots", "images"):
-        workspace.declare(name, f"s3://bucket/{name}")
-    workspace.declare("robot-old", "s3://bucket/old")
-    workspace.drop("robot-old")
-    assert workspace.similar("robot_telemtry")[0] == "robot_telemetry"
-    assert workspace.similar("zzz") == []
-    assert "robot-old" not in workspace.similar("robot-old")
-
-
 @pytest.mark.parametrize("name", ["", "Robots", "../x", "a/b", "a\0", "\ud800", "x" * 64, "a."])
 def test_names_obey_the_grammar_of_addresses(registry: Registry, name: str) -> None:
     workspace = registry.workspace("team")

@@ -3,6 +3,7 @@
 Needs the packages of `penstock[server]`; nothing else of Penstock imports it when it starts.
 """
 
+from penstock.catalog.registry._errors import DatabaseRefusedError
 from penstock.catalog.registry._records import (
     AuditEvent,
     KeyInfo,
@@ -17,6 +18,7 @@ from penstock.catalog.registry._tables import Workspace
 
 __all__ = [
     "AuditEvent",
+    "DatabaseRefusedError",
     "KeyInfo",
     "MemberInfo",
     "Principal",

@@ -36,14 +36,14 @@ class AuditLog:
     Memory is bounded: while the database is lost, events beyond the buffer are dropped and counted.
     """
 
-    def __init__(self, control: Database, workspaces: Workspaces) -> None:
+    def __init__(self, control: Database, workspaces: Workspaces, on_dropped: Callable[[], None]) -> None:
         self._control = control
         self._workspaces = workspaces
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._buffers: dict[WorkspaceKey | None, list[AuditEvent]] = {}
         self._buffered = 0
-        self.dropped = 0
+        self._on_dropped = on_dropped
 
     def add(self, workspace: WorkspaceKey | None, event: AuditEvent, *, now: bool) -> None:
         """Log an event; one that cannot be written now is written later, since its request has happened."""
@@ -55,7 +55,7 @@ class AuditLog:
                 _logger.warning("an audit event is delayed: %s", error)
         with self._lock:
             if self._buffered >= _MAX_BUFFERED:
-                self.dropped += 1
+                self._on_dropped()
                 return
             self._buffers.setdefault(workspace, []).append(event)
             self._buffered += 1

@@ -15,6 +15,7 @@ from penstock.catalog.registry._members import Members
 from penstock.catalog.registry._records import AuditEvent, KeyInfo, MemberInfo, Principal, Role, WorkspaceInfo
 from penstock.catalog.registry._tables import Workspace
 from penstock.catalog.registry._workspaces import Workspaces
+from penstock.errors import PenstockError
 
 _WEEK_S = 7 * 24 * 3600.0
 # The first process to insert the row wins; others wait for its transaction.
@@ -25,10 +26,18 @@ class Registry:
     """All that a server knows, on PostgreSQL or SQLite; any number of threads and processes may share a database.
 
     `url` is `postgresql://user:password@host/database`, `sqlite:///file`, or a path; `clock` gives the seconds since
-    1970, and `retention_s` for how long dropped tables can be restored. Call `migrate` first.
+    1970, `retention_s` for how long dropped tables can be restored, and `on_audit_dropped` is called for every audit
+    event that is lost with the database. Call `migrate` first.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.time, retention_s: float = _WEEK_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        retention_s: float = _WEEK_S,
+        on_audit_dropped: Callable[[], None] = lambda: None,
+    ) -> None:
         def now_us() -> int:
             return int(clock() * 1e6)
 
@@ -40,7 +49,7 @@ class Registry:
         self._keys = Keys(self._control, self._workspaces, now_us)
         self.is_known_key = self._keys.is_known
         """Whether a key was valid when it was looked up last; reads no database."""
-        self._audit = AuditLog(self._control, self._workspaces)
+        self._audit = AuditLog(self._control, self._workspaces, on_audit_dropped)
         self._flusher = Flusher(self.flush)
 
     def migrate(self) -> None:
@@ -59,9 +68,17 @@ class Registry:
             text, _ = self._keys.create_in(connection, None, "admin", expires_s=None, note="created on first start")
             return text
 
-    def check(self) -> None:
-        """Raise `StorageError` unless the database answers."""
-        self._control.read(sa.select(1))
+    def check(self, *, sample: int = 0) -> dict[str, PenstockError]:
+        """Of up to `sample` workspaces at random, those that the server cannot use, and why.
+
+        Raises `StorageError` unless the database answers and, with a sample, its login may create roles and schemas;
+        `NotFoundError` for a database without tables.
+        """
+        return self._workspaces.check(sample)
+
+    def repair(self) -> dict[str, PenstockError]:
+        """Create missing roles of workspaces, as after a restore; returns those that cannot be used even then."""
+        return self._workspaces.repair()
 
     def close(self) -> None:
         """Write what is buffered, and close all connections."""
@@ -127,11 +144,6 @@ class Registry:
     def audit_events(self, before: int | None = None, limit: int = 100) -> list[AuditEvent]:
         """The newest events that belong to no workspace; `before` is the id of the last event of the page before."""
         return self._audit.events(None, before, limit)
-
-    @property
-    def audit_events_dropped(self) -> int:
-        """The number of audit events that were lost with the database, as a metric."""
-        return self._audit.dropped
 
     def flush(self) -> None:
         """Write last uses of keys and buffered audit events; a thread does it every second."""

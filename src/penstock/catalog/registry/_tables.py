@@ -4,7 +4,6 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from difflib import get_close_matches
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,8 +17,6 @@ from penstock.catalog.registry._workspaces import Workspaces, plain_location
 from penstock.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError
 
 _MAX_PAGE = 1000
-_MAX_COMPARED = 1000
-_MAX_SUGGESTIONS = 3
 _CLAIM_US = 3_600_000_000  # a cleaner that died leaves its tables to others after an hour
 _COLUMNS = (
     _t.c.id, _t.c.name, _t.c.location, _t.c.owned, _t.c.created_us, _t.c.dropped_us, _t.c.purge_us, _t.c.created_by,
@@ -69,11 +66,6 @@ class Workspace:
         order = _t.c.id if dropped else _t.c.name
         query = sa.select(*_COLUMNS).where(_restorable if dropped else _live).order_by(order).limit(limit)
         return list(map(_row, self._database.read(query if after is None else query.where(order > after))))
-
-    def similar(self, table: str) -> list[str]:
-        """Up to three names of tables that resemble one, best first."""
-        query = sa.select(_t.c.name).where(_live).order_by(_t.c.name).limit(_MAX_COMPARED)
-        return get_close_matches(table, [name for (name,) in self._database.read(query)], _MAX_SUGGESTIONS)
 
     def declare(
         self,

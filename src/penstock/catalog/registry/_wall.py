@@ -20,7 +20,7 @@ from penstock.catalog.registry._database import (
     schema_name,
     workspace_url,
 )
-from penstock.errors import AccessDeniedError
+from penstock.errors import AccessDeniedError, NotFoundError
 
 _RIGHTS = {"tables": "SELECT, INSERT, UPDATE, DELETE", "audit": "SELECT, INSERT"}
 _RIGHTS_OF_LOGIN = sa.text(
@@ -29,10 +29,11 @@ _RIGHTS_OF_LOGIN = sa.text(
 )
 
 
-def prepare_control(control: Database) -> None:
-    """Check that the login may build walls, before anything is created."""
+def check_control(control: Database) -> None:
+    """Check that the database is there, and that its login may build walls."""
     if not control.is_postgresql:
-        create_sqlite_file(control.url)
+        if not Path(control.url.database or "").exists():
+            raise NotFoundError(f"{control.name} does not exist; the first start of a server creates it")
         return
     [(user, may_create_roles, may_create_schemas)] = control.read(_RIGHTS_OF_LOGIN)
     if not may_create_roles:
@@ -55,24 +56,20 @@ def new_password(control: Database) -> str | None:
 def create(connection: sa.Connection, control: Database, id: str, password: str | None) -> None:
     """Create the database of a workspace, as a part of the transaction on the control database."""
     if password is not None:
+        connection.exec_driver_sql(f"CREATE SCHEMA {schema_name(id)}")
+    migrate(connection, control, id, password)
+
+
+def migrate(connection: sa.Connection, control: Database, id: str, password: str | None) -> None:
+    """Bring the database of a workspace to the newest revision, and its role to the password and rights on record."""
+    if password is not None:
         role, schema = role_name(id), schema_name(id)
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        # The server's log of statements gets a verifier instead of the password.
-        verifier = driver.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
-        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD '{verifier}'")
-        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+        _set_password(connection, role, password)
         connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-    migrate(connection, control, id)
-
-
-def migrate(connection: sa.Connection, control: Database, id: str) -> None:
-    """Bring the database of a workspace to the newest revision."""
-    if control.is_postgresql:
-        connection.exec_driver_sql(f"SET LOCAL search_path = {schema_name(id)}")
+        connection.exec_driver_sql(f"SET LOCAL search_path = {schema}")
         _migrations.upgrade(connection, _migrations.WORKSPACE, database=control.name)
         for table, rights in _RIGHTS.items():
-            connection.exec_driver_sql(f"GRANT {rights} ON {table} TO {role_name(id)}")
+            connection.exec_driver_sql(f"GRANT {rights} ON {table} TO {role}")
         connection.exec_driver_sql(f"SET LOCAL search_path = {CONTROL_SCHEMA}")
         return
     url = workspace_url(control.url, id, None)
@@ -83,6 +80,24 @@ def migrate(connection: sa.Connection, control: Database, id: str) -> None:
             _migrations.upgrade(own, _migrations.WORKSPACE, database=database.name)
     finally:
         database.close()
+
+
+def _set_password(connection: sa.Connection, role: str, password: str) -> None:
+    """Create a role, or set the password of one: those of a cluster are in no dump of a database."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    # The server's log of statements gets a verifier instead of the password.
+    verifier = driver.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
+    exists = connection.execute(sa.text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role}).first()
+    connection.exec_driver_sql(f"{'ALTER' if exists else 'CREATE'} ROLE {role} LOGIN PASSWORD '{verifier}'")
+
+
+def check(database: Database, id: str) -> None:
+    """Raise `StorageError` unless the login of a workspace may read its tables, `NotFoundError` if it has none."""
+    # With the schema, because PostgreSQL leaves one without rights out of the search path: then no table is found.
+    schema = f"{schema_name(id)}." if database.is_postgresql else ""
+    for table in _RIGHTS:
+        database.read(sa.text(f"SELECT 1 FROM {schema}{table} LIMIT 0"))
 
 
 def drop_if_empty(connection: sa.Connection, control: Database, database: Database, id: str) -> int:

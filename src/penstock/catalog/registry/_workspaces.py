@@ -1,6 +1,9 @@
 """The directory of workspaces, and the databases of those in use."""
 
+import logging
+import random
 import secrets
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -13,13 +16,15 @@ import sqlalchemy as sa
 
 from penstock.catalog._address import TableAddress
 from penstock.catalog.registry import _migrations, _schema, _wall
-from penstock.catalog.registry._database import CONTROL_SCHEMA, Database, workspace_url
+from penstock.catalog.registry._database import CONTROL_SCHEMA, Database, create_sqlite_file, workspace_url
+from penstock.catalog.registry._errors import DatabaseRefusedError
 from penstock.catalog.registry._records import WorkspaceInfo
-from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError
+from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError, PenstockError
 
 _MAX_OPEN = 16
 _NAME_CACHE_S = 3.0
 _MIGRATION_LOCK = 0x70656E73746F636B  # any constant; "penstock"
+_logger = logging.getLogger("penstock.registry")
 _w, _l = _schema.workspaces, _schema.locations
 _FIND = sa.select(_w.c.id, _w.c.password).where(_w.c.name == sa.bindparam("name"))
 
@@ -48,21 +53,73 @@ class Workspaces:
 
     def migrate(self) -> None:
         """Bring the control database and every workspace to this version; processes that start at once take turns."""
-        _wall.prepare_control(self._control)
+        if not self._control.is_postgresql:
+            create_sqlite_file(self._control.url)
+        _wall.check_control(self._control)  # before anything is created
+        with self._alone() as connection:
+            if self._control.is_postgresql:
+                connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {CONTROL_SCHEMA}")
+            _migrations.upgrade(connection, _migrations.CONTROL, database=self._control.name)
+            newest = _migrations.head(_migrations.WORKSPACE)
+            for id, password, revision in connection.execute(sa.select(_w.c.id, _w.c.password, _w.c.revision)).all():
+                _migrations.check_known(_migrations.WORKSPACE, revision, database=self._control.name)
+                if revision != newest:
+                    _wall.migrate(connection, self._control, id, password)
+            connection.execute(sa.update(_w).where(_w.c.revision != newest).values(revision=newest))
+
+    def check(self, sample: int) -> dict[str, PenstockError]:
+        """Of some workspaces at random, those that cannot be used, and why; raises if the control database cannot."""
+        if not sample:
+            self._control.read(sa.select(1))
+            return {}
+        _wall.check_control(self._control)
+        rows = self._control.read(sa.select(_w.c.name, _w.c.id, _w.c.password))
+        chosen = random.sample(rows, min(sample, len(rows)))
+        reasons = ((name, self._why_unusable(WorkspaceKey(id, password))) for name, id, password in sorted(chosen))
+        return {name: reason for name, reason in reasons if reason is not None}
+
+    def repair(self) -> dict[str, PenstockError]:
+        """Give every workspace that its database refuses its role again; returns those that cannot be used even then.
+
+        A restored dump has no roles, and a copy of roles may have no passwords.
+        """
+        unusable: dict[str, PenstockError] = {}
+        for name, reason in self.check(sys.maxsize).items():
+            left: PenstockError | None = reason
+            # Never create what holds rows: empty tables would hide that those of a workspace were not restored.
+            if self._control.is_postgresql and isinstance(reason, DatabaseRefusedError):
+                key = self.find(name)
+                try:
+                    with self._alone() as connection:
+                        _wall.migrate(connection, self._control, key.id, key.password)
+                    _logger.warning("the role of the workspace %s was missing or refused, and was set up again", name)
+                    left = self._why_unusable(key)
+                except PenstockError as error:
+                    left = error
+            if left is not None:
+                unusable[name] = left
+        return unusable
+
+    @contextmanager
+    def _alone(self) -> Iterator[sa.Connection]:
+        """A transaction on the control database that only one process has at a time."""
         with self._control.transaction() as connection:
             if self._control.is_postgresql:
                 # Another process may migrate for longer than a statement should take.
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
                 connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-                connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {CONTROL_SCHEMA}")
-            _migrations.upgrade(connection, _migrations.CONTROL, database=self._control.name)
-            newest = _migrations.head(_migrations.WORKSPACE)
-            for id, revision in connection.execute(sa.select(_w.c.id, _w.c.revision)).all():
-                _migrations.check_known(_migrations.WORKSPACE, revision, database=self._control.name)
-                if revision != newest:
-                    _wall.migrate(connection, self._control, id)
-            connection.execute(sa.update(_w).where(_w.c.revision != newest).values(revision=newest))
+            yield connection
+
+    def _why_unusable(self, key: WorkspaceKey) -> PenstockError | None:
+        database = self._new_database(key)  # a login of its own: pooled connections outlive their rights
+        try:
+            _wall.check(database, key.id)
+        except PenstockError as error:
+            return error if self._exists(key.id) else None  # else it was dropped just now
+        finally:
+            database.close()
+        return None
 
     def create(self, connection: sa.Connection, name: str) -> None:
         """Create a workspace with its database in the caller's transaction; raises `AlreadyExistsError`."""
@@ -121,8 +178,7 @@ class Workspaces:
             found = self._open.get(key.id)
             if found is None:
                 self._close_unused()
-                url = workspace_url(self._control.url, key.id, key.password)
-                found = self._open[key.id] = Database(url, exists=partial(self._exists, key.id), kept=1)
+                found = self._open[key.id] = self._new_database(key)
             self._open.move_to_end(key.id)
             return found
 
@@ -167,6 +223,10 @@ class Workspaces:
             self._found.clear()
         for database in databases:
             database.close()
+
+    def _new_database(self, key: WorkspaceKey) -> Database:
+        url = workspace_url(self._control.url, key.id, key.password)
+        return Database(url, exists=partial(self._exists, key.id), kept=1)
 
     def _exists(self, id: str) -> bool:
         return bool(self._control.read(sa.select(_w.c.id).where(_w.c.id == id)))

@@ -27,7 +27,7 @@ EXPIRY = "expires_at_millis"
 
 def vend(request: Request[Any], location: str, wanted: Access | None) -> dict[str, str]:
     """The storage options with which a client opens a location; raises an `ApiError` if its role is too low."""
-    access = _allowed_access(request.principal, wanted)
+    access = allowed_access(request.principal, wanted)
     with settings_of_the_server():
         credentials = request.services.vendor.vend(location, access)
     options = dict(credentials.options)
@@ -36,7 +36,8 @@ def vend(request: Request[Any], location: str, wanted: Access | None) -> dict[st
     return options
 
 
-def _allowed_access(principal: Principal, wanted: Access | None) -> Access:
+def allowed_access(principal: Principal, wanted: Access | None) -> Access:
+    """What a key may do with the credentials that it gets; raises an `ApiError` if it wants more than its role."""
     most: Access = "read" if principal.role == "reader" else "write"
     if wanted == "write" and most == "read":
         raise denied("a reader gets credentials to read only; ask an admin of the workspace for the role writer")
@@ -53,4 +54,7 @@ def refresh_credentials(request: Request[CredentialsRequest]) -> CredentialsResp
         name: options[EXPIRY] for option, name in _ICEBERG_EXPIRY.items() if option in options and EXPIRY in options
     }
     prefixes = [StorageCredentials(prefix=row.location, config=config)] if config else []
-    return CredentialsResponse(table=row.name, storage_options=options, **{"storage-credentials": prefixes})
+    access = allowed_access(request.principal, request.params.access)
+    return CredentialsResponse(
+        table=row.name, access=access, storage_options=options, **{"storage-credentials": prefixes}
+    )

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from penstock.catalog.registry import DatabaseRefusedError
 from penstock.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     ConflictError,
     InvalidInputError,
@@ -97,8 +99,14 @@ def translate(error: PenstockError, target: Target) -> ApiError:
     if isinstance(error, InvalidInputError):
         return invalid(message)
     # What the server is made of is not the client's business, so the message is only logged.
+    if isinstance(error, AccessDeniedError | DatabaseRefusedError):  # keys of clients are checked before
+        misconfigured = (
+            "the server is misconfigured: its database or its store refuses it, and a retry will not help; its admin "
+            "sees the reason with `penstock serve check`, and in the log of the server by the request id"
+        )
+        return ApiError(500, Code.INTERNAL, misconfigured)
     if isinstance(error, StorageError):
-        unavailable = "the database or the store of the server does not answer, or refuses it; retry, or ask its admin"
+        unavailable = "the database or the store of the server does not answer; retry, or ask its admin"
         return ApiError(503, Code.SERVICE_UNAVAILABLE, unavailable, {"retry-after": "5"})
     return internal()
 
@@ -109,7 +117,7 @@ def settings_of_the_server() -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        raise StorageError(f"the settings of the server do not work: {error}") from error
+        raise AccessDeniedError(f"the settings of the server do not work: {error}") from error
 
 
 def internal() -> ApiError:

@@ -10,16 +10,18 @@ import pyarrow as pa
 
 import penstock
 from penstock.errors import CorruptError, NotFoundError
-from penstock.server.operations._errors import ApiError, Code, invalid
+from penstock.server.operations._errors import ApiError, Code, invalid, throttled
 from penstock.storage import OverlayStore, RetryPolicy, Store, open_store
 from penstock.types import ByteRange
 
 _RETRY = RetryPolicy(deadline_s=10.0, attempt_timeout_s=5.0)
 _MAX_CONCURRENT = 4
 """A store that does not answer must not occupy all threads of the server."""
-_MAX_BYTES = 64 * 1024 * 1024
-"""That are read to describe one table."""
-_slots = threading.BoundedSemaphore(_MAX_CONCURRENT)
+_MAX_BYTES = 4 * 1024 * 1024
+"""That are read to describe one table: while they are parsed, no other request of this process goes on."""
+_lock = threading.Lock()
+_opening: set[str] = set()
+"""Ids of the keys for which a table is being opened."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,17 @@ class TableMetadata:
     stats: dict[str, int]
 
 
-def is_declared_only(location: str, options: Mapping[str, str]) -> bool:
+def is_declared_only(location: str, options: Mapping[str, str], *, key_id: str) -> bool:
     """Whether there is no table at a location yet."""
-    with _opened(location, options) as store:
+    with _opened(location, options, key_id) as store:
         return not penstock.exists(store)
 
 
 def load_metadata(
-    location: str, options: Mapping[str, str], *, version: int | None, tag: str | None, branch: str | None
+    location: str, options: Mapping[str, str], *, key_id: str, version: int | None, tag: str | None, branch: str | None
 ) -> TableMetadata | None:
     """Open a table at a version; None if there is no table yet. Raises an `ApiError` if there is no such version."""
-    with _opened(location, options) as store:
+    with _opened(location, options, key_id) as store:
         if not penstock.exists(store):
             return None
         try:
@@ -84,17 +86,30 @@ class _BoundedStore(OverlayStore):
 
 
 @contextmanager
-def _opened(location: str, options: Mapping[str, str]) -> Iterator[Store]:
-    if not _slots.acquire(timeout=_RETRY.deadline_s):
-        raise ApiError(503, Code.SERVICE_UNAVAILABLE, "too many tables are being opened; retry", {"retry-after": "5"})
-    try:
+def _opened(location: str, options: Mapping[str, str], key_id: str) -> Iterator[Store]:
+    with _place(key_id):
         store = _BoundedStore(open_store(location, options=options, retry=_RETRY))
         try:
             yield store
         finally:
             store.close()
+
+
+@contextmanager
+def _place(key_id: str) -> Iterator[None]:
+    """One of few places, one for each key; raises an `ApiError` at once: a thread that waits would serve nobody."""
+    with _lock:
+        if key_id in _opening:
+            raise throttled(1.0)
+        if len(_opening) >= _MAX_CONCURRENT:
+            message = "too many tables are being opened; retry, or open the table yourself"
+            raise ApiError(503, Code.SERVICE_UNAVAILABLE, message, {"retry-after": "1"})
+        _opening.add(key_id)
+    try:
+        yield
     finally:
-        _slots.release()
+        with _lock:
+            _opening.remove(key_id)
 
 
 def _field(field: pa.Field) -> dict[str, Any]:

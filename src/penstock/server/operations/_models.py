@@ -30,7 +30,7 @@ _MAX_LIFETIME_S = 3650 * 86_400
 
 
 def _parse_flag(value: Any) -> Any:
-    return {"true": True, "false": False}.get(value, value)
+    return {"true": True, "1": True, "false": False, "0": False}.get(value, value)
 
 
 def _parse_number(value: Any) -> Any:
@@ -38,7 +38,7 @@ def _parse_number(value: Any) -> Any:
 
 
 Flag = Annotated[bool, BeforeValidator(_parse_flag)]
-"""`true` or `false` in a query string."""
+"""`true` or `false`, `1` or `0` in a query string."""
 Limit = Annotated[int, Field(ge=1, le=500), BeforeValidator(_parse_number)]
 
 
@@ -98,6 +98,7 @@ class DescribeTableResponse(Model):
     storage_options: dict[str, str] | None = Field(
         None, description="Options by the names of object stores; `expires_at_millis` if they expire."
     )
+    access: Literal["read", "write"] | None = Field(None, description="What the credentials allow.")
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="The schema in the JSON form of Arrow.")
     stats: dict[str, int] | None = None
     properties: PropertiesOut
@@ -178,6 +179,7 @@ class CredentialsResponse(Model):
     """Fresh credentials for a table."""
 
     table: str
+    access: Literal["read", "write"] = Field(description="What they allow.")
     storage_options: dict[str, str]
     storage_credentials: list[StorageCredentials] = Field(alias="storage-credentials")
 
@@ -310,6 +312,12 @@ class WhoAmIResponse(Model):
     role: Role
     server_admin: bool
     key_id: str
+
+
+class HealthRequest(Model):
+    """How much to check."""
+
+    deep: Flag = Field(False, description="Check the workspaces, the storage and the credentials as well.")
 
 
 class HealthResponse(Model):

@@ -36,6 +36,9 @@ class Services:
     registry: Registry
     vendor: Vendor
     check_health: Callable[[], None]
+    """Raises a `PenstockError` unless the database answers."""
+    check_deeply: Callable[[], None]
+    """Raises a `PenstockError` that names what does not work: database, workspaces, storage or credentials."""
     metrics_text: Callable[[], bytes]
     documents: Mapping[str, bytes]
     """The OpenAPI document and the page that shows it, by the names of their operations."""
@@ -64,13 +67,8 @@ class Request(Generic[M]):
             raise ApiError(404, Code.NAMESPACE_NOT_FOUND, str(error)) from error
 
     def find_table(self) -> TableRow:
-        """The table; raises `NotFoundError` that suggests similar names."""
-        workspace = self.workspace
-        try:
-            return workspace.find(self.table)
-        except NotFoundError as error:
-            similar = " or ".join(workspace.similar(self.table))
-            raise NotFoundError(f"{error}; did you mean {similar}?" if similar else str(error)) from error
+        """The table; raises `NotFoundError`. Similar names are for clients to find, each in its own time."""
+        return self.workspace.find(self.table)
 
 
 Handler = Callable[[Request[Any]], Model | Raw]

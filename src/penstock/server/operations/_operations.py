@@ -118,8 +118,8 @@ _MEMBER_OPERATIONS = (
 )  # fmt: skip
 
 _SERVER_OPERATIONS = (
-    Operation("health", "GET", "/health", "Check the server and its database.", None, _models.HealthResponse,
-              _system.health),
+    Operation("health", "GET", "/health", "Check the server and its database; with `deep`, all that it needs.", None,
+              _models.HealthResponse, _system.health, _models.HealthRequest),
     Operation("metrics", "GET", "/metrics", "Read the metrics, for Prometheus.", "server_admin", _system.METRICS_TYPE,
               _system.metrics),
     Operation("openapi", "GET", "/openapi.json", "Read this document.", None, _system.DOCUMENT_TYPE,

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.catalog.registry import TableRow
 from penstock.errors import AlreadyExistsError, InvalidInputError, NotFoundError, PenstockError
-from penstock.server.operations._credentials import vend
+from penstock.server.operations._credentials import allowed_access, vend
 from penstock.server.operations._errors import ApiError, Code, denied, invalid, settings_of_the_server
 from penstock.server.operations._metadata import is_declared_only, load_metadata
 from penstock.server.operations._models import (
@@ -33,15 +33,15 @@ def describe_table(request: Request[DescribeTableRequest]) -> DescribeTableRespo
     row = request.find_table()
     options = None if params.vend_credentials is False else vend(request, row.location, params.access)
     chosen = {"tag": params.tag, "branch": params.branch}
-    own_options = request.services.vendor.server_options
+    own_options, key_id = request.services.vendor.server_options, request.principal.key_id
     version, schema, stats, declared_only = params.version, None, None, None
     if params.load_detailed_metadata:
-        found = load_metadata(row.location, own_options, version=version, tag=params.tag, branch=params.branch)
+        found = load_metadata(row.location, own_options, key_id=key_id, version=version, **chosen)
         declared_only = found is None
         if found is not None:
             version, schema, stats = found.version, found.schema, found.stats
     elif params.check_declared:
-        declared_only = is_declared_only(row.location, own_options)
+        declared_only = is_declared_only(row.location, own_options, key_id=key_id)
     return DescribeTableResponse(
         table=row.name,
         namespace=[request.workspace_name or ""],
@@ -49,6 +49,7 @@ def describe_table(request: Request[DescribeTableRequest]) -> DescribeTableRespo
         table_uri=_uri(row.location) if params.with_table_uri else None,
         version=version,
         storage_options=options,
+        access=None if options is None else allowed_access(request.principal, params.access),
         schema=schema,
         stats=stats,
         properties={**row.properties, **{name: value for name, value in chosen.items() if value is not None}},
