@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine._machine import available_memory
-from penstock.engine._memory_budget import MemoryNeeds, split_budget
+from penstock.engine._memory_budget import BuildAhead, MemoryNeeds, split_budget
 from penstock.engine.planning import Layout
 from penstock.engine.window import Slab
 from penstock.format import Field, Schema
@@ -18,7 +18,8 @@ from penstock.format.kinds import Tensor
 MB = 1_000_000
 IMAGES = MemoryNeeds(
     budget_bytes=400 * MB, batch_size=64, batch_bytes=14 * MB, device_batch_bytes=0, by_rows=False, workers=2,
-    spans_at_once=2, prefetch_factor=2, window_rows=2_000, window_bytes=48 * MB, device_row_bytes=0, cache_bytes=0,
+    spans_at_once=2, prefetch_factor=2, assemblers=2, copies=0, functions=False, sizes_known=True,
+    window_rows=2_000, window_bytes=48 * MB, device_row_bytes=0, cache_bytes=0,
     device_free_bytes=None, device_memory=None,
 )  # fmt: skip
 
@@ -29,28 +30,31 @@ IMAGES = MemoryNeeds(
     workers=st.integers(1, 64),
     window_rows=st.integers(0, 1 << 16),
     by_rows=st.booleans(),
+    copies=st.integers(0, 3),
 )
 def test_batches_and_window_share_the_budget(
-    total_bytes: int, batch: int, workers: int, window_rows: int, by_rows: bool
+    total_bytes: int, batch: int, workers: int, window_rows: int, by_rows: bool, copies: int
 ) -> None:
     needs = replace(
-        IMAGES, budget_bytes=total_bytes, batch_bytes=batch, workers=workers, spans_at_once=workers,
+        IMAGES, budget_bytes=total_bytes, batch_bytes=batch, workers=workers, spans_at_once=workers, copies=copies,
+        assemblers=workers,
         window_rows=window_rows, window_bytes=window_rows * 24_000, by_rows=by_rows,
     )  # fmt: skip
     budget = split_budget(needs)
-    waiting = budget.prefetch_spans * budget.batches_per_span * batch
-    assert budget.prefetch_spans >= 2
+    depth = budget.spans.depth
+    waiting = (depth + copies * min(depth, workers)) * budget.batches_per_span * batch
+    assert depth >= 1
     assert budget.window_bytes >= total_bytes // 4
-    if budget.prefetch_spans > 2 and needs.window_bytes <= total_bytes // 4:
+    if depth > 1 and needs.window_bytes <= total_bytes // 4:
         assert waiting + budget.window_bytes <= total_bytes
         assert budget.window_fits
-    assert any("workers are busy" in note for note in budget.notes) == (budget.prefetch_spans < workers)
+    assert any("workers are busy" in note for note in budget.notes) == (depth < workers)
 
 
 def test_batches_get_the_memory_that_the_window_does_not_need() -> None:
     """Sixteen workers build sixteen batches at a time, though a quarter of the budget holds seven."""
     budget = split_budget(replace(IMAGES, workers=16, spans_at_once=16))
-    assert budget.prefetch_spans >= 16
+    assert budget.spans.depth >= 16
     assert budget.window_fits
     assert not budget.notes
 
@@ -60,6 +64,29 @@ def test_a_note_reports_workers_without_memory() -> None:
     assert budget.notes == (
         "memory_budget (100 MB) leaves room to make 3 batches of 14 MB at a time, so 3 of 8 workers are busy; raise it",
     )
+
+
+def test_spans_that_turn_out_larger_are_built_less_far_ahead() -> None:
+    ahead = BuildAhead(split_budget(replace(IMAGES, functions=True, copies=1)).spans)
+    first = ahead.depth
+    ahead.record(14 * MB)
+    expected = ahead.depth
+    assert first < expected
+    ahead.record(56 * MB)
+    assert ahead.depth < expected
+    ahead.record(10_000 * MB)
+    assert ahead.depth == 1
+    for _ in range(100):
+        ahead.record(14 * MB)
+    assert ahead.depth == expected
+
+
+def test_spans_of_unknown_size_are_built_one_at_a_time_until_one_is_measured() -> None:
+    budget = split_budget(replace(IMAGES, batch_bytes=MB, sizes_known=False))
+    ahead = BuildAhead(budget.spans)
+    assert (budget.batches_per_span, ahead.depth) == (1, 1)
+    ahead.record(14 * MB)
+    assert ahead.depth > 1
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.randoms(use_true_random=False))

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.device import BufferPool, empty_small_pages
 from penstock.engine._lease import VersionLeases
+from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
@@ -180,8 +181,9 @@ class LoaderEngine:
     def _threaded_run(self) -> ThreadedRun:
         options, accelerator, placement = self._source.pipeline, self._sizing.accelerator, self.placement
         allocator = empty_small_pages if options.into_batch else None
+        ahead = BuildAhead(options.spans)
         buffers = BufferPool(
-            max_idle_bytes=(options.depth + 2) * options.batches_per_span * self._sizing.memory_needs.batch_bytes
+            max_idle_bytes=(options.spans.depth + 2) * options.batches_per_span * self._sizing.memory_needs.batch_bytes
             + options.into_batch * options.window_bytes,
             allocator=allocator if accelerator is None else accelerator.allocate_pinned,
         )
@@ -190,14 +192,14 @@ class LoaderEngine:
             assemble = BatchAssembler(
                 self._formatter, placement, self._share.replacers, self.collector, row_keys=self._source.row_keys
             )
-            return [BatchBuilder(gather, assemble, lambda _: buffers.allocate)] * max(1, options.builders)
+            return [BatchBuilder(gather, assemble, lambda _: buffers.allocate, ahead.record)] * max(1, options.builders)
 
         return ThreadedRun(
             self._share.pipeline(
                 builders,
                 MixedBatches(buffers) if isinstance(self._partitioner, MixturePartitioner) else PooledBatches(buffers),
                 inline=self._options.workers.count == 0,
-                depth=options.depth,
+                ahead=ahead,
                 page_allocator=(
                     accelerator.allocate_pinned if accelerator is not None and self._sizing.decodes_on_device else None
                 ),

@@ -1,6 +1,6 @@
 """Split memory between the window and prefetched batches, on the host and on a device; pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MIN_SPAN_BYTES, _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 64
 _SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
@@ -8,6 +8,10 @@ _SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
 _DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """Largest fractions (1/n) of free device memory for a span, for prefetched batches, and for the window."""
+_UNMEASURED = 4
+"""Size of the first results of functions, relative to what they get: 8 bits often become 32."""
+_TOLERANCE = 1.25
+"""Spans may be larger by this factor than planned before fewer are built ahead."""
 _DEVICE_SLACK = 1.5
 """Device window relative to what the shuffle needs: room to read ahead, and for fragmentation."""
 
@@ -29,6 +33,14 @@ class MemoryNeeds:
     spans_at_once: int
     """Spans that are built at a time: one for each worker, or fewer if several workers build a span together."""
     prefetch_factor: int
+    assemblers: int
+    """Workers that make batches of spans, each of another one."""
+    copies: int
+    """Copies of a span that a worker needs besides it to make its batches: parts, what functions get and return."""
+    functions: bool
+    """Whether functions make the batches, so that their size is unknown."""
+    sizes_known: bool
+    """Whether `batch_bytes` has the decoded size of all values."""
     window_rows: float
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
     window_bytes: int
@@ -43,14 +55,55 @@ class MemoryNeeds:
     """Device memory that the user allows for the window."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanMemory:
+    """Memory for the spans that are built ahead of the loop."""
+
+    depth: int
+    """Spans built ahead, if they have the expected size."""
+    room_bytes: int
+    span_bytes: int
+    """Expected bytes of a span."""
+    first_bytes: int
+    """The same until the first one is measured."""
+    at_once: int
+    """Workers that make batches."""
+    copies: int
+    """See `MemoryNeeds`."""
+
+    def depth_for(self, span_bytes: float) -> int:
+        """Spans of a size that have room; the next one is always built."""
+        few = self.room_bytes // (max(1, span_bytes) * (1 + self.copies))
+        many = self.room_bytes // max(1, span_bytes) - self.at_once * self.copies
+        return max(1, min(self.depth, int(max(many, min(few, self.at_once)))))
+
+
+class BuildAhead:
+    """How many spans may be built ahead of the loop, given the sizes of those that were built."""
+
+    def __init__(self, memory: SpanMemory) -> None:
+        self._memory = memory
+        self._measured = 0.0
+
+    def record(self, span_bytes: int) -> None:
+        """Count a span that was built; larger ones count at once, smaller ones by and by."""
+        self._measured = max(span_bytes, 0.9 * self._measured + 0.1 * span_bytes)
+
+    @property
+    def depth(self) -> int:
+        memory, size = self._memory, self._measured
+        if not size:
+            return memory.depth_for(memory.first_bytes)
+        return memory.depth_for(size if size > _TOLERANCE * memory.span_bytes else memory.span_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """How memory is split."""
 
     batches_per_span: int
     """Batches built together."""
-    prefetch_spans: int
-    """Spans built ahead of the loop."""
+    spans: SpanMemory
     window_bytes: int
     device_rows: int
     """Rows of the window on the device; 0 if it is in host memory."""
@@ -72,7 +125,8 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     if free is not None:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
         batch_bytes = max(1, needs.device_batch_bytes)
-    batches_per_span = 1 if needs.by_rows else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
+    alone = needs.by_rows or not needs.sizes_known
+    batches_per_span = 1 if alone else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
@@ -81,9 +135,21 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
         spare = 2 * spare // 3
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
-    prefetch_spans = max(2, min(wanted, room // (batches_per_span * batch_bytes)))
-    waiting = prefetch_spans if free is None else 1  # batches on a device are queued there
-    window_bytes = max(quarter, left - waiting * batches_per_span * needs.batch_bytes)
+    size = batches_per_span * batch_bytes
+    copies, at_once = (needs.copies, needs.assemblers) if free is None else (0, 0)
+    spans = SpanMemory(
+        depth=wanted, room_bytes=room, span_bytes=size, at_once=at_once, copies=copies,
+        first_bytes=size * (_UNMEASURED if needs.functions else 1) if needs.sizes_known else room,
+    )  # fmt: skip
+    prefetch_spans = spans.depth_for(size)
+    waiting = batches_per_span * needs.batch_bytes  # batches on a device are queued there
+    if free is None:
+        waiting = size * (prefetch_spans + min(prefetch_spans, at_once) * copies)
+        if needs.functions or not needs.sizes_known:  # they may turn out larger
+            waiting = max(waiting, min(quarter, spare))
+        spans = replace(spans, room_bytes=waiting)
+    spans = replace(spans, depth=prefetch_spans if needs.sizes_known else wanted)
+    window_bytes = max(quarter, left - min(waiting, max(room, quarter)))  # the next span is built even over budget
     window_fits = need <= window_bytes
     if free is None and prefetch_spans < needs.spans_at_once:
         notes = (
@@ -99,9 +165,7 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
             f"the shuffle, which needs {need / 1e6:,.0f} MB, so blocks are read repeatedly; raise it, or "
             "lower Shuffle(spread=…)",
         )
-    return MemoryBudget(
-        batches_per_span, prefetch_spans, window_bytes, device_rows if window_fits else 0, window_fits, notes
-    )
+    return MemoryBudget(batches_per_span, spans, window_bytes, device_rows if window_fits else 0, window_fits, notes)
 
 
 def _device_rows(needs: MemoryNeeds, span_rows: int) -> tuple[int, tuple[str, ...]]:

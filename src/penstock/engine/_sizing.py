@@ -1,7 +1,7 @@
 """How large everything is: workers, spans, the window and the budget of memory, given the table and the options."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cloudpickle
 
@@ -14,6 +14,8 @@ from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection
 from penstock.engine.window import on_device, reads_into_batch
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
+from penstock.format import Field, value_kind
+from penstock.format.kinds import Image
 from penstock.plan import MixturePartitioner, RankPartitioner, ShuffleLayout
 from penstock.types import cached_property
 
@@ -93,7 +95,19 @@ class SizedTable:
             if shape is not None and counts(shape):
                 pixels = shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
                 size += count * (pixels - selection.average_bytes(known))  # encoded images stay in the window
+            elif shape is None and (found := self._decoded_bytes(known, decode)):
+                size += count * (found - selection.average_bytes(known))
         return rows * max(1.0, size)
+
+    def sizes_known(self, decode: DecodeOptions) -> bool:
+        """Whether the sizes of all values that are decoded are known before."""
+        decoded = [known for known in self.selection.fields if decode.decodes(known)]
+        return all(decode.image_shape(known) or self._decoded_bytes(known, decode) is not None for known in decoded)
+
+    def _decoded_bytes(self, known: Field, decode: DecodeOptions) -> float | None:
+        """Bytes of a decoded image of a column whose images vary; None if unknown, or if it has none."""
+        is_image = isinstance(value_kind(known.kind), Image) and decode.decoder(known) is True
+        return self.selection.decoded_bytes(known) if is_image else None
 
 
 class LoaderSizing:
@@ -162,11 +176,16 @@ class LoaderSizing:
         row_bytes = sum(table.share * table.selection.row_bytes for table in self._tables)
         window_spans = round(min(budget.window_bytes, self._window_need) / max(1.0, row_bytes * span_rows))
         by_blocks = all(table.plan.by_blocks for table in tables)
+        spans, window_spans = budget.spans, (into_batch and workers.processes > 0) * window_spans
         return PipelineOptions(
             tables=tables,
             plan_rows=self._plan_rows if by_blocks else span_rows,
             batches_per_span=budget.batches_per_span,
-            depth=budget.prefetch_spans + (into_batch and workers.processes > 0) * window_spans,
+            spans=replace(
+                spans,
+                depth=spans.depth + window_spans,
+                room_bytes=spans.room_bytes + window_spans * spans.span_bytes,
+            ),
             window_bytes=budget.window_bytes // processes,
             on_device=self.accelerator is not None and by_blocks and budget.on_device,
             threads=self._num_threads,
@@ -256,6 +275,15 @@ class LoaderSizing:
         return workers.threads if together else max(1, self._options.workers.count)
 
     @property
+    def _copies(self) -> int:
+        """Copies of a span that making its batches takes: see `MemoryNeeds`."""
+        if self._formatter.on_host:  # what functions get, their results, and the batch of these
+            return 3 if self.workers.processes else 1 + self._formatter.by_rows
+        decode = self._options.decode
+        varies = any(not decode.image_shape(known) for table in self._tables for known in table.layout.variable)
+        return 2 * (varies and self.workers.processes > 0)  # parts as they are built, and the batch of them
+
+    @property
     def decodes_on_device(self) -> bool:
         """Whether a device decodes encoded images from the window."""
         shapes = [self._options.decode.image_shape(known) for each in self._selections for known in each.fields]
@@ -270,7 +298,7 @@ class LoaderSizing:
     def budget_bytes(self) -> int:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
-        wanted = round(1.5 * self._window_need) + 8 * self._batch_bytes
+        wanted = round(1.5 * self._window_need) + (8 + self._copies * self._options.workers.count) * self._batch_bytes
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
@@ -310,6 +338,10 @@ class LoaderSizing:
             workers=max(1, options.workers.count),
             spans_at_once=self._spans_at_once,
             prefetch_factor=options.prefetch_factor,
+            assemblers=self.workers.processes or self._spans_at_once,
+            copies=self._copies,
+            functions=self._formatter.on_host or options.decode.has_functions,
+            sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
             window_bytes=sum(table.window_bytes for table in blocks),
             device_row_bytes=sum(column.row_bytes for column in device_columns),

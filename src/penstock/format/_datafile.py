@@ -77,6 +77,7 @@ def encode_file(
         page_crcs=np.array([crc32c(page) for page in pages], np.uint32),
         value_starts=_value_starts(columns, schema, pages, page_rows, codec is not None),
         blobs=_blobs(columns, batch),
+        decoded_bytes=_decoded_bytes(columns, batch),
     )
     return entry, data
 
@@ -92,6 +93,14 @@ def _max_file_bytes(parts: Sequence[pa.RecordBatch], header_bytes: int) -> int:
 def _blobs(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[BlobUse, ...]:
     references = [batch.column(n).drop_null().to_pylist() for n, column in enumerate(columns) if column.references]
     return tuple(BlobUse(blob["id"], blob["length"]) for column in references for blob in column)
+
+
+def _decoded_bytes(columns: Sequence[FileColumn], batch: pa.RecordBatch) -> tuple[int | None, ...]:
+    found = [
+        None if column.references else column.field.kind.decoded_bytes(batch.column(n))
+        for n, column in enumerate(columns)
+    ]
+    return () if all(size is None for size in found) else tuple(found)
 
 
 @dataclass(frozen=True)

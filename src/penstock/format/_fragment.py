@@ -75,6 +75,8 @@ class DataFile:
     blobs: tuple[BlobUse, ...] = ()
     bounds: FilePageBounds | None = None
     """Bounds of the values in each page; None if unknown."""
+    decoded_bytes: tuple[int | None, ...] = ()
+    """For each Arrow column the approximate bytes of its decoded images; None for other columns; empty if unknown."""
 
     def page_bounds(self, field_id: int) -> PageBounds | None:
         """The bounds of a field in each page; None if unknown."""

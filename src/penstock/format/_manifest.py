@@ -30,7 +30,9 @@ from penstock.types import Buffer, RowRange
 
 MAX_LEVELS = 32
 """With the default of 32 nodes per node, eight levels hold a million million fragments."""
-_NULLABLE = ("deleted", "low", "high", "bounds")
+_NULLABLE = ("deleted", "low", "high", "bounds", "decoded_bytes")
+_OPTIONAL = ("bounds", "decoded_bytes")
+"""Members of a file that not every writer stores."""
 _INT64 = range(1 << 63)
 _SINGLE_THREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -88,6 +90,7 @@ _FILE = pa.struct(
         ("changed", pa.list_(_CHANGED)),
         ("blobs", pa.list_(_BLOB)),
         ("bounds", pa.list_(PAGE_BOUNDS)),
+        ("decoded_bytes", pa.list_(pa.int64())),
     ]
 )
 LEAF_SCHEMA = pa.schema(
@@ -118,13 +121,6 @@ INNER_SCHEMA = pa.schema(
 NODE_MEMBERS = tuple(INNER_SCHEMA.names)
 """What every parent stores of a node."""
 _NODE_STATISTICS = pa.list_(STATISTICS)
-_WITHOUT_BOUNDS = pa.schema(
-    [
-        *list(LEAF_SCHEMA)[:-1],
-        ("files", pa.list_(pa.struct([member for member in _FILE if member.name != "bounds"]))),
-    ]
-)
-"""A leaf of a writer that knows no page bounds."""
 
 
 def encode_manifest(id: str, manifest: Manifest) -> tuple[Node, memoryview]:
@@ -229,7 +225,7 @@ def open_manifest(node: Node, data: Buffer, where: str) -> pa.RecordBatch:
         file = pa.ipc.open_file(pa.py_buffer(data), options=_SINGLE_THREADED)
         batch = file.get_batch(0) if file.num_record_batches == 1 else _combined(file.read_all())
         batch.validate(full=True)
-        batch = _as_schema(batch, _inner_schema(batch) if node.level else LEAF_SCHEMA)
+        batch = _as_schema(batch, _inner_schema(batch) if node.level else _leaf_schema(batch))
         if not node.level:
             ids = RowRange(node.first_id, node.end_id)
             totals = {name: getattr(node, name) for name in ("fragments", "rows", "live", "bytes")}
@@ -247,9 +243,18 @@ def _inner_schema(batch: pa.RecordBatch) -> pa.Schema:
     return INNER_SCHEMA.append(pa.field("statistics", _NODE_STATISTICS)) if known else INNER_SCHEMA
 
 
+def _leaf_schema(batch: pa.RecordBatch) -> pa.Schema:
+    """The columns to read of a leaf, with the optional members that its files have."""
+    if batch.schema.equals(LEAF_SCHEMA):
+        return LEAF_SCHEMA
+    files = batch.schema.field("files").type.value_type
+    members = [known for known in _FILE if known.name not in _OPTIONAL or files.get_field_index(known.name) >= 0]
+    return LEAF_SCHEMA.set(len(LEAF_SCHEMA) - 1, pa.field("files", pa.list_(pa.struct(members))))
+
+
 def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns and members of a schema, by name; raises for one that is missing, null or of another type."""
-    if not batch.schema.equals(schema) and not batch.schema.equals(_WITHOUT_BOUNDS):
+    if not batch.schema.equals(schema):
         columns = [batch.column(known.name).cast(known.type) for known in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for known, column in zip(batch.schema, batch.columns, strict=True):
@@ -322,6 +327,8 @@ def _files(array: pa.StructArray) -> list[DataFile]:
     blobs = array.field("blobs").to_pylist()
     pages = {name: lists(name) for name in ("page_rows", "page_offsets", "page_crcs", "value_starts")}
     bounds = _stored_bounds(array, pages["page_rows"])
+    known = array.type.get_field_index("decoded_bytes") >= 0
+    decoded = array.field("decoded_bytes").to_pylist() if known else [None] * len(array)
     return [
         DataFile(
             **{name: values[index] for name, values in scalars.items()},
@@ -333,6 +340,7 @@ def _files(array: pa.StructArray) -> list[DataFile]:
             changed=tuple(ChangedRows(**change) for change in changed[index]),
             blobs=tuple(BlobUse(**blob) for blob in blobs[index]),
             bounds=bounds[index],
+            decoded_bytes=tuple(decoded[index] or ()),
         )
         for index in range(len(array))
     ]

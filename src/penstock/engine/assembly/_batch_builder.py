@@ -11,6 +11,7 @@ from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import Allocators, split
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._leaves import array_bytes
 from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer, RowSource
 from penstock.engine.planning import MixedSpan, Span
 from penstock.plan import SpanSteps, derive_key, random_u64
@@ -182,9 +183,16 @@ Gatherer = Callable[[Any, Allocators], GatheredRows]
 class BatchBuilder:
     """Builds the batches of spans in a thread of this process; one for each thread."""
 
-    def __init__(self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators) -> None:
-        self._gather, self._assemble, self._empty = gather, assemble, empty
+    def __init__(
+        self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators, record_bytes: Callable[[int], None]
+    ) -> None:
+        """`record_bytes` is called with the bytes of each span."""
+        self._gather, self._assemble, self._empty, self._record_bytes = gather, assemble, empty, record_bytes
 
     def __call__(self, span: AnySpan) -> BuiltBatches:
         """The batches of a span; see `BatchAssembler`."""
-        return self._assemble(span, self._gather(span, self._empty), span.steps.batch_rows)
+        gathered = self._gather(span, self._empty)
+        size = array_bytes(gathered.columns)
+        built = self._assemble(span, gathered, span.steps.batch_rows)
+        self._record_bytes(max(size, array_bytes(built.batches)))
+        return built

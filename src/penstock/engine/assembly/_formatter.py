@@ -16,7 +16,7 @@ from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._rows import PAD, BadRowsError
 from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
-from penstock.format.kinds import Tensor, Values
+from penstock.format.kinds import Tensor
 
 Sample = dict[str, Any]
 
@@ -82,8 +82,8 @@ class NumpyFormatter:
             if self.transform is None:
                 samples = inputs = samples_of(columns, self.array)
             else:
-                inputs = self._inputs(columns)
-                samples = self._transform_samples(self.transform, list(map(copy, inputs)), keys)
+                inputs = samples_of({name: values for name, values in columns.items() if name != PAD}, self.array)
+                samples = self._transform_samples(self.transform, inputs, keys)
             batch = self._collate(samples, inputs) if self.collate_fn is None else self.collate_fn(samples)
             if flags is not None and isinstance(batch, dict):
                 batch[PAD] = self.array(np.asarray(flags))
@@ -157,12 +157,10 @@ class NumpyFormatter:
         random.seed(seed)
         np.random.seed(seed)
 
-    def _inputs(self, columns: Columns) -> list[Sample]:
-        """Samples for the transform; copies if they may be needed again, because a transform may modify its input."""
-        values = {name: column for name, column in columns.items() if name != PAD}
-        if self.tolerant:
-            values = {name: _copied(column) for name, column in values.items()}
-        return samples_of(values, self.array)
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value
+        return self.array(np.array(self.to_numpy(value))) if self.is_array(value) else deepcopy(value)
 
     def _bind(self, function: Callable[..., Any], keys: RowKeys | None) -> Callable[[Any, int], Any]:
         """Bind a user's function to the random generator of a row, or of the first row of a batch."""
@@ -177,11 +175,19 @@ class NumpyFormatter:
 
         return call
 
-    def _transform_samples(self, transform: Callable[..., Any], samples: list[Any], keys: RowKeys | None) -> list[Any]:
+    def _transform_samples(
+        self, transform: Callable[..., Any], inputs: list[Sample], keys: RowKeys | None
+    ) -> list[Any]:
+        """What the transform makes of samples, one by one: of copies if all may be needed again, as it may modify them.
+
+        Of `inputs` remains what `_collate` compares, so that the rest is freed as soon as the transform drops it.
+        """
         call = self._bind(transform, keys)
         done: list[Any] = []
         failures: dict[int, Exception] = {}
-        for index, sample in enumerate(samples):
+        for index, sample in enumerate(inputs):
+            sample = {name: self._copied(value) for name, value in sample.items()} if self.tolerant else copy(sample)
+            inputs[index] = {name: value for name, value in sample.items() if name in self.ragged_columns}
             try:
                 done.append(call(sample, index))
             except Exception as error:  # a user's function may raise anything
@@ -321,9 +327,3 @@ def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.flags.writeable and array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))
-
-
-def _copied(values: Values) -> Values:
-    if isinstance(values, np.ndarray):
-        return values.copy()
-    return [deepcopy(value) for value in values]

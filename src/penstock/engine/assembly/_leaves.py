@@ -1,4 +1,4 @@
-"""Map the leaves of nested batches."""
+"""Map and measure the leaves of nested batches."""
 
 from collections.abc import Callable
 from copy import copy
@@ -21,3 +21,12 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, *, leaf_type: type | None =
     if type(value).__bases__ == (tuple,) and hasattr(value, "_fields"):
         return type(value)(*(map_leaves(fn, inner, leaf_type=leaf_type) for inner in value))
     return fn(value)
+
+
+def array_bytes(value: Any) -> int:
+    """Bytes of the arrays and tensors in nested dictionaries, lists and tuples; other values count as nothing."""
+    if isinstance(value, dict):
+        return sum(map(array_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return 0 if value and isinstance(value[0], str | bytes | int | float) else sum(map(array_bytes, value))
+    return int(getattr(value, "nbytes", 0))

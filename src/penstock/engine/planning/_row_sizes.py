@@ -1,7 +1,7 @@
 """Sizes of rows, from the statistics of the manifests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,17 @@ class RowSizes:
     """Selected rows of each group."""
     bytes: dict[int, Floats]
     """Bytes of a row in each group, by field id."""
+    decoded: dict[int, Floats] = field(default_factory=dict)
+    """The same once decoded, of columns of images; NaN where that is unknown."""
 
     def average(self, field_id: int) -> float:
         """Bytes of an average row of a column."""
         return float(self.rows @ self.bytes[field_id]) / max(1.0, float(self.rows.sum()))
+
+    def largest_decoded(self, field_id: int) -> float | None:
+        """Bytes of a decoded value in the group where they are largest; None if unknown in one of them."""
+        sizes = np.maximum(self.decoded[field_id], self.bytes[field_id])[self.rows > 0]
+        return None if np.isnan(sizes).any() else float(sizes.max(initial=0.0))
 
     def largest(self, count: float) -> float:
         """Bytes of the `count` largest rows, over all columns."""
@@ -37,10 +44,11 @@ class RowSizes:
 
 def leaf_sizes(
     leaf: Manifest | pa.RecordBatch, field_ids: Sequence[int], fixed_bytes: Mapping[int, int]
-) -> dict[int, Floats]:
-    """For each fragment of a leaf the bytes of a row, by field id; `fixed_bytes` has the columns of known size.
+) -> tuple[dict[int, Floats], dict[int, Floats]]:
+    """For each fragment of a leaf the bytes of a row, by field id, as stored and decoded (NaN if unknown).
 
-    Columns of variable size that share a file are taken to be equally large.
+    `fixed_bytes` has the columns of known size. Columns of variable size that share a file are taken to be equally
+    large.
     """
     if isinstance(leaf, Manifest):
         rows = np.array([fragment.rows for fragment in leaf.fragments], np.int64)
@@ -49,6 +57,7 @@ def leaf_sizes(
         lengths = np.array([file.length + sum(blob.length for blob in file.blobs) for _, file in files], np.float64)
         file_rows = np.array([file.rows for _, file in files], np.int64)
         fields: Sequence[Sequence[int]] = [file.fields for _, file in files]
+        decoded: Sequence[Sequence[int | None] | None] = [file.decoded_bytes for _, file in files]
     else:
         rows = leaf.column("rows").to_numpy()
         column = leaf.column("files")
@@ -57,7 +66,9 @@ def leaf_sizes(
         lengths = stored.field("length").to_numpy() + _blob_bytes(stored.field("blobs"))
         file_rows = stored.field("rows").to_numpy()
         fields = stored.field("fields").to_pylist()
-    found = {field_id: np.zeros(len(rows)) for field_id in field_ids}
+        known_sizes = stored.type.get_field_index("decoded_bytes") >= 0
+        decoded = stored.field("decoded_bytes").to_pylist() if known_sizes else [None] * len(fields)
+    found, whole = ({field_id: np.zeros(len(rows)) for field_id in field_ids} for _ in range(2))
     for number, (stored_ids, length, count) in enumerate(zip(fields, lengths, file_rows, strict=True)):
         ids = [field_id for field_id in stored_ids if field_id > 0]  # others are references to blobs
         known = sum(fixed_bytes.get(field_id, 0) for field_id in ids)
@@ -65,7 +76,14 @@ def leaf_sizes(
         for field_id in ids:
             if field_id in found:
                 found[field_id][fragment_of[number]] += share
-    return {field_id: sizes / np.maximum(1, rows) for field_id, sizes in found.items()}
+                sizes = dict(zip(stored_ids, decoded[number] or (), strict=False))
+                size = sizes.get(field_id)
+                whole[field_id][fragment_of[number]] += np.nan if size is None else size
+    return _per_row(found, rows), _per_row(whole, rows)
+
+
+def _per_row(sizes: Mapping[int, Floats], rows: npt.NDArray[np.int64]) -> dict[int, Floats]:
+    return {field_id: total / np.maximum(1, rows) for field_id, total in sizes.items()}
 
 
 def _blob_bytes(blobs: pa.ListArray) -> npt.NDArray[np.int64]:

@@ -143,6 +143,10 @@ class Selection:
         """Approximate bytes of a value of one column in memory."""
         return self._memory_sizes.average(field.id)
 
+    def decoded_bytes(self, field: Field) -> float | None:
+        """Approximate bytes of a decoded image of a column, where images are largest; None if unknown."""
+        return self._sizes.largest_decoded(field.id)
+
     def largest_rows_bytes(self, count: float) -> float:
         """Approximate bytes in memory of the `count` largest rows, over all selected columns."""
         return max(count, self._memory_sizes.largest(count))
@@ -291,19 +295,21 @@ class Selection:
             used = np.flatnonzero([leaf.live for leaf in self.leaves] if self.rows is None else self._leaf_rows)
             sections = used[:: max(1, len(used) // _SAMPLED_LEAVES) if self.coarse else 1].tolist()
         rows: list[float] = []
-        groups: list[dict[int, Floats]] = []
+        groups: list[tuple[dict[int, Floats], dict[int, Floats]]] = []
         for leaf, starts in thread_map(self._leaf, sections, max_workers=_MANIFEST_READERS):
             groups.append(leaf_sizes(leaf, [field.id for field in variable], known))
             rows += [float(len(self._select(start, end - start))) for start, end in pairwise(starts)]
         if not any(rows):
-            rows, groups = [float(len(self._requested))], [{field.id: np.zeros(1) for field in variable}]
+            nothing = {field.id: np.zeros(1) for field in variable}
+            rows, groups = [float(len(self._requested))], [(nothing, nothing)]
         sizes = {
             field.id: np.full(len(rows), float(known[field.id]))
             if field.id in known
-            else np.concatenate([group[field.id] for group in groups]) + _linked_bytes(field)
+            else np.concatenate([stored[field.id] for stored, _ in groups]) + _linked_bytes(field)
             for field in self.fields
         }
-        return RowSizes(np.array(rows), sizes)
+        decoded = {field.id: np.concatenate([group[field.id] for _, group in groups]) for field in variable}
+        return RowSizes(np.array(rows), sizes, decoded)
 
     @cached_property
     def _memory_sizes(self) -> RowSizes:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from penstock.plan import Places
 
+_LARGE_BYTES = 64 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
@@ -32,11 +34,13 @@ class _Arrays:
 
 
 def pack_rows(values: Any) -> Any:
-    """The values of a column, compact if they are arrays."""
+    """The values of a column, compact if they are small arrays; large ones are not worth a copy."""
     if not isinstance(values, list) or not all(value is None or type(value) is np.ndarray for value in values):
         return values
     arrays = [value for value in values if value is not None]
     if not arrays or arrays[0].dtype.hasobject or any(array.dtype != arrays[0].dtype for array in arrays):
+        return values
+    if sum(array.nbytes for array in arrays) > _LARGE_BYTES * len(arrays):
         return values
     joined = np.concatenate([array.reshape(-1) for array in arrays])
     return _Arrays(joined, [None if value is None else value.shape for value in values])

@@ -27,6 +27,7 @@ from heapq import heappop, heappush
 from threading import Condition, Thread, current_thread
 from typing import Any, Generic, TypeVar
 
+from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import AnySpan
 from penstock.engine.planning import MixedPlanner, Planner
@@ -59,11 +60,11 @@ class Pipeline(Generic[Built]):
         threads: int,
         inline: bool,
         tolerant: bool,
-        depth: int | None,
+        ahead: BuildAhead | None,
         collector: StatsCollector,
         init_thread: Callable[[], None] | None = None,
     ) -> None:
-        """Up to `depth` spans are built ahead of the consumer, or those that `raise_limit` allows.
+        """Spans are built as far ahead of the consumer as `ahead` says, or those that `raise_limit` allows.
 
         With `inline`, the consumer's thread is the only builder. Without a fetcher the threads read by themselves. Each
         thread calls `init_thread` first. A tolerant pipeline leaves damaged pages to the builders instead of failing
@@ -87,7 +88,7 @@ class Pipeline(Generic[Built]):
         self._results: dict[int, Built | BaseException] = {}
         self._limit = 0
         """Spans with lower numbers may be built."""
-        self._depth = depth
+        self._ahead = ahead
         self._next_number = 0
         """The number after that of the last admitted span."""
         self._idle_threads = 0
@@ -106,7 +107,7 @@ class Pipeline(Generic[Built]):
         """Start to read at a position, where span `number` begins; spans before `first` are skipped."""
         self._plan = self._admit_spans(epoch, consumed, number, first)
         self._reading_epoch = self._planning_epoch = epoch
-        self._limit = self._depth or 0
+        self._limit = 0 if self._ahead is None else self._ahead.depth
         _running.add(self)
         for thread in self._threads:
             thread.start()
@@ -171,8 +172,8 @@ class Pipeline(Generic[Built]):
                 else:
                     self._result_ready.wait()
             span = self._undelivered.popleft()
-            if self._depth is not None:
-                self._limit = span.number + 1 + self._depth
+            if self._ahead is not None:
+                self._limit = span.number + 1 + self._ahead.depth
             if self._idle_threads and (self._startable() or self._can_plan()):
                 self._task_ready.notify()
         waited = time.perf_counter() - started

@@ -9,18 +9,20 @@ The contract; if the code disagrees with this list, the code is wrong:
 - This process has no thread of its own: messages are handled while the loop waits for a batch.
 - If a worker process dies, another one takes over its share from the first span that is not answered, and unfinished
   spans are finished by others: a process writes the batches that functions make to a spare slot of its own, and gets
-  that of the span in exchange. If processes die three times before a span is delivered, the run fails.
+  that of the span in exchange, while it has more to finish. If processes die three times before a span is delivered,
+  the run fails.
 - Slots of a stopped run are not reused, because processes may still write to them.
 """
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import (
     PAD,
@@ -115,6 +117,7 @@ class ProcessRun:
         self._pending: dict[int, _PendingSpan] = {}
         self._spares: dict[int, Slot] = {}
         """The slots that workers write the next batches of functions to."""
+        self._ahead = BuildAhead(self._source.pipeline.spans)
         self._next = 0
         self._deaths = 0
         self._errors: dict[int, BaseException] = {}
@@ -197,7 +200,7 @@ class ProcessRun:
     def _assign(self) -> None:
         """Assign spans as far ahead as there are slots for, and not beyond the next epoch."""
         fresh: dict[int, _PendingSpan] = {}
-        limit = self._next + self._source.pipeline.depth
+        limit = self._next + self._ahead.depth
         while self._next + len(self._pending) + len(fresh) < limit:
             steps = self._unassigned or next(self._steps, None)
             self._unassigned = steps
@@ -251,6 +254,8 @@ class ProcessRun:
                 self._take_part(worker, message, descriptor)
             else:
                 self._take_batches(worker, message, descriptor)
+        if not self._stopped:  # spans may be smaller than expected
+            self._assign()
 
     def _fail(self, worker: int, error: BaseException) -> None:
         unanswered = [span for span in self._pending.values() if worker in span.missing]
@@ -272,8 +277,15 @@ class ProcessRun:
             span.failure = part.failure
         if part.shipment is not None:
             span.parts.append((part.places, part.shipment, descriptor))
-        if not span.missing and self._pool.finishes:
-            self._finish(span)
+        if not span.missing:
+            self._record(span, [descriptor for *_, descriptor in span.parts])
+            if self._pool.finishes:
+                self._finish(span)
+
+    def _record(self, span: _PendingSpan, descriptors: Sequence[int | None]) -> None:
+        """Measure a span, of which these descriptors have what is not in the slot."""
+        sizes = (os.fstat(descriptor).st_size for descriptor in descriptors if descriptor is not None)
+        self._ahead.record(span.slot.memory.bytes.nbytes + sum(sizes))
 
     def _finish(self, span: _PendingSpan) -> None:
         """Let the worker with least to do make the batches of a span."""
@@ -311,6 +323,10 @@ class ProcessRun:
             if finished.slot != span.slot.number:
                 span.slot, self._spares[worker] = self._spares[worker], span.slot
             span.batches, span.bad = (finished.batches, descriptor), finished.bad
+            self._record(span, [descriptor])
+            busy = any(other.finisher == worker and other.batches is None for other in self._pending.values())
+            if worker in self._spares and not busy:
+                self._pool.slots.give_back(self._spares.pop(worker))
 
     def _deliver(self, span: _PendingSpan) -> None:
         """Make what the loop gets of a complete span."""

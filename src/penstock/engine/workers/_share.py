@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from penstock.device import Accelerator, ByteAllocator
+from penstock.engine._memory_budget import BuildAhead, SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
@@ -71,7 +72,7 @@ class PipelineOptions:
     plan_rows: int
     """Rows of a mixture that are planned together."""
     batches_per_span: int
-    depth: int
+    spans: SpanMemory
     """Spans that are built, or read into batches, ahead of the loop."""
     window_bytes: int
     """Of one process."""
@@ -234,7 +235,7 @@ class ShareEngine:
         batches: BatchMemory,
         *,
         inline: bool,
-        depth: int | None,
+        ahead: BuildAhead | None,
         page_allocator: ByteAllocator | None = None,
         init_thread: Callable[[], None] | None = None,
     ) -> Pipeline[Built]:
@@ -264,7 +265,7 @@ class ShareEngine:
             fetcher = Fetcher(collector, max_threads=options.fetch_threads)
         return Pipeline(
             planner, window, fetcher, builders(gather),
-            threads=options.threads, inline=inline, tolerant=source.options.bad_samples.tolerant, depth=depth,
+            threads=options.threads, inline=inline, tolerant=source.options.bad_samples.tolerant, ahead=ahead,
             collector=collector, init_thread=init_thread,
         )  # fmt: skip
 

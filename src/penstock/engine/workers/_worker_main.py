@@ -210,7 +210,7 @@ class _Worker:
             lambda gather: [partial(self._build, gather)] * self._source.pipeline.builders,
             self._slots,
             inline=False,
-            depth=None,
+            ahead=None,
         )
         Thread(target=self._answer, args=(message.run, self._pipeline), name="penstock-answer", daemon=True).start()
         self._pipeline.start(message.epoch, message.consumed, message.number, message.first)
@@ -247,6 +247,7 @@ class _Worker:
             try:
                 while (built := pipeline.next_span()) is not None:
                     self._send_part(run, *built)
+                    del built  # while this waits for the next one
             except BaseException as error:
                 self._channel.send(Failed(run, portable(error), self._stats()))
 
@@ -268,6 +269,7 @@ class _Worker:
                 if message.run == self._run:
                     finished, memory = self._finish(message, descriptors)
                     self._channel.send(finished, [] if memory is None else [memory.fd])
+                    del finished, memory
                 else:
                     for descriptor in descriptors:
                         os.close(descriptor)
@@ -296,6 +298,8 @@ class _Worker:
             ]
             slot = self._spare if functions else message.slot
             found = self._slots.memory(slot)
+            del built, shared, rows
+            gathered.columns = {}  # before its successor is packed
             shipment, own = pack(batches, found[:hidden_start], into_slot=functions)
         except Exception as error:
             failed = portable(error)

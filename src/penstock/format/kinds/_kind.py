@@ -84,6 +84,10 @@ class Kind(ABC):
         """Bytes per row of fixed-width values, else None."""
         return None
 
+    def decoded_bytes(self, array: pa.Array) -> int | None:  # noqa: ARG002
+        """Approximate bytes of an array's values once decoded, from their headers; None for kinds without them."""
+        return None
+
     def __str__(self) -> str:
         inner = ", ".join(f"{key}={value}" for key, value in self.to_json().items() if value not in (None, []))
         return f"{self.name}({inner})" if inner else self.name

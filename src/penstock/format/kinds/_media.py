@@ -14,6 +14,8 @@ from penstock.errors import InvalidInputError, SampleError
 from penstock.format.kinds._kind import BadValueError, Kind, Values, as_shape, binary_array
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
+_SAMPLED_HEADERS = 128
+"""Images of a file whose headers are read: enough for their average size."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class Image(Kind):
     def invalid_reason(self, array: pa.Array) -> str | None:
         return _encode_error(self, array)
 
+    def decoded_bytes(self, array: pa.Array) -> int | None:
+        present = array.drop_null()
+        sample = present.take(np.linspace(0, len(present) - 1, min(len(present), _SAMPLED_HEADERS)).astype(np.int64))
+        sizes = [_decoded_size(data) for data in sample.to_pylist()]
+        return round(len(present) * sum(sizes) / max(1, len(sizes)))
+
     def to_json(self) -> dict[str, Any]:
         described = {"codec": self.codec, "shape": None if self.shape is None else list(self.shape)}
         return described | ({"inferred": True} if self.inferred else {})
@@ -100,6 +108,14 @@ class Image(Kind):
             raise BadValueError(index, str(error)) from None
         if self.shape is not None and (height, width) != self.shape[:2]:
             raise BadValueError(index, f"expected an image of shape {self.shape}, got {height} x {width} pixels")
+
+
+def _decoded_size(data: bytes) -> int:
+    try:
+        height, width, channels = image_size(data)
+    except SampleError:
+        return len(data)
+    return height * width * channels
 
 
 @dataclass(frozen=True)
