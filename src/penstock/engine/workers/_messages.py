@@ -292,11 +292,11 @@ def pack(
 
     try:
         pickled = pickle.dumps(value, 5, buffer_callback=is_small)
-    except Exception:  # such as a class of a notebook
+    except BaseException:  # such as a class of a notebook
         buffers.clear()
         try:
             pickled = _dumps(value, is_small)
-        except Exception as error:
+        except BaseException as error:  # a user's object may raise anything
             raise InvalidInputError(
                 "what transforms and decoders return is sent from one process to another, and this cannot be pickled "
                 f'({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
