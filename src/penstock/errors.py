@@ -55,6 +55,14 @@ def escape_controls(text: str) -> str:
     )
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says, also if it is a user's and cannot be shown."""
+    try:
+        return str(error)
+    except BaseException as other:
+        return f"(its text cannot be shown: {type(other).__name__})"
+
+
 class PenstockError(Exception):
     """Base class of every error that Penstock raises deliberately."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
+from threading import RLock
 from typing import Any
 
 from penstock.engine._engine import LoaderEngine
@@ -66,6 +67,8 @@ class Loader:
         )  # fmt: skip
         self._runs: weakref.WeakSet[EngineRun] = weakref.WeakSet()
         self._run: EngineRun | None = None
+        self._lock = RLock()
+        """Held while a run is started, or all are closed by any thread."""
         self._source, self._engine = source, self._open(source)
         self._finalizer = weakref.finalize(self, _shut_down, self._runs, self._engine)
         self._lease = self._engine.lease()
@@ -127,11 +130,12 @@ class Loader:
 
     def close(self) -> None:
         """Stop all threads and processes; a closed loader can be iterated again."""
-        if self._run is not None:
-            self._run.close()
-            self._run = None
-        self._lease.release()
-        _shut_down(self._runs, self._engine)
+        with self._lock:
+            if self._run is not None:
+                self._run.close()
+                self._run = None
+            self._lease.release()
+            _shut_down(self._runs, self._engine)
 
     def __enter__(self) -> "Loader":
         return self
@@ -182,15 +186,16 @@ class Loader:
 
     def _run_from(self, at: State) -> EngineRun:
         """A run that continues at a state: the last one, whose next batches are prefetched, or a new one."""
-        run, start = self._run, replace(at, steps=0, epochs=0)
-        if run is not None:
-            if not run.in_progress and run.state == start:
-                return run
-            run.close(_SUPERSEDED if run.in_progress else None)
-        self._lease.acquire()
-        run = self._run = self._engine.run(start)
-        self._runs.add(run)
-        return run
+        with self._lock:
+            run, start = self._run, replace(at, steps=0, epochs=0)
+            if run is not None:
+                if not run.in_progress and not run.closed and run.state == start:
+                    return run
+                run.close(_SUPERSEDED if run.in_progress else None)
+            self._lease.acquire()
+            run = self._run = self._engine.run(start)
+            self._runs.add(run)
+            return run
 
     def _follow(self, at: State) -> State:
         """Move to the newest version at the end of an epoch, all ranks or none; returns the state there."""

@@ -1,5 +1,6 @@
 """Deliver the batches of a run to the loop, and record its position."""
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +12,11 @@ from penstock.engine.assembly import Failure, Placement
 from penstock.engine.workers import SpanStream
 from penstock.errors import InvalidInputError
 from penstock.plan import RankPartitioner, State
+
+_FORKED = (
+    "this iterator belongs to the process that was forked, with its threads and worker processes; make a loader in the "
+    "child process, and iterate over that"
+)
 
 ReportBad = Callable[[BadSample, int, int], None]
 """Records a bad sample, given how many there were in how many rows of the epoch; may raise."""
@@ -39,7 +45,8 @@ class EngineRun:
         """The rest of an epoch that was not read to its end."""
         self._mark_s = 0.0
         self._closed_because = "this loader was closed while it was read"
-        self._stop = weakref.finalize(self, stream.stop)
+        self._pid = os.getpid()
+        self._stop = weakref.finalize(self, _stop, stream, self._pid)
         stream.start(state.epoch, state.consumed)
 
     def epoch(self, limit: int | None = None) -> Iterator[Any]:
@@ -47,6 +54,7 @@ class EngineRun:
 
         After `limit` batches it ends before, and the next call continues there.
         """
+        self._check()
         self.in_progress = True
         self._stream.resume(self.state.epoch)
         self._mark_s = time.perf_counter()
@@ -70,6 +78,7 @@ class EngineRun:
         epoch_rows = bad_count = 0
         last = not self._partitioner.steps(self.state.consumed)
         while not last:
+            self._check()
             found = self._stream.next_span()
             if found is None:
                 raise InvalidInputError(self._closed_because)
@@ -81,8 +90,7 @@ class EngineRun:
             del found
             end = 0
             while waiting:
-                if not self._stop.alive:
-                    raise InvalidInputError(self._closed_because)
+                self._check()
                 batch, rows, consumed = waiting.pop()
                 if isinstance(batch, Failure):
                     raise batch.error
@@ -108,6 +116,18 @@ class EngineRun:
                 collector.seconds += now - self._mark_s
                 self._mark_s = now
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be read, in this process."""
+        return not self._stop.alive or self._pid != os.getpid()
+
+    def _check(self) -> None:
+        """Raise `InvalidInputError` if this run cannot go on."""
+        if self._pid != os.getpid():
+            raise InvalidInputError(_FORKED)
+        if self.closed:
+            raise InvalidInputError(self._closed_because)
+
     def stop(self) -> None:
         """Stop the threads without joining them."""
         self._stop()
@@ -116,4 +136,9 @@ class EngineRun:
         """Stop the threads and join them for a moment; `because` is what its iterator then raises."""
         self._closed_because = because or self._closed_because
         self._stop.detach()
-        self._stream.stop(wait=True)
+        _stop(self._stream, self._pid, wait=True)
+
+
+def _stop(stream: SpanStream, pid: int, *, wait: bool = False) -> None:
+    if pid == os.getpid():  # a forked process has no threads to stop, and their locks may be held for ever
+        stream.stop(wait=wait)

@@ -1,10 +1,11 @@
 """Where the time goes: busy and waiting time of each stage, and one sentence that names the bottleneck."""
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from threading import Lock, current_thread, local
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from penstock.plan import ShuffleQuality
 _LATENCIES = 1024
 _MAX_BAD_SAMPLES = 1000
 _UNANSWERED_S = 3.0
+_STAGES, _STATES = ("fetch", "worker", "transform", "loop"), ("busy", "starved", "blocked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class _ThreadStats:
         self.thread = current_thread()
         self.bytes = self.gets = self.device_bytes = 0
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)
-        self.times: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.times = dict.fromkeys(product(_STAGES, _STATES), 0.0)  # all: another thread may read them meanwhile
 
     def merge(self, other: "_ThreadStats") -> None:
         self.bytes += other.bytes
@@ -305,10 +307,7 @@ class StatsCollector:
         ordered = sorted(total.latencies)
         shares = (0.5, 0.95, 0.99)
         middle, slow, slowest = (ordered[int(len(ordered) * share)] if ordered else 0.0 for share in shares)
-        stages = {
-            stage: StageTimes(*(total.times[stage, what] for what in ("busy", "starved", "blocked")))
-            for stage in ("fetch", "worker", "transform", "loop")
-        }
+        stages = {stage: StageTimes(*(total.times[stage, state] for state in _STATES)) for stage in _STAGES}
         return Totals(
             total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages,
             sum(process.retries for process in processes), sum(process.hedges for process in processes),

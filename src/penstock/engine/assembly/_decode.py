@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.codecs import decode_audio, decode_image, decode_images, decode_video
 from penstock.engine._options import DecodeOptions, Decoder
-from penstock.errors import SampleError
+from penstock.errors import SampleError, text_of
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Audio, Image, Values, Video
 from penstock.table import Allocator
@@ -57,7 +57,7 @@ def _each(
         try:
             found.append(None if data is None else decode(bytes(data)))
         except Exception as error:  # a user's decoder may raise anything
-            bad.setdefault(row, SampleError(f"column {name!r}: {error}"))
+            bad.setdefault(row, SampleError(f"column {name!r}: {text_of(error)}"))
             bad[row].__cause__ = error
             found.append(None)
     return found

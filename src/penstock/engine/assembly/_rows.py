@@ -14,7 +14,7 @@ from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._mixed_columns import MixedRows
 from penstock.engine.planning import RowIdentity, Selection, Span
 from penstock.engine.window import Window
-from penstock.errors import CorruptError, SampleError
+from penstock.errors import CorruptError, SampleError, text_of
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
@@ -104,7 +104,7 @@ class RowReplacer:
             raise self.with_location(rows, index, error)
         _, _, row_id, epoch = rows.identity(index)
         name = None if self._mixed is None else self._mixed.name
-        gathered.bad.setdefault(index, BadSample(row_id, epoch, str(error), name))
+        gathered.bad.setdefault(index, BadSample(row_id, epoch, text_of(error), name))
         key = derive_key(self._seed, epoch, row_id)
         selection = self._selection.at(epoch)
         picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
@@ -116,7 +116,7 @@ class RowReplacer:
             flags[index - start] = True
             return
         raise SampleError(
-            f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: {error}"
+            f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: " + text_of(error)
         )
 
     def with_location(self, rows: RowSource, index: int, error: Exception) -> Exception:

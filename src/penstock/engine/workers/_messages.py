@@ -1,16 +1,21 @@
 """What a loader and its worker processes tell each other, and how values travel.
 
-A message is a tuple, because the loop's process unpickles several for each batch. Large arrays are not pickled, but lie
-in shared memory whose descriptor accompanies the message. So a process that relays a message copies no array.
+A message is a tuple, because the loop's process unpickles several for each batch. It is one packet of at most a page:
+whatever is larger lies in shared memory whose descriptor accompanies it. So no value fills the buffer of a socket, and
+a process that relays a message copies no value.
 """
 
+import errno
+import io
 import os
 import pickle
 import socket
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -19,24 +24,45 @@ import numpy.typing as npt
 
 from penstock.device import SharedMemory
 from penstock.engine._stats import BadSample, WorkerStats
-from penstock.errors import InvalidInputError, SampleError
+from penstock.errors import InvalidInputError, PenstockError, SampleError, text_of
 from penstock.plan import Places, SpanSteps
 
-_MIN_SHARED_BYTES = 4 << 10
-"""Smaller arrays are cheaper to pickle."""
+_MAX_PACKET_BYTES = 4 << 10
+"""Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
 _ALIGNMENT = 64
-_MAX_DESCRIPTORS = 128
-"""Descriptors in one system call."""
+_MAX_DESCRIPTORS = 250
+"""Descriptors in one packet; Linux allows 253."""
+_SEND_BUFFER_BYTES = 4 << 10
+"""Of a worker process: a few packets, because the system limits the descriptors that are on their way."""
+_REFUSED_S, _RETRY_S = 60.0, 0.01
 
 
 class Shipment(NamedTuple):
     """A pickled value, and where its arrays are."""
 
     pickled: bytes
+    """Empty if it is the last of the arrays."""
     arrays: list[tuple[bool, int, int]]
     """Of each array: whether it is in the slot of its span, instead of in shared memory of its own; start and size."""
     has_memory: bool
     """Whether a descriptor of shared memory accompanies the shipment."""
+
+
+class RemoteError(NamedTuple):
+    """An error of a worker process on its way: pickled as far as it can be, and as text."""
+
+    pickled: bytes
+    text: str
+    traceback: str
+
+    def revive(self) -> Exception:
+        """The error with the traceback of its process, or an equivalent one if it cannot be made here."""
+        made: Exception = SampleError(self.text)
+        with suppress(Exception):
+            found = pickle.loads(self.pickled)
+            made = found if isinstance(found, Exception) else made
+        made.add_note(f"In the worker process:\n{self.traceback}")
+        return made
 
 
 class Run(NamedTuple):
@@ -93,7 +119,7 @@ class Finish(NamedTuple):
     """A slot for the batches, if the process has none; then that of the span is its next one."""
     parts: Sequence[tuple[Places, Shipment]]
     bad: dict[int, BadSample]
-    failure: tuple[int, Exception] | None
+    failure: tuple[int, RemoteError] | None
 
 
 class Part(NamedTuple):
@@ -105,7 +131,7 @@ class Part(NamedTuple):
     shipment: Shipment | None
     bad: dict[int, BadSample]
     """By index in the span."""
-    failure: tuple[int, Exception] | None
+    failure: tuple[int, RemoteError] | None
     blocks_drawn: int
     stats: WorkerStats | None
     """None shortly after the last ones."""
@@ -118,7 +144,7 @@ class FinishedSpan(NamedTuple):
     number: int
     slot: int
     """Where arrays of the batches are: the slot of the span, or the spare one in exchange for it."""
-    batches: Shipment | Exception
+    batches: Shipment | RemoteError
     bad: dict[int, BadSample]
     stats: WorkerStats | None
 
@@ -128,7 +154,7 @@ class Failed(NamedTuple):
 
     run: int | None
     """None if the process could not start."""
-    error: BaseException
+    error: RemoteError
     stats: WorkerStats
 
 
@@ -144,19 +170,25 @@ def pickle_message(message: Any, descriptors: int) -> bytes:
 
 
 class Channel:
-    """One end of the connection between a loader and a worker process; raises `OSError` or `EOFError` at its end."""
+    """One end of the connection between a loader and a worker process; raises `OSError` or `EOFError` at its end.
 
-    def __init__(self, fd: int) -> None:
-        """Takes over the descriptor of a socket."""
-        self._connection = Connection(fd)
-        self._lock = threading.Lock()
+    Any thread may send, one receives. The main thread of a worker process does nothing but receive, so that the loop
+    never waits for a process that waits for the loop.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        """Takes over one end of `pair`."""
+        self._socket, self._lock = end, threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple["Channel", socket.socket]:
+        """The end of the loader, and the socket of a worker process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        return cls(ours), theirs
 
     def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def poll(self, timeout_s: float | None) -> bool:
-        """Wait for a message; returns whether one is there."""
-        return self._connection.poll(timeout_s)
+        return self._socket.fileno()
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message, and copies of descriptors."""
@@ -164,28 +196,81 @@ class Channel:
 
     def send_pickled(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send what `pickle_message` returned."""
+        memory = None
+        if len(message) > _MAX_PACKET_BYTES:
+            memory = SharedMemory.create(len(message))
+            memory.bytes[: len(message)] = np.frombuffer(message, np.uint8)
+            message, descriptors = b"0", [memory.fd, *descriptors]
         with self._lock:
-            self._connection.send_bytes(message)
-            if descriptors:
-                with socket.socket(fileno=os.dup(self.fileno())) as sender:
-                    for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
-                        socket.send_fds(sender, [b"1"], descriptors[first : first + _MAX_DESCRIPTORS])
+            for first in range(0, max(1, len(descriptors)), _MAX_DESCRIPTORS):
+                self._send_packet(b"1" if first else message, descriptors[first : first + _MAX_DESCRIPTORS])
+
+    def _send_packet(self, packet: bytes, descriptors: Sequence[int]) -> None:
+        gives_up = time.monotonic() + _REFUSED_S
+        while True:
+            try:
+                socket.send_fds(self._socket, [packet], descriptors)
+                return
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                if time.monotonic() > gives_up:
+                    raise PenstockError(
+                        "the system lets this user pass no more open files between processes; raise the limit of open "
+                        "files (ulimit -n), or use fewer worker processes"
+                    ) from error
+            time.sleep(_RETRY_S)  # until some are received
 
     def receive(self) -> tuple[Any, list[int]]:
         """The next message and the descriptors that accompany it, which the caller closes."""
-        message, count = pickle.loads(self._connection.recv_bytes())
-        descriptors: list[int] = []
-        if count:
-            with socket.socket(fileno=os.dup(self.fileno())) as receiver:
-                while len(descriptors) < count:
-                    data, found, _, _ = socket.recv_fds(receiver, 1, min(count - len(descriptors), _MAX_DESCRIPTORS))
-                    if not data or not found:
-                        raise EOFError
-                    descriptors += found
+        packet, descriptors = self._receive_packet()
+        if packet == b"0":
+            message, count = pickle.loads(SharedMemory(descriptors.pop(0)).bytes.data)
+        else:
+            message, count = pickle.loads(packet)
+        while len(descriptors) < count:
+            descriptors += self._receive_packet()[1]
         return message, descriptors
 
+    def _receive_packet(self) -> tuple[bytes, list[int]]:
+        packet, descriptors, flags, _ = socket.recv_fds(
+            self._socket, _MAX_PACKET_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        if flags & socket.MSG_CTRUNC:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise PenstockError(
+                "this process has too many open files to receive a batch; raise the limit (ulimit -n), or close some"
+            )
+        if not packet:
+            raise EOFError
+        return packet, list(descriptors)
+
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles classes of scripts and notebooks so that the program that has them gets its own."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """See `pickle.Pickler`."""
+        if isinstance(value, type) and value.__module__ == "__main__":
+            return _class_of_main, (value.__qualname__, cloudpickle.dumps(value))
+        return super().reducer_override(value)
+
+
+def _class_of_main(name: str, by_value: bytes) -> Any:
+    found: Any = sys.modules["__main__"]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else pickle.loads(by_value)
+
+
+def _dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
+        return file.getvalue()
 
 
 def pack(
@@ -200,22 +285,25 @@ def pack(
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < _MIN_SHARED_BYTES:
+        if view.nbytes < _MAX_PACKET_BYTES:
             return True
         buffers.append(view)
         return False
 
     try:
         pickled = pickle.dumps(value, 5, buffer_callback=is_small)
-    except Exception:  # such as a class of a notebook
+    except BaseException:  # such as a class of a notebook
         buffers.clear()
         try:
-            pickled = cloudpickle.dumps(value, 5, buffer_callback=is_small)
-        except Exception as error:
+            pickled = _dumps(value, is_small)
+        except BaseException as error:  # a user's object may raise anything
             raise InvalidInputError(
                 "what transforms and decoders return is sent from one process to another, and this cannot be pickled "
-                f'({error}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
+                f'({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
             ) from error
+    if len(pickled) >= _MAX_PACKET_BYTES // 2:
+        buffers.append(memoryview(pickled))
+        pickled = b""
     views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     base, size = (0, 0) if slot is None else (int(slot.ctypes.data), len(slot))
     starts = [int(view.ctypes.data) - base for view in views]
@@ -267,18 +355,21 @@ def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint
         source = slot if in_slot else memory
         assert source is not None
         buffers.append(source[start : start + size])
-    return pickle.loads(shipment.pickled, buffers=buffers)
-
-
-def portable(error: BaseException) -> Exception:
-    """The error with the traceback of this process, or an equivalent one that another process can unpickle."""
-    lines = "".join(traceback.format_exception(error))
-    made = error
+    pickled = shipment.pickled or buffers.pop()
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        made = SampleError(f"{type(error).__name__}: {error}")
-    if not isinstance(made, Exception):
-        made = SampleError(f"{type(error).__name__}: {error}")
-    made.add_note(f"In the worker process:\n{lines}")
-    return made
+        return pickle.loads(pickled, buffers=buffers)
+    except Exception as error:
+        raise InvalidInputError(
+            "what transforms and decoders return is sent from one process to another, and this cannot be unpickled "
+            f'there ({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
+        ) from error
+
+
+def portable(error: BaseException) -> RemoteError:
+    """An error for another process; whatever the error itself raises is suppressed."""
+    pickled, lines = b"", ""
+    with suppress(BaseException):
+        pickled = _dumps(error)
+    with suppress(BaseException):
+        lines = "".join(traceback.format_exception(error))
+    return RemoteError(pickled, f"{type(error).__name__}: {text_of(error)}", lines)

@@ -15,9 +15,11 @@ The contract; if the code disagrees with this list, the code is wrong:
   stores have threads of their own.
 - `stop` ends every thread after its current task; nothing is delivered after it. Threads hold no reference to the
   user's iterator, so dropping the iterator stops its pipeline.
+- An error that ends a thread ends the run: the consumer gets it.
 """
 
 import atexit
+import os
 import time
 import weakref
 from collections import deque
@@ -45,6 +47,7 @@ AnyWindow = Window | MixedWindow
 Built = TypeVar("Built")
 
 _running: "weakref.WeakSet[Pipeline[Any]]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_running.clear)
 
 
 class Pipeline(Generic[Built]):
@@ -97,7 +100,7 @@ class Pipeline(Generic[Built]):
         self._filling = 0
         """Blocks that are admitted and not filled yet."""
         self._failure: BaseException | None = None
-        self._stopped = self._joined = self._paused = False
+        self._stopped = self._joined = self._paused = self._broken = False
         self._reading_epoch = self._planning_epoch = 0
         self._threads = [
             Thread(target=self._thread_main, name="penstock-pipeline", daemon=True) for _ in range(threads)
@@ -148,7 +151,7 @@ class Pipeline(Generic[Built]):
             self._joined = True
             ends = time.monotonic() + _JOIN_S
             for thread in self._threads:
-                if thread is not current_thread():
+                if thread is not current_thread() and thread.is_alive():  # another thread may still start them
                     thread.join(max(0.0, ends - time.monotonic()))
 
     def next_span(self) -> tuple[AnySpan, Built] | None:
@@ -156,7 +159,7 @@ class Pipeline(Generic[Built]):
         started, busy = time.perf_counter(), 0.0
         with self._lock:
             while (found := self._next_result()) is None:
-                if self._failure is not None and not self._undelivered:
+                if self._failure is not None and (self._broken or not self._undelivered):
                     raise self._failure
                 if self._stopped:
                     return None
@@ -193,11 +196,20 @@ class Pipeline(Generic[Built]):
         return span, self._results.pop(span.number)
 
     def _thread_main(self) -> None:
-        if self._init_thread is not None:
-            self._init_thread()
-        while (task := self._wait_for_task()) is not None:
-            task()
-            del task
+        try:
+            if self._init_thread is not None:
+                self._init_thread()
+            while (task := self._wait_for_task()) is not None:
+                task()
+                del task
+        except BaseException as error:
+            self._fail(error, broken=True)
+
+    def _fail(self, error: BaseException, *, broken: bool) -> None:
+        """End the run by an error after all admitted spans, or at once if not all will be built."""
+        with self._lock:
+            self._failure, self._broken = error, broken
+            self._result_ready.notify_all()
 
     def _wait_for_task(self) -> Callable[[], None] | None:
         """Wait for the next task; None after `stop`."""
@@ -239,9 +251,7 @@ class Pipeline(Generic[Built]):
             going = next(self._plan, self) is None
         except BaseException as error:
             going = False
-            with self._lock:
-                self._failure = error
-                self._result_ready.notify_all()
+            self._fail(error, broken=False)
         with self._lock:
             self._planning = not going
 
@@ -299,14 +309,13 @@ class Pipeline(Generic[Built]):
         """Request the pages of a block."""
         if not block.requests:
             self._fill(block)
-        indices = range(len(block.requests))
         if self._fetcher is None:
             with self._lock:
-                self._read_queue += [(block, index) for index in indices]
+                self._read_queue += [(block, index) for index in range(len(block.requests))]
                 if self._idle_threads:
-                    self._task_ready.notify(len(indices))
+                    self._task_ready.notify(len(block.requests))
             return
-        for index in indices:
+        for index in range(len(block.requests)):
             read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
             self._fetcher.submit(Request(read, answer))
 
@@ -320,9 +329,8 @@ class Pipeline(Generic[Built]):
                 self._mark_ready(span)
 
     def _read_local(self, block: WindowBlock, index: int) -> None:
-        started = time.perf_counter()
+        started, size = time.perf_counter(), 0
         found: PageRuns | BaseException
-        size = 0
         try:
             found, size = self._window.read(block, index)
         except BaseException as error:
@@ -333,8 +341,11 @@ class Pipeline(Generic[Built]):
         self._on_response(block, index, found)
 
     def _on_response(self, block: WindowBlock, index: int, found: PageRuns | BaseException) -> None:
-        if self._window.add_pages(block, index, found):
-            self._fill(block)
+        try:
+            if self._window.add_pages(block, index, found):
+                self._fill(block)
+        except BaseException as error:  # in a thread of the fetcher, which must not end
+            self._fail(error, broken=True)
 
     def _fill(self, block: WindowBlock) -> None:
         ready = [] if self._stopped else self._window.fill(block)

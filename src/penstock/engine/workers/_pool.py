@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import count
+from threading import RLock
 from typing import Any
 
 import cloudpickle
@@ -62,7 +64,9 @@ class WorkerProcess:
 
     def __init__(self, worker: int, spec: SharedMemory) -> None:
         self.id = next(_ids)  # unlike the pid, never used again
-        ours, theirs = socket.socketpair()
+        self.started = True
+        """False once it has said that it could not start."""
+        self.channel, theirs = Channel.pair()
         with theirs:
             command = [
                 sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM,  # type: ignore[attr-defined]
@@ -77,7 +81,6 @@ class WorkerProcess:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
-        self.channel = Channel(ours.detach())
 
     def kill(self) -> None:
         """Kill it, without waiting."""
@@ -122,8 +125,11 @@ class ProcessPool:
             row_ids=functions or formatter.needs_keys or (placement is not None and placement.needs_keys),
         )  # fmt: skip
         in_slot = {column.name for column in self.slot_layout.columns}
-        self.finishes = functions or any(name not in in_slot for name in source.names)
+        ships_parts = any(name not in in_slot for name in source.names)
+        self.finishes = functions or ships_parts
         """Whether a process makes the batches of a span when all its rows are there."""
+        self.max_depth = self._max_depth() if ships_parts else source.pipeline.spans.depth
+        """Spans built ahead of the loop."""
         accelerator = None if placement is None else placement.accelerator
         self.slots = SlotPool(
             self.slot_layout.size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin
@@ -138,25 +144,51 @@ class ProcessPool:
         self._handles: list[socket.socket | selectors.BaseSelector] = []
         """What is open as long as the pool is; another thread may wait for it."""
         self._runs = 0
+        self._running = False
+        self._lock = RLock()
+        """Held while processes are started or ended, by any thread."""
         weakref.finalize(self, _end_all, self.processes, self._handles)
         _pools.add(self)
 
+    def _max_depth(self) -> int:
+        """The spans that can be built ahead if this process holds a descriptor for each part of each."""
+        depth, owners = self.source.pipeline.spans.depth, self.counts.lane_owners
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY or depth * owners <= limit // 2:
+            return depth
+        possible = max(2, limit // 2 // owners)
+        self.collector.note(
+            f"the limit of open files ({limit}) leaves room to build {possible} spans ahead instead of {depth}; raise "
+            "it (ulimit -n)"
+        )
+        return possible
+
     def open(self) -> int:
-        """Start the processes if they do not run; returns the number of a new run."""
-        if self._selector is None:
-            self._selector = selectors.DefaultSelector()
-            receiver, self._wake = socket.socketpair()
-            self._handles += [self._selector, receiver, self._wake]
-            for end in (receiver, self._wake):
-                end.setblocking(False)
-            self._selector.register(receiver, selectors.EVENT_READ, None)
-        if not self.processes:
-            self._spec_memory = SharedMemory.create(len(self._spec))
-            self._spec_memory.bytes[: len(self._spec)] = memoryview(self._spec)
-            for worker in range(self.counts.processes):
-                self.processes.append(self._started(worker))
-        self._runs += 1
-        return self._runs
+        """Start the processes that do not run; returns the number of a new run."""
+        with self._lock:
+            if self._selector is None:
+                self._selector = selectors.DefaultSelector()
+                receiver, self._wake = socket.socketpair()
+                self._handles += [self._selector, receiver, self._wake]
+                for end in (receiver, self._wake):
+                    end.setblocking(False)
+                self._selector.register(receiver, selectors.EVENT_READ, None)
+            if not self._running:
+                self._spec_memory = SharedMemory.create(len(self._spec))
+                self._spec_memory.bytes[: len(self._spec)] = memoryview(self._spec)
+                started: list[WorkerProcess] = []
+                try:
+                    for worker in range(self.counts.processes):
+                        started.append(self._started(worker))
+                except BaseException:
+                    self._end(started)
+                    raise
+                self.processes[:], self._running = started, True
+            for worker, process in enumerate(self.processes):
+                if not process.started:
+                    self.replace(worker)
+            self._runs += 1
+            return self._runs
 
     def _started(self, worker: int) -> WorkerProcess:
         assert self._spec_memory is not None
@@ -197,17 +229,20 @@ class ProcessPool:
 
     def replace(self, worker: int) -> int | None:
         """Start another process in place of one that died; returns the exit code of that."""
-        process = self.processes[worker]
-        assert self._selector is not None
-        self._selector.unregister(process.channel)
-        code = process.reap()
-        self.collector.forget_requests(process.pid)
-        self.processes[worker] = self._started(worker)
-        return code
+        with self._lock:
+            if not self._running:  # another thread has closed the loader
+                return None
+            process = self.processes[worker]
+            assert self._selector is not None
+            self._selector.unregister(process.channel)
+            code = process.reap()
+            self.collector.forget_requests(process.pid)
+            self.processes[worker] = self._started(worker)
+            return code
 
     def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message; if the process has died, `receive` says so."""
-        with suppress(OSError, IndexError):  # another thread may close the loader
+        with suppress(OSError):
             self.processes[worker].channel.send(message, descriptors)
 
     def broadcast(self, message: Any) -> None:
@@ -223,7 +258,12 @@ class ProcessPool:
 
     def close(self) -> None:
         """End all processes at once."""
-        processes, self.processes[:] = self.processes[:], []
+        with self._lock:
+            self._running = False
+            self._end(self.processes)
+        self.wake()
+
+    def _end(self, processes: Sequence[WorkerProcess]) -> None:
         for process in processes:
             process.kill()
         for process in processes:
@@ -232,13 +272,13 @@ class ProcessPool:
                     self._selector.unregister(process.channel)
             process.reap()
             self.collector.forget_requests(process.pid)
-        self.wake()
 
     def abandon(self) -> None:
         """In a forked process: forget the processes and the memory, which are the parent's."""
         for process in self.processes:
             process.abandon()
         self.processes.clear()
+        self._running, self._lock = False, RLock()
         self.slots.abandon()
         _close_all(self._handles)
         self._selector = self._wake = None

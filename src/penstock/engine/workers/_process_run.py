@@ -40,6 +40,7 @@ from penstock.engine.workers._messages import (
     FinishedSpan,
     Part,
     Pause,
+    RemoteError,
     Resume,
     Run,
     Shipment,
@@ -70,7 +71,7 @@ class _PendingSpan:
     parts: list[tuple[Places, Shipment, int | None]] = field(default_factory=list)
     """Columns that are not in the slot, with a descriptor of their memory."""
     bad: dict[int, BadSample] = field(default_factory=dict)
-    failure: tuple[int, Exception] | None = None
+    failure: tuple[int, RemoteError] | None = None
     error: BaseException | None = None
     blocks_drawn: int = 0
     finisher: int | None = None
@@ -120,8 +121,8 @@ class ProcessRun:
         self._ahead = BuildAhead(self._source.pipeline.spans)
         self._next = 0
         self._deaths = 0
-        self._errors: dict[int, BaseException] = {}
-        """Errors of workers that have answered all their spans."""
+        self._errors: dict[int, Exception] = {}
+        """Errors of workers that answer no more spans."""
         self._stopped = self._paused = False
         self._run = self._reading_epoch = 0
         self._epochs: list[_EpochStart] = []
@@ -200,7 +201,7 @@ class ProcessRun:
     def _assign(self) -> None:
         """Assign spans as far ahead as there are slots for, and not beyond the next epoch."""
         fresh: dict[int, _PendingSpan] = {}
-        limit = self._next + self._ahead.depth
+        limit = self._next + min(self._ahead.depth, self._pool.max_depth)
         while self._next + len(self._pending) + len(fresh) < limit:
             steps = self._unassigned or next(self._steps, None)
             self._unassigned = steps
@@ -246,7 +247,7 @@ class ProcessRun:
             if isinstance(message, StatsUpdate):
                 continue
             if isinstance(message, Failed) and message.run in (None, self._run):
-                self._fail(worker, message.error)
+                self._fail(worker, message.error.revive(), started=message.run is not None)
             elif message.run != self._run or self._stopped:
                 for each in descriptors:
                     os.close(each)
@@ -257,12 +258,13 @@ class ProcessRun:
         if not self._stopped:  # spans may be smaller than expected
             self._assign()
 
-    def _fail(self, worker: int, error: BaseException) -> None:
-        unanswered = [span for span in self._pending.values() if worker in span.missing]
-        if unanswered:
-            unanswered[0].error = error
-        else:
-            self._errors[worker] = error
+    def _fail(self, worker: int, error: Exception, *, started: bool) -> None:
+        """Raise the error of a worker at the first span that waits for it; if it has not `started`, it makes none."""
+        self._errors[worker] = error
+        self._pool.processes[worker].started = started
+        for span in self._pending.values():
+            if worker in span.missing or (not started and span.finisher == worker and span.batches is None):
+                span.error = span.error or error
 
     def _take_part(self, worker: int, part: Part, descriptor: int | None) -> None:
         span = self._pending.get(part.number)
@@ -294,6 +296,8 @@ class ProcessRun:
             if other.finisher is not None and other.batches is None:
                 busy[other.finisher] += 1
         span.finisher = busy.index(min(busy))
+        if not self._pool.processes[span.finisher].started:
+            span.error = span.error or self._errors.get(span.finisher)
         descriptors = [descriptor for *_, descriptor in span.parts if descriptor is not None]
         parts = [(places, shipment) for places, shipment, _ in span.parts]
         spare = self._new_spare(span.finisher) if self._formatter.on_host else None
@@ -316,8 +320,8 @@ class ProcessRun:
         if span is None or span.batches is not None:
             if descriptor is not None:
                 os.close(descriptor)
-        elif isinstance(finished.batches, Exception):
-            span.error = finished.batches
+        elif isinstance(finished.batches, RemoteError):
+            span.error = finished.batches.revive()
         else:
             span.close_parts()
             if finished.slot != span.slot.number:
@@ -339,7 +343,8 @@ class ProcessRun:
             if PAD in found:
                 found[PAD] = found.pop(PAD)
             rows = SlotRows(steps, self._source.key_epoch(steps), row_ids, {})
-            batches = self._assemble(rows, GatheredRows(found, span.bad, span.failure), steps.batch_rows).batches
+            failure = None if span.failure is None else (span.failure[0], span.failure[1].revive())
+            batches = self._assemble(rows, GatheredRows(found, span.bad, failure), steps.batch_rows).batches
         else:
             shipment, descriptor = span.batches
             span.batches = shipment, None
@@ -356,8 +361,8 @@ class ProcessRun:
             keys = self._source.row_keys(steps, row_ids)
         start = 0
         for batch, rows in zip(batches, steps.batch_rows, strict=False):
-            if isinstance(batch, Failure):
-                found.append(batch)
+            if isinstance(batch, RemoteError):
+                found.append(Failure(batch.revive()))
                 break
             made = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
             if placement is not None:

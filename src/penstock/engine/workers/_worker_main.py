@@ -4,17 +4,20 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 - The process is started by exec, and imports what the pickled functions need, and nothing else of the user's program.
 - It exits at once when its channel is closed: also when the parent dies. It ignores Ctrl-C from the start.
-- Its main thread only receives messages, so that the parent never waits for it. A pipeline gathers the rows of its
-  lanes into slots; one thread answers each span in order; another one finishes spans that are complete.
+- Its main thread only receives messages and never sends, so that the parent never waits for it. A pipeline gathers the
+  rows of its lanes into slots; one thread answers each span in order; others finish spans, and send statistics.
+- Whatever a user's function, its result or its error raises becomes a message; anything else that ends a thread ends
+  the process, and so the loop sees it.
 - A message of an earlier run is dropped.
 """
 
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -118,19 +121,41 @@ def main(channel_fd: int, spec_fd: int, worker: int) -> None:
     """Serve the loader at the other end of a channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    channel = Channel(channel_fd)
-    with suppress(EOFError, OSError):
-        try:
-            spec = cloudpickle.loads(os.pread(spec_fd, os.fstat(spec_fd).st_size, 0))
-            os.close(spec_fd)
-            _skip_pandas()
-            process = _Worker(channel, spec, worker)
-        except Exception as error:
-            channel.send(Failed(None, portable(error), StatsCollector().of_process(0)))
-            while True:  # until the other end is closed
-                channel.receive()
-        process.serve()
+    _run_thread(_serve, Channel(socket.socket(fileno=channel_fd)), spec_fd, worker)
     os._exit(0)  # threads may be inside the user's function
+
+
+def _serve(channel: Channel, spec_fd: int, worker: int) -> None:
+    try:
+        spec = cloudpickle.loads(os.pread(spec_fd, os.fstat(spec_fd).st_size, 0))
+        os.close(spec_fd)
+        _skip_pandas()
+        process = _Worker(channel, spec, worker)
+    except BaseException as error:
+        channel.send(Failed(None, portable(error), StatsCollector().of_process(0)))
+        while True:  # until the other end is closed
+            _close(channel.receive()[1])
+    process.serve()
+
+
+def _run_thread(function: Callable[..., None], *args: Any) -> None:
+    """What a thread does; its error is the end of the process."""
+    try:
+        function(*args)
+    except (EOFError, ConnectionError):
+        pass  # the channel is closed: the main thread ends the process
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _start_thread(name: str, function: Callable[..., None], *args: Any) -> None:
+    Thread(target=_run_thread, args=(function, *args), name=name, daemon=True).start()
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class _NoPandas(MetaPathFinder):
@@ -169,16 +194,13 @@ class _Worker:
         self._spare = 0
         """The slot for the next batches that functions make."""
         self._finishes: SimpleQueue[tuple[Finish, list[int]]] = SimpleQueue()
-        Thread(target=self._finish_spans, name="penstock-finish", daemon=True).start()
+        _start_thread("penstock-finish", self._finish_spans)
+        _start_thread("penstock-stats", self._send_stats)
 
     def serve(self) -> None:
         """Receive messages until the channel is closed."""
         while True:
-            if not self._channel.poll(_STATS_S):
-                self._channel.send(StatsUpdate(self._stats()))
-                continue
-            message, descriptors = self._channel.receive()
-            self._handle(message, descriptors)
+            self._handle(*self._channel.receive())
 
     def _handle(self, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, Run):
@@ -212,7 +234,7 @@ class _Worker:
             inline=False,
             ahead=None,
         )
-        Thread(target=self._answer, args=(message.run, self._pipeline), name="penstock-answer", daemon=True).start()
+        _start_thread("penstock-answer", self._answer, message.run, self._pipeline)
         self._pipeline.start(message.epoch, message.consumed, message.number, message.first)
 
     def _build(self, gather: Gatherer, span: AnySpan) -> _GatheredPart:
@@ -243,13 +265,12 @@ class _Worker:
 
     def _answer(self, run: int, pipeline: Pipeline[_GatheredPart]) -> None:
         """Answer spans in order."""
-        with suppress(OSError):  # the main thread ends the process
-            try:
-                while (built := pipeline.next_span()) is not None:
-                    self._send_part(run, *built)
-                    del built  # while this waits for the next one
-            except BaseException as error:
-                self._channel.send(Failed(run, portable(error), self._stats()))
+        try:
+            while (built := pipeline.next_span()) is not None:
+                self._send_part(run, *built)
+                del built  # while this waits for the next one
+        except BaseException as error:
+            self._channel.send(Failed(run, portable(error), self._stats()))
 
     def _send_part(self, run: int, span: AnySpan, part: _GatheredPart) -> None:
         shipment, memory = pack(part.columns) if part.columns else (None, None)
@@ -263,16 +284,25 @@ class _Worker:
         self._channel.send(message, [] if memory is None else [memory.fd])
 
     def _finish_spans(self) -> None:
-        with suppress(OSError):
-            while True:
-                message, descriptors = self._finishes.get()
-                if message.run == self._run:
-                    finished, memory = self._finish(message, descriptors)
-                    self._channel.send(finished, [] if memory is None else [memory.fd])
-                    del finished, memory
-                else:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+        while True:
+            message, descriptors = self._finishes.get()
+            if message.run != self._run:
+                _close(descriptors)
+                continue
+            memory = None
+            try:
+                finished, memory = self._finish(message, descriptors)
+            except BaseException as error:
+                number, stats = message.steps.number, self._new_stats()
+                finished = FinishedSpan(message.run, number, message.slot, portable(error), message.bad, stats)
+            self._channel.send(finished, [] if memory is None else [memory.fd])
+            del finished, memory
+
+    def _send_stats(self) -> None:
+        while True:
+            time.sleep(_STATS_S)
+            if time.monotonic() - self._stats_sent_s >= _STATS_S:
+                self._channel.send(StatsUpdate(self._stats()))
 
     def _finish(self, message: Finish, descriptors: list[int]) -> tuple[FinishedSpan, SharedMemory | None]:
         """Make the batches of a span; its slot stays as it is, because another process may have to make them again."""
@@ -285,25 +315,21 @@ class _Worker:
         shared = self._slots.columns(message.slot, steps.rows)
         if functions:  # which may keep what they get, and the slot is used again
             shared = {name: values.copy() for name, values in shared.items()}
-        gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, message.failure)
+        failure = None if message.failure is None else (message.failure[0], message.failure[1].revive())
+        gathered = GatheredRows(self._columns(shared, steps.rows, message, descriptors), message.bad, failure)
         nothing = np.zeros(0, np.int64)
         rows = SlotRows(steps, self._source.key_epoch(steps), shared.get(ROW_IDS, nothing), shared)
         to_transport = self._spec.formatter.to_transport
-        try:
-            with self._collector.timed("worker", "busy"):
-                built = self._assemble(rows, gathered, steps.batch_rows)
-            batches = [
-                Failure(portable(batch.error)) if isinstance(batch, Failure) else to_transport(batch)
-                for batch in built.batches
-            ]
-            slot = self._spare if functions else message.slot
-            found = self._slots.memory(slot)
-            del built, shared, rows
-            gathered.columns = {}  # before its successor is packed
-            shipment, own = pack(batches, found[:hidden_start], into_slot=functions)
-        except Exception as error:
-            failed = portable(error)
-            return FinishedSpan(message.run, steps.number, message.slot, failed, gathered.bad, self._new_stats()), None
+        with self._collector.timed("worker", "busy"):
+            built = self._assemble(rows, gathered, steps.batch_rows)
+        batches = [
+            portable(batch.error) if isinstance(batch, Failure) else to_transport(batch) for batch in built.batches
+        ]
+        slot = self._spare if functions else message.slot
+        found = self._slots.memory(slot)
+        del built, shared, rows
+        gathered.columns = {}  # before its successor is packed
+        shipment, own = pack(batches, found[:hidden_start], into_slot=functions)
         if functions:
             found[hidden_start:] = memory[hidden_start:]
             self._spare = message.slot
@@ -314,10 +340,13 @@ class _Worker:
     ) -> dict[str, Any]:
         """All columns of a span, in the order in which threads would make them."""
         left = iter(descriptors)
-        parts: list[tuple[Places, dict[str, Any]]] = [
-            (places, unpack(shipment, next(left) if shipment.has_memory else None))
-            for places, shipment in message.parts
-        ]
+        try:
+            parts: list[tuple[Places, dict[str, Any]]] = [
+                (places, unpack(shipment, next(left) if shipment.has_memory else None))
+                for places, shipment in message.parts
+            ]
+        finally:
+            _close(left)
         joined = join_rows(parts, rows)
         found: dict[str, Any] = {}
         for name in self._names:
