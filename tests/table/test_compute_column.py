@@ -139,7 +139,7 @@ def test_processes_compute_what_one_does(tmp_path: Path) -> None:
     for num_workers in (1, 2):
         ds.add_column(
             f"image {num_workers}", Image("png"), num_workers=num_workers, inputs=["n"],
-            compute=lambda batch: [np.full((2, 2 + n % 2, 3), n % 256, np.uint8) for n in batch["n"].tolist()],
+            compute=lambda batch: [np.full((2, 2 + int(n) % 2, 3), int(n) % 256, np.uint8) for n in batch["n"]],
         )  # fmt: skip
         ds.add_column(f"maybe {num_workers}", penstock.Column("text", nullable=True), num_workers=num_workers,
                       compute=lambda batch: [t if int(t[1:]) % 2 else None for t in batch["t"]])  # fmt: skip

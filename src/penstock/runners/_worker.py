@@ -35,14 +35,15 @@ def _answer(function: Any, failure: BaseException | None, item: bytes) -> bytes:
     try:
         if failure is not None:
             raise failure
-        return cloudpickle.dumps((function(cloudpickle.loads(item)), None))
+        return bytes(cloudpickle.dumps((function(cloudpickle.loads(item)), None)))
     except BaseException as error:
         try:
-            data = cloudpickle.dumps((None, error))
+            data: bytes = cloudpickle.dumps((None, error))
             cloudpickle.loads(data)  # an error that cannot be loaded is told in words
             return data
         except BaseException:
-            return cloudpickle.dumps((None, PenstockError(f"a function raised {type(error).__name__}: {_text(error)}")))
+            told = PenstockError(f"a function raised {type(error).__name__}: {_text(error)}")
+            return bytes(cloudpickle.dumps((None, told)))
 
 
 def _text(error: BaseException) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -212,7 +212,7 @@ def _encode_part(field: Field, values: PartValues) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays([values.values, references], schema=schema))
-    data = sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
     return data + crc32c(data).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -232,7 +232,7 @@ def _decode_part(stored: Any) -> tuple[Field, PartValues]:
 
 def run_parts(
     job: PartJob, parts: Sequence[Part], staged: StagedParts, options: ComputeOptions
-) -> Iterator[tuple[Field, Part, PartValues]]:
+) -> Generator[tuple[Field, Part, PartValues], None, None]:
     """The values of all parts, as they are finished, with the field of the column."""
     rows, done = sum(part.rows for part in parts), 0
     left: list[Part] = []
