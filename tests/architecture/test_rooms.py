@@ -17,7 +17,7 @@ LEVELS = [
     {"_version", "errors"},
     {"types"},
     {"device"},
-    {"codecs", "storage", "plan"},
+    {"codecs", "storage", "plan", "runners"},
     {"format"},
     {"history"},
     {"table"},

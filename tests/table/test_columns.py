@@ -172,7 +172,7 @@ def test_an_invalid_column_raises_and_leaves_no_objects(name: str, options: Any,
     assert (ds.schema.names, ds.summary().has_changes) == (["n", "t"], False)
 
 
-def test_a_compute_function_that_fails_leaves_no_objects() -> None:
+def test_a_compute_function_that_fails_leaves_nothing_but_finished_parts() -> None:
     ds = sparse_table()
     before = [item.key for item in ds._session.store.list()]
     calls = []
@@ -185,7 +185,8 @@ def test_a_compute_function_that_fails_leaves_no_objects() -> None:
 
     with pytest.raises(RuntimeError, match="compute failed"):
         ds.add_column("x", compute=compute)
-    assert [item.key for item in ds._session.store.list()] == before
+    left = [item.key for item in ds._session.store.list() if not item.key.startswith("ingest/waiting/")]
+    assert left == before
     assert not ds.summary().has_changes
 
 

@@ -14,12 +14,14 @@ from penstock.dataset._quarantine import Quarantine
 from penstock.dataset._row_choice import Positions, RowChoice, RowIds, choose_rows, computed_values
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
+from penstock.engine import available_cores
 from penstock.errors import CommitStateUnknownError, InvalidInputError, PenstockError, PenstockWarning, escape_controls
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
 from penstock.history import Changes
 from penstock.table import (
     Appendable,
+    ComputeOptions,
     Reader,
     Session,
     add_column,
@@ -184,15 +186,25 @@ class Dataset(View, Versions, Quarantine, Indexes):
         values: Any = None,
         compute: Callable[[dict[str, Values]], Any] | None = None,
         inputs: Sequence[str] | None = None,
+        num_workers: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Add a column; existing files are not rewritten.
 
-        `fill` is one value for all rows and writes no data; `values` has one per row; `compute` derives them from
-        batches of the columns `inputs`, by default of all. Without any of them, a nullable column is null. Raises
-        `InvalidInputError` if the name exists or a value does not fit.
+        fill: one value for all rows; writes no data. Without `fill`, `values` and `compute`, a nullable column is null.
+        values: one value per row.
+        compute: a function from a batch of 1,024 rows to their values. If it is interrupted, the same call with the
+            same function continues: what was finished is kept for five days.
+        inputs: the columns that `compute` gets, by default all.
+        num_workers: processes that call `compute`, by default one per core if it takes more than a few seconds. 1 calls
+            it in this process, as a function needs that changes variables of the program or holds a GPU.
+        progress: called with the rows done and the rows in all.
+
+        Raises `InvalidInputError` if the name exists or a value does not fit.
         """
+        options = ComputeOptions(inputs, num_workers, available_cores(), progress or (lambda _done, _rows: None))
         with self._writing() as session:
-            add_column(session, name, column, fill=fill, values=values, compute=compute, inputs=inputs)
+            add_column(session, name, column, fill=fill, values=values, compute=compute, options=options)
 
     def drop_column(self, name: str) -> None:
         """Drop a column; earlier versions keep it. Raises `NotFoundError` if there is none of this name."""

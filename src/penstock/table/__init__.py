@@ -3,6 +3,7 @@
 from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
 from penstock.table._compact import as_ranges, compact
+from penstock.table._compute_column import ComputeOptions
 from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
@@ -43,6 +44,7 @@ __all__ = [
     "BlobReader",
     "CandidateRows",
     "ColumnValues",
+    "ComputeOptions",
     "Conflict",
     "Diff",
     "FragmentRows",

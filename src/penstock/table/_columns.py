@@ -1,7 +1,10 @@
 """Add, drop and rename columns without rewriting any stored data."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,9 @@ from penstock.format import (
     ColumnLike,
     Field,
     FileColumn,
+    Fragment,
     Schema,
+    as_column,
     check_column_name,
     encode_file,
     infer_schema,
@@ -20,12 +25,21 @@ from penstock.format import (
 )
 from penstock.format.kinds import Values
 from penstock.table._append import FileWriter, concat_batches, write_columns
+from penstock.table._compute_column import (
+    ComputeOptions,
+    Part,
+    PartJob,
+    PartValues,
+    StagedParts,
+    compute_values,
+    function_digest,
+    run_parts,
+    split_fragments,
+)
 from penstock.table._gather import take
-from penstock.table._read import as_batch
 from penstock.table._stage import Stage
 from penstock.table._statistics import compute_statistics
 
-_COMPUTE_ROWS = 1024
 _MAX_FILL_BYTES = 64 << 10
 
 
@@ -37,7 +51,7 @@ def add_column(
     fill: Any,
     values: Any,
     compute: Callable[[dict[str, Values]], Any] | None,
-    inputs: Sequence[str] | None,
+    options: ComputeOptions,
 ) -> None:
     """Stage a column with one value for every row (writes no data), one value per row, or a function of batches."""
     if sum(given is not None for given in (fill, values, compute)) > 1:
@@ -48,7 +62,7 @@ def add_column(
     if values is None and compute is None:
         _add_filled(stage, name, column, fill)
     else:
-        _add_computed(stage, name, column, _value_source(values, compute, stage, inputs))
+        _add_computed(stage, name, column, values=values, compute=compute, options=options)
     stage.changes.record("add_column")
 
 
@@ -92,38 +106,74 @@ def _add_filled(stage: Stage, name: str, column: ColumnLike | None, fill: Any) -
     _add_field(stage, field)
 
 
-def _add_computed(stage: Stage, name: str, column: ColumnLike | None, source: Callable[[Any, int], Any]) -> None:
-    encoder = stage.encoder()
-    field = None if column is None else make_field(name, column)
-    changed = []
-    start = 0
-    with FileWriter(stage.store) as files, encoder.discard_on_error():
-        for fragment in list(stage.tree.fragments(stage.snapshot.nodes)):
-            if not fragment.live:
-                continue
-            batches = []
-            for first in range(start, start + fragment.live, _COMPUTE_ROWS):
-                positions = np.arange(first, min(first + _COMPUTE_ROWS, start + fragment.live))
-                values = source(positions, first)
-                if len(values) != len(positions):
-                    raise InvalidInputError(f"column {name!r}: {len(positions)} rows, but {len(values)} values")
-                if field is None:
-                    field = infer_schema({name: values}).fields[0]
-                batches.append(encoder.column(field, values, rows=len(positions), first_row=first))
-            assert field is not None
-            arrays = _expand_deleted(batches, fragment.deleted_rows)
-            written = [future.result() for future in write_columns(files, [field], arrays)]
-            bounds = tuple(compute_statistics([field], arrays).values())
-            after = replace(fragment, files=(*fragment.files, *written), statistics=(*fragment.statistics, *bounds))
-            changed.append((fragment, after))
-            start += fragment.live
+def _add_computed(
+    stage: Stage,
+    name: str,
+    column: ColumnLike | None,
+    *,
+    values: Any,
+    compute: Callable[[dict[str, Values]], Any] | None,
+    options: ComputeOptions,
+) -> None:
+    reader = stage.reader
+    stage.intent.renew()
+    inputs = list(options.inputs) if options.inputs is not None else reader.snapshot.schema.names
+    source = _given_values(values, stage.snapshot.live)
+    seed = None
+    if compute is not None:
+        source = partial(compute_values, reader, compute, inputs)
+        kind = None if column is None else str(as_column(name, column))
+        seed = function_digest(compute, stage.info.id, name, inputs, kind)
+    job = PartJob(reader, name, None if column is None else make_field(name, column), source)
+    fragments = [fragment for fragment in stage.tree.fragments(stage.snapshot.nodes) if fragment.live]
+    parts = split_fragments(reader, fragments, seed or b"", inputs if compute is not None else [])
+    staged = StagedParts(stage.store, seed, options.stage_every_s)
+    staged.find()
+    finished = _FinishedFragments(fragments, parts)
+    field = job.field
+    with FileWriter(stage.store) as files, closing(run_parts(job, parts, staged, options)) as found:
+        for field, part, part_values in found:
+            stage.intent.renew()
+            finished.add(files, field, part, part_values)
     if field is None:
         raise InvalidInputError(f"column {name!r}: the table has no rows to compute it from; give its kind")
     _add_field(stage, field)
-    stage.set_schema(stage.snapshot.schema.with_any_shape(encoder.other_shapes))
+    stage.set_schema(stage.snapshot.schema.with_any_shape({field.id} if finished.other_shape else set()))
     stage.changes.computed.append(name)
-    if changed:
-        stage.replace(changed, encoder.new_containers)
+    if finished.changed:
+        changed = [pair for _, pair in sorted(finished.changed.items())]
+        stage.replace(changed, finished.containers)
+    staged.clear()
+
+
+class _FinishedFragments:
+    """Collects the parts of fragments, and writes the files of a fragment when all its parts are there."""
+
+    def __init__(self, fragments: Sequence[Fragment], parts: Sequence[Part]) -> None:
+        self._fragments = fragments
+        self._missing = Counter(part.fragment for part in parts)
+        self._values: dict[int, dict[int, PartValues]] = {}
+        self.changed: dict[int, tuple[Fragment, Fragment]] = {}
+        self.containers: dict[str, str] = {}
+        self.other_shape = False
+
+    def add(self, files: FileWriter, field: Field, part: Part, values: PartValues) -> None:
+        self._values.setdefault(part.fragment, {})[part.number] = values
+        self.containers |= values.containers
+        self.other_shape |= values.other_shape
+        self._missing[part.fragment] -= 1
+        if self._missing[part.fragment]:
+            return
+        fragment = self._fragments[part.fragment]
+        found = [values for _, values in sorted(self._values.pop(part.fragment).items())]
+        batches = [
+            {field.id: one.values} | ({} if one.references is None else {-field.id: one.references}) for one in found
+        ]
+        arrays = _expand_deleted(batches, fragment.deleted_rows)
+        written = [future.result() for future in write_columns(files, [field], arrays)]
+        bounds = tuple(compute_statistics([field], arrays).values())
+        after = replace(fragment, files=(*fragment.files, *written), statistics=(*fragment.statistics, *bounds))
+        self.changed[part.fragment] = (fragment, after)
 
 
 def _add_field(stage: Stage, field: Field) -> None:
@@ -139,16 +189,9 @@ def _expand_deleted(batches: Sequence[Mapping[int, pa.Array]], deleted: Any) -> 
     return {id: take(array, indices) for id, array in arrays.items()}
 
 
-def _value_source(
-    values: Any, compute: Callable[[dict[str, Values]], Any] | None, stage: Stage, inputs: Sequence[str] | None
-) -> Callable[[Any, int], Any]:
-    """A function from positions, and the first of them, to the column's values."""
-    if compute is not None:
-        reader = stage.reader
-        names = list(inputs) if inputs is not None else reader.snapshot.schema.names
-        return lambda positions, _: compute(as_batch(reader.columns(names, [positions])[0]))
-    count = stage.snapshot.live
-    if not hasattr(values, "__len__") or len(values) != count:
+def _given_values(values: Any, count: int) -> Callable[[Any], Any]:
+    """A function from positions to the values that a user gave."""
+    if values is not None and (not hasattr(values, "__len__") or len(values) != count):
         got = len(values) if hasattr(values, "__len__") else type(values).__name__
         raise InvalidInputError(f"values needs one value for each of the {count} rows, got {got}")
-    return lambda positions, first: values[first : first + len(positions)]
+    return lambda positions: values[positions[0] : positions[-1] + 1]

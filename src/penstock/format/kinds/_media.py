@@ -182,7 +182,7 @@ def any_shape(kind: Kind) -> Kind:
 def encoded_bytes(value: Any) -> Any:
     """The bytes of a one-dimensional array of uint8, which is an encoded value (`numpy.fromfile`); or the value."""
     is_encoded = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8
-    return memoryview(np.ascontiguousarray(value)) if is_encoded else value
+    return np.ascontiguousarray(value).data if is_encoded else value
 
 
 def encoded_shape(data: _Bytes) -> tuple[int, ...] | None:

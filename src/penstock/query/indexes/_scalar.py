@@ -29,7 +29,7 @@ class ScalarKind:
 
     name: ClassVar[str] = "scalar"
     run_bytes: ClassVar[int] = 64 << 20
-    rows_table: ClassVar[None] = None
+    rows_table: ClassVar[str | None] = None
 
     @classmethod
     def make(cls, field: Field, options: Mapping[str, Any]) -> "ScalarKind":

@@ -84,7 +84,7 @@ class VectorKind:
 
     name: ClassVar[str] = "vector"
     run_bytes: ClassVar[int] = 128 << 20
-    rows_table: ClassVar[None] = None
+    rows_table: ClassVar[str | None] = None
 
     @classmethod
     def make(cls, field: Field, options: Mapping[str, Any]) -> "VectorKind":

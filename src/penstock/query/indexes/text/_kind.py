@@ -42,7 +42,7 @@ class TextKind:
 
     name: ClassVar[str] = "text"
     run_bytes: ClassVar[int] = 16 << 20
-    rows_table: ClassVar[str] = "lengths"
+    rows_table: ClassVar[str | None] = "lengths"
 
     tokenizer: Tokenizer = Tokenizer()  # noqa: RUF009 - it is frozen
 
