@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError
-from penstock.query.sql._connection import import_duckdb
+from penstock.query.sql.execution import import_duckdb
 
 _Error = TypeVar("_Error", bound=PenstockError)
 _MAX_LINE = 100

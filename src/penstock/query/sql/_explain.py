@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from penstock.errors import escape_controls
 from penstock.query.scan import HIDDEN, Relation, ScanTrace, TableScan
 from penstock.query.search import SearchPlan
-from penstock.query.sql._connection import QueryLimits, RunOptions
 from penstock.query.sql._errors import translated
 from penstock.query.sql._params import Params
 from penstock.query.sql._parse import unparse
@@ -14,6 +13,7 @@ from penstock.query.sql._result import QueryResult, TableColumn
 from penstock.query.sql._run import answer, prepare
 from penstock.query.sql._topk import TopK
 from penstock.query.sql._udf import Udf
+from penstock.query.sql.execution import QueryLimits, RunOptions
 from penstock.query.sql.rewrite import MakeScores, Question, make_scores
 from penstock.table import ROW_ID, page_requests, sorted_distinct
 

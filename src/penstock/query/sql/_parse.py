@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 from penstock.query.sql._ast import Node, constant
-from penstock.query.sql._connection import QueryLimits, connected, import_duckdb
 from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._size import check_text, check_tree
+from penstock.query.sql.execution import QueryLimits, connected, import_duckdb
 
 CONDITION, ORDER = "SELECT ", "SELECT 1 ORDER BY "
 """What a condition and the terms of an order are parsed behind."""

@@ -11,18 +11,24 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type, handle_member
 from penstock.query.sql._ast import Node
-from penstock.query.sql._bounded import is_bounded
-from penstock.query.sql._connection import QueryLimits, RunOptions, Work, run_interruptibly
 from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._late import LateColumns, late_columns
 from penstock.query.sql._params import Params, named_params
 from penstock.query.sql._parse import CONDITION, ORDER, parse, parse_condition, parse_order, unparse
 from penstock.query.sql._plain_filter import plain_filter
-from penstock.query.sql._process import run_apart
 from penstock.query.sql._result import HandleColumn, QueryResult, distinct_names, make_result
-from penstock.query.sql._statement import Apply, Statement
 from penstock.query.sql._topk import TopK, candidates, restricted, top_k
 from penstock.query.sql._udf import Udf
+from penstock.query.sql.execution import (
+    Apply,
+    QueryLimits,
+    RunOptions,
+    Statement,
+    Work,
+    is_bounded,
+    run_apart,
+    run_interruptibly,
+)
 from penstock.query.sql.rewrite import MakeScores, Queries, Question, Rewritten, make_scores, scan_name
 from penstock.table import Int64Array, sorted_distinct
 

@@ -60,7 +60,8 @@ def nulls_or_nat(low: pa.Array, nulls: Mask) -> Mask:
     """Whether parts may hold a null, which "not a time" is; an earlier writer counted it as the least time."""
     if not pa.types.is_temporal(low.type):
         return nulls
-    return nulls | np.asarray(pc.fill_null(pc.equal(low.view(pa.int64()), np.iinfo(np.int64).min), False))
+    nat: Mask = np.asarray(pc.fill_null(pc.equal(low.view(pa.int64()), np.iinfo(np.int64).min), False))
+    return nulls | nat
 
 
 def widened(bounds: npt.NDArray[Any], *, low: bool) -> pa.Array:

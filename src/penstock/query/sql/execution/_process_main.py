@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.query.scan import TableScan
-from penstock.query.sql._connection import QueryLimits, connected
-from penstock.query.sql._statement import Apply, Statement
+from penstock.query.sql.execution._connection import QueryLimits, connected
+from penstock.query.sql.execution._statement import Apply, Statement
 
 _HEADROOM_BYTES = 128 << 20
 """Memory beside the engine's: batches on their way, stacks of threads."""
@@ -61,7 +61,7 @@ def _run(job: tuple[Any, ...], ask: _Requests) -> None:
     statement = Statement(
         text,
         params,
-        {name: _RemoteScan(name, *about, ask) for name, about in scans.items()},
+        {name: _RemoteScan(name, schema, rows, ask) for name, (schema, rows) in scans.items()},
         {name: (_remote(name, ask), kind) for name, kind in returns.items()},
     )
     with connected(limits) as connection, _limited_memory(limits):

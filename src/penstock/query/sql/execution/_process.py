@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidInputError
-from penstock.query.sql._connection import QueryLimits, Work, import_duckdb
-from penstock.query.sql._statement import Statement
+from penstock.query.sql.execution._connection import QueryLimits, Work, import_duckdb
+from penstock.query.sql.execution._statement import Statement
 
 _MAX_IDLE = 2
 
@@ -31,7 +31,7 @@ class _Process:
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.query.sql._process_main", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "penstock.query.sql.execution._process_main", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ class _Process:
             for stream in streams:
                 stream.close()  # type: ignore[attr-defined]
         if request[0] == "failed":
-            raise _engine_error(*request[1:], limits)
+            raise _engine_error(request[1], request[2], limits)
 
     def _exchange(self, answer: object) -> tuple[Any, ...]:
         """Send an answer, and return the next request; raises `InvalidInputError` if the process is gone."""
