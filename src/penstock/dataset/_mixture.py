@@ -59,7 +59,7 @@ def mix(
             raise InvalidInputError(
                 f"a source is a name with a table or a view of one, not {name!r} with {type(view).__name__}"
             )
-        views[name] = view._pinned()
+        views[name] = view._streamed()
     if per_batch not in ("mixed", "single"):
         raise InvalidInputError(f'per_batch is "mixed" or "single", not {per_batch!r}')
     if stop not in ("first", "all") and not (isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1):
