@@ -1,6 +1,7 @@
 """Mix views in proportion to weights."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import isfinite
 from numbers import Integral, Real
@@ -12,10 +13,10 @@ from penstock.dataset._streaming import Streaming
 from penstock.dataset._view import View
 from penstock.dataset._weights import UNWEIGHTED
 from penstock.dataset._weights import Weights as RowWeights
-from penstock.engine import SOURCE, MixtureSource, Source, schema_of
+from penstock.engine import CU_SEQLENS, SOURCE, MixtureSource, Source, schema_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Field, Schema, value_kind
-from penstock.format.kinds import any_shape
+from penstock.format.kinds import Tensor, any_shape
 from penstock.plan import Shuffle, whole_weights
 from penstock.table import ROW_ID, is_position
 
@@ -59,7 +60,7 @@ def mix(
             raise InvalidInputError(
                 f"a source is a name with a table or a view of one, not {name!r} with {type(view).__name__}"
             )
-        views[name] = view._pinned()
+        views[name] = view._streamed()
     if per_batch not in ("mixed", "single"):
         raise InvalidInputError(f'per_batch is "mixed" or "single", not {per_batch!r}')
     if stop not in ("first", "all") and not (isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1):
@@ -228,6 +229,10 @@ def _column_names(views: Mapping[str, AnyView], columns: str | Sequence[str]) ->
 
 def _check_type(column: str, fields: Mapping[str, Field]) -> None:
     kinds = {name: any_shape(value_kind(field.kind)) for name, field in fields.items()}
+    if column == CU_SEQLENS:  # as wide as a sequence of the pack has documents; the mixture has the widest
+        kinds = {
+            name: replace(kind, shape=(None,)) if isinstance(kind, Tensor) else kind for name, kind in kinds.items()
+        }
     first = next(iter(kinds), "")
     for name, kind in kinds.items():
         if kind != kinds[first]:

@@ -1,7 +1,7 @@
 """Weights of rows, from a column, an array, or the sizes of classes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -40,6 +40,10 @@ class Weights:
     @property
     def is_array(self) -> bool:
         return self.weights is not None and not isinstance(self.weights, str)
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> "Weights":
+        """The weights of some of the rows; an array has those of all."""
+        return replace(self, weights=_array(self.weights, len(kept))[kept]) if self.is_array else self
 
     def draw(self, reader: Reader, chosen: Rows) -> WeightedDraw | None:
         """The draw of each epoch; None if each row is read once. A window is weighted by the row at its anchor.

@@ -33,10 +33,11 @@ from penstock.engine.assembly import (
     samples_of,
     writable,
 )
-from penstock.engine.planning import ComposedRows, GroupNames, PackedSamples, Rows, WindowSamples
+from penstock.engine.planning import CU_SEQLENS, ComposedRows, GroupNames, PackedSamples, Rows, WindowSamples
 from penstock.engine.sources import MixedRowReader, MixtureSource, Source, schema_of
 
 __all__ = [
+    "CU_SEQLENS",
     "PAD",
     "SOURCE",
     "BadRowsError",

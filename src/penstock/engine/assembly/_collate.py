@@ -237,6 +237,9 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
         nothing = np.zeros(0) if empty is None else empty
         return np.zeros((len(values), *nothing.shape), nothing.dtype), np.zeros((len(values), nothing.ndim), np.int64)
     dimensions = max(array.ndim for array in arrays)
+    if {array.ndim for array in arrays} == {2, 3}:  # gray images among those with channels
+        values = [value[..., None] if np.ndim(value) == 2 else value for value in values]
+        arrays = [np.asarray(value) for value in values if value is not None]
     if any(array.ndim != dimensions for array in arrays):
         raise InvalidInputError("values with different numbers of dimensions cannot be padded; use lists")
     shapes = np.zeros((len(values), dimensions), np.int64)

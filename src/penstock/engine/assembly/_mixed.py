@@ -10,7 +10,7 @@ from penstock.engine.assembly._collate import Allocators
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn
 from penstock.engine.assembly._rows import PAD, GatheredRows, RowGatherer
-from penstock.engine.planning import MixedSpan
+from penstock.engine.planning import CU_SEQLENS, MixedSpan
 from penstock.engine.window import MixedBatches, RowsAt
 from penstock.table import Allocator, Int64Array
 
@@ -78,6 +78,9 @@ def _joined(column: MixedColumn, parts: Sequence[Part], memory: "MixedMemory") -
         (indices, found[column.name] if column.name in found else column.nothing(len(indices)))
         for indices, found in parts
     ]
+    if column.name == CU_SEQLENS and column.fixed is not None:
+        [width] = column.fixed.shape
+        values = [(indices, np.pad(part[:], ((0, 0), (0, width - part.shape[1])), "edge")) for indices, part in values]
     arrays = column.stacked and not any(isinstance(part, list) for _, part in values)
     if arrays and len({part.shape[1:] for _, part in values}) == 1:
         shape, dtype = values[0][1].shape[1:], np.result_type(*(part.dtype for _, part in values))

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
-from penstock.engine.planning import Layout
+from penstock.engine.planning import CU_SEQLENS, Layout, PackedSamples
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
 
@@ -56,6 +56,10 @@ def mixed_columns(layouts: Sequence[Layout], names: Sequence[str], decode: Decod
         fields = [field for number in holders for field in layouts[number].variable if field.name == name]
         masked = len(holders) < len(layouts) or bool(masks) or any(_has_mask(field, decode) for field in fields)
         first = known[0] if known else None
+        packs = [isinstance(layouts[number].composition, PackedSamples) for number in holders]
+        if name == CU_SEQLENS and first is not None and all(packs):
+            widest = max(shape.shape for shape in known if shape is not None)  # which ends fill up
+            known = [first := first._replace(shape=widest)]
         if first is None or any(shape is None or shape[:2] != first[:2] for shape in known):
             image_shapes = {decode.image_shape(field) for field in fields}
             variable.append(MixedColumn(name, None, masked, stacked=len(image_shapes) == 1))
