@@ -48,15 +48,19 @@ SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def table_of_all_kinds(uri: str) -> Dataset:
     made = penstock.create(
-        tmp_path_factory.mktemp("hangs") / "t",
+        uri,
         {"n": Column(Tensor("int64"), page_bytes=64)} | {name: Column(kind) for name, kind in SCHEMA.items()},
     )
     made.append([{"n": row} | {name: value(row) for name, value in KINDS.items()} for row in range(ROWS)])
     made.commit()
     return made
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return table_of_all_kinds(str(tmp_path_factory.mktemp("hangs") / "t"))
 
 
 @pytest.fixture(autouse=True)
