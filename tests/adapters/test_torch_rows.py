@@ -210,6 +210,7 @@ def test_the_cache_of_pages_is_bounded() -> None:
     for _ in range(2):
         for position in range(ROWS):
             [raw] = table._reader.raw_columns([table.schema["t"]], [np.array([position])], cache=cache)
+            assert raw["t"].array is not None
             assert raw["t"].array.to_pylist() == [f"row {position}" * 10]
             assert 0 < sum(map(len, cache._pages.values())) <= 3000
     assert file.offsets[-1] - file.offsets[0] > 3000

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli._app import _COMMANDS
 from penstock.cli._command import CommandContext, CommandResult, command, printable
 from penstock.cli._render import format_bytes
 from penstock.cli._verify import format_progress
@@ -21,7 +22,7 @@ from penstock.table import VerifyReport
 from tests.cli.conftest import RunCommand
 
 _HISTORY = ("branch", "tag", "checkout", "diff", "merge", "compact", "vacuum", "reset")
-_PROGRAM = [sys.executable, "-m", "penstock.cli"]
+_PROGRAM = [sys.executable, "-m", "penstock"]
 
 
 def _program(*words: object) -> subprocess.CompletedProcess[str]:
@@ -112,6 +113,13 @@ def test_help_documents_exit_codes_and_types(run: RunCommand) -> None:
     assert all(run(name, "--help").code == 0 and f"  {name} " in top.out for name in _HISTORY)
     assert "no working copy" in run("checkout", "--help").out
     assert all(word in run("create", "--help").out for word in ("image:jpeg:90", "label=cat,dog", "uint8[?,4]"))
+
+
+def test_the_help_of_all_commands_is_the_beginning_of_their_own(run: RunCommand) -> None:
+    top = " ".join(run("--help").out.split())
+    for name, (_, line) in _COMMANDS.items():
+        assert f"{name} {line}" in top
+        assert line.rstrip(".") in " ".join(run(name, "--help").out.split()), name
 
 
 def test_debug_shows_the_traceback(run: RunCommand, tmp_path: Path) -> None:

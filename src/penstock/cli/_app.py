@@ -4,35 +4,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from penstock.cli._addresses import ls, mv, register, restore, rm
-from penstock.cli._checkout import checkout
 from penstock.cli._command import command, print_error
-from penstock.cli._compact import compact
-from penstock.cli._create import create
-from penstock.cli._diff import diff
-from penstock.cli._doctor import doctor
-from penstock.cli._head import head
-from penstock.cli._index import index
-from penstock.cli._info import info
-from penstock.cli._ingest import sync
-from penstock.cli._keys import keys
-from penstock.cli._log import log
-from penstock.cli._login import login, logout
-from penstock.cli._members import members
-from penstock.cli._merge import merge
-from penstock.cli._query import query
-from penstock.cli._refs import branch, tag
-from penstock.cli._reset import reset
-from penstock.cli._search import search
-from penstock.cli._serve import serve
-from penstock.cli._vacuum import vacuum
-from penstock.cli._verify import verify
-from penstock.cli._workspaces import workspaces
 
 _HELP = """
 A data lake for training: create tables, inspect them, and work with their history.
@@ -53,26 +32,65 @@ With --json, standard output is one JSON document: {"error": …} if a command f
 standard error.
 """
 
-app = typer.Typer(
-    help=_HELP,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"max_content_width": 100},
-)
-_INGEST = (create, sync)
-_READ = (info, head, query, search, log, diff, checkout)
-_WRITE = (branch, tag, merge, reset)
-_CATALOG = (ls, mv, rm, restore, register)
-_MAINTAIN = (compact, vacuum, verify, doctor)
-_SERVER = (login, logout)
-for function in (*_INGEST, *_READ, *_WRITE, *_CATALOG, *_MAINTAIN, *_SERVER):
-    app.command(function.__name__)(command(function))
-app.add_typer(index, name="index")
-app.add_typer(workspaces, name="workspaces")
-app.add_typer(members, name="members")
-app.add_typer(keys, name="keys")
-app.command("serve")(command(serve, in_thread=False))
+_SETTINGS: dict[str, Any] = {
+    "add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False,
+}  # fmt: skip
+_COMMANDS = {
+    "create": ("_create", "Create a table, and ingest a folder, a bucket or a file into it."),
+    "sync": ("_ingest", "Ingest the new files of the sources of a table."),
+    "info": ("_info", "Show a summary of a table."),
+    "head": ("_head", "Show the first rows."),
+    "query": ("_query", "Ask a table in SQL, and show the answer as a table or write it to a file."),
+    "search": ("_search", "Search a table by words, by the vector of a row, or by both."),
+    "log": ("_log", "Show the commits that led to a version, newest first."),
+    "diff": ("_diff", "Show what changed from one version to another."),
+    "checkout": ("_checkout", "Show the version that a number, a name or a time resolves to, and export its rows."),
+    "branch": ("_refs", "List the branches of a table, or create, rename or delete one."),
+    "tag": ("_refs", "List the tags of a table, or create, rename or delete one."),
+    "merge": ("_merge", "Merge the changes of another branch since the common ancestor."),
+    "reset": ("_reset", "Restore a branch to an older version, as a new commit."),
+    "ls": ("_addresses", "List the tables of the catalog."),
+    "mv": ("_addresses", "Give a table another address."),
+    "rm": ("_addresses", "Drop a table."),
+    "restore": ("_addresses", "Bring back a dropped table."),
+    "register": ("_addresses", "Give an existing table an address."),
+    "compact": ("_compact", "Join small fragments and drop deleted rows, as a new commit."),
+    "vacuum": ("_vacuum", "Remove objects that no retained version needs."),
+    "verify": ("_verify", "Read every object of every version, and list what is damaged or missing."),
+    "doctor": ("_doctor", "Test what a store supports."),
+    "login": ("_login", "Check an API key and store it for later commands and programs of this user."),
+    "logout": ("_login", "Delete the stored API key."),
+    "index": ("_index", "Create, list and drop search indexes."),
+    "workspaces": ("_workspaces", "List, create and drop workspaces."),
+    "members": ("_members", "List, add and remove members of a workspace."),
+    "keys": ("_keys", "List, create and revoke API keys of a workspace."),
+    "serve": ("_serve", "Serve managed tables to a team."),
+}
+"""The file of each command or group of commands, which is imported when it is used, and its line in the help."""
+
+
+class _LazyGroup(TyperGroup):
+    """The commands, each imported when it is used; so the help of all of them imports none."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        found = getattr(import_module(f"penstock.cli.{_COMMANDS[cmd_name][0]}"), cmd_name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        alone = typer.Typer(**_SETTINGS)
+        alone.command(cmd_name)(command(found, in_thread=cmd_name != "serve"))
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+app = typer.Typer(cls=_LazyGroup, help=_HELP, context_settings={"max_content_width": 100}, **_SETTINGS)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, which new versions of typer vendor
 
