@@ -19,6 +19,14 @@ def table(server: RunningServer, request: pytest.FixtureRequest) -> str:
     return name
 
 
+def test_a_wrong_name_is_not_compared_with_all_others(server: RunningServer, table: str) -> None:
+    """That would take the processor of the server for everybody; clients find similar names by themselves."""
+    reply = server.request("POST", f"/v1/table/{table}x/describe", {}, key=server.admin_key)
+    assert (reply.status, reply.document["code"]) == (404, 4)
+    assert f"{table};" not in reply.document["error"]
+    assert "did you mean" not in reply.document["error"]
+
+
 def test_a_table_lives_and_dies(server: RunningServer, table: str) -> None:
     described = server.post(f"/v1/table/default${table}/describe")
     assert described["table"] == table

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from penstock.catalog._api_key import new_key
-from penstock.catalog.registry import Registry
+from penstock.catalog.registry import Registry, _audit
 from penstock.server import ServerConfig, _endpoint, create_app
 from penstock.server._dispatch import Answer, Dispatcher
 
@@ -156,5 +156,31 @@ def test_requests_beyond_the_limit_are_refused_at_once_and_health_and_later_ones
             for client in busy:
                 assert (await client.reply())[0] == 401
             assert (await Client(app, "/v1/whoami", method="GET", key=new_key().text).reply())[0] == 401
+
+    asyncio.run(run())
+
+
+def test_audit_events_that_are_lost_are_a_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(str(tmp_path / "database"))
+    registry.migrate()
+    key = registry.bootstrap() or ""
+    registry.close()
+    app = create_app(ServerConfig(database=str(tmp_path / "database"), storage=str(tmp_path / "tables")))
+    monkeypatch.setattr(_audit, "_MAX_BUFFERED", 0)
+
+    async def lost() -> str:
+        client = Client(app, "/metrics", method="GET", key=key)
+        await client._task
+        lines = b"".join(message.get("body", b"") for message in client.sent).decode().splitlines()
+        [line] = [line for line in lines if line.startswith("penstock_audit_events_dropped_total")]
+        return line.rpartition(" ")[2]
+
+    async def run() -> None:
+        async with lifespan(app):
+            assert await lost() == "0.0"
+            described = Client(app, "/v1/table/tides/describe", key=key)
+            described.send(b"{}", more=False)
+            assert (await described.reply())[0] == 404
+            assert await lost() == "1.0"
 
     asyncio.run(run())
