@@ -41,11 +41,16 @@ from penstock.ingest._source import (
     extension,
 )
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
-from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._lines import BUFFER_BYTES, UnpackedFile, line_rows, read_lines, too_long
-from penstock.ingest.sources._streams import with_compressions
+from penstock.ingest.sources._limits import UNREADABLE, DamagedFileError
+from penstock.ingest.sources._streams import (
+    BUFFER_BYTES,
+    UnpackedFile,
+    line_rows,
+    read_lines,
+    too_long,
+    with_compressions,
+)
 from penstock.ingest.sources._tabular import (
-    UNREADABLE,
     RecordBlock,
     all_end_in,
     column_indices,
