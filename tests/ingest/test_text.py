@@ -484,3 +484,16 @@ def test_a_text_above_the_limit_says_to_take_lines(monkeypatch: pytest.MonkeyPat
     _, found = read(TEXT, {"a.txt": b"short", "b.txt": long, "c.txt.zst": packed("c.txt.zst", long)})
     assert [item.name for item in found if isinstance(item, Reject)] == ["b.txt", "c.txt.zst"]
     assert all("--as lines makes each line a row" in item.reason for item in found if isinstance(item, Reject))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst"])
+def test_json_files_without_others_are_lines(name: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / name).write_bytes(packed(name, b'{"text": "a"}\n{"text": "b"}\n'))
+    assert penstock.ingest(tmp_path / "source", tmp_path / "table").rows == 2
+    (tmp_path / "source" / "b.jsonl").write_text('{"text": "c"}\n')
+    other = penstock.ingest(tmp_path / "source", tmp_path / "other", kind="jsonl")
+    assert (other.rows, other.files.ignored) == (1, 1), "next to others it is metadata"
+    (tmp_path / "array.json").write_text('[{"text": "a"}]')
+    with pytest.raises(InvalidInputError, match="is a list and not an object; write one object in each line"):
+        penstock.ingest(tmp_path / "array.json", tmp_path / "third")
