@@ -1,5 +1,6 @@
 """Every file of a source is taken, rejected or ignored, and counted once; kinds that are found are listed."""
 
+import gzip
 import json
 import os
 from importlib import import_module
@@ -160,3 +161,14 @@ def test_zip_files_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, {"photos.zip": b"PK"})
     with pytest.raises(InvalidInputError, match=r"names end in \.zip\); unpack the \.zip files first"):
         penstock.ingest(tmp_path, "memory://")
+
+
+def test_compressed_labels_next_to_images_are_read(tmp_path: Path) -> None:
+    lines = b'{"file_name": "a.png", "caption": "one"}\n{"file_name": "b.png", "caption": "two"}\n'
+    folder = write(tmp_path / "in", {"a.png": IMAGE, "b.png": IMAGE, "captions.jsonl.gz": gzip.compress(lines)})
+    result = penstock.ingest(folder, tmp_path / "table")
+    assert result.files == FileCounts(taken=3)
+    assert penstock.load(tmp_path / "table")["caption"][:] == ["one", "two"]
+    write(folder, {"captions.jsonl.gz": b"no gzip"})
+    with pytest.raises(InvalidInputError, match=r"captions\.jsonl\.gz, next to the images, cannot be parsed"):
+        penstock.ingest(folder, tmp_path / "other")

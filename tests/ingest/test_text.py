@@ -36,7 +36,7 @@ from penstock.ingest import (
 )
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import RejectedFileError
-from penstock.ingest.sources import _limits, _lines, _text, _texts
+from penstock.ingest.sources import _limits, _streams, _text, _texts
 from penstock.ingest.sources._text import CSV, JSONL
 from penstock.ingest.sources._texts import LINES, TEXT
 from penstock.storage import ObjectInfo, Store, open_store
@@ -309,7 +309,7 @@ def test_decompression_bomb_is_stopped(source: Source, monkeypatch: pytest.Monke
     monkeypatch.setattr(_limits, "MAX_RATIO", 200)
     monkeypatch.setattr(_text, "_BLOCK_BYTES", 10_000)
     monkeypatch.setattr(_text, "BUFFER_BYTES", 10_000)
-    monkeypatch.setattr(_lines, "BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(_streams, "BUFFER_BYTES", 10_000)
     head, line = ("a,b\n1,2\n", "1,2\n") if source is CSV else ('{"a": 1}\n', '{"a": 1}\n')
     bomb = gzip.compress((head + line * 200_000).encode())
     assert 200 * len(bomb) < 4 * 200_000
@@ -402,8 +402,8 @@ def test_invalid_lines_are_rejected_by_line_number() -> None:
 
 
 def test_oversized_line_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(_lines, "BUFFER_BYTES", 100)
+    monkeypatch.setattr(_streams, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(_streams, "BUFFER_BYTES", 100)
     long = json.dumps({"a": "x" * 5000})
     _, found = read(JSONL, {"a.jsonl": f'{{"a": "1"}}\n{long}\n{{"a": "2"}}\n{long}'})
     assert rows(found) == [{"a": "1"}, {"a": "2"}]
@@ -484,3 +484,16 @@ def test_a_text_above_the_limit_says_to_take_lines(monkeypatch: pytest.MonkeyPat
     _, found = read(TEXT, {"a.txt": b"short", "b.txt": long, "c.txt.zst": packed("c.txt.zst", long)})
     assert [item.name for item in found if isinstance(item, Reject)] == ["b.txt", "c.txt.zst"]
     assert all("--as lines makes each line a row" in item.reason for item in found if isinstance(item, Reject))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst"])
+def test_json_files_without_others_are_lines(name: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / name).write_bytes(packed(name, b'{"text": "a"}\n{"text": "b"}\n'))
+    assert penstock.ingest(tmp_path / "source", tmp_path / "table").rows == 2
+    (tmp_path / "source" / "b.jsonl").write_text('{"text": "c"}\n')
+    other = penstock.ingest(tmp_path / "source", tmp_path / "other", kind="jsonl")
+    assert (other.rows, other.files.ignored) == (1, 1), "next to others it is metadata"
+    (tmp_path / "array.json").write_text('[{"text": "a"}]')
+    with pytest.raises(InvalidInputError, match="is a list and not an object; write one object in each line"):
+        penstock.ingest(tmp_path / "array.json", tmp_path / "third")

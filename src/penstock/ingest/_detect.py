@@ -53,7 +53,7 @@ def _describe(objects: Sequence[ObjectInfo], sources: Mapping[str, Source], uri:
     folders = _folders(objects, sources)
     return (
         f"{uri} holds files of several kinds: {', '.join(held)}{unpack}; choose the kind to ingest with --as, such as"
-        f" --as {kinds.most_common(1)[0][0]} (kind=…), or ingest one of its folders{f': {folders}' if folders else ''}"
+        f" --as {kinds.most_common(1)[0][0]} (kind=…){f', or ingest one of its folders: {folders}' if folders else ''}"
     )
 
 

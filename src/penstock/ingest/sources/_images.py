@@ -12,9 +12,9 @@ from penstock.codecs import MAX_PIXELS, image_size, sniff
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import ColumnLike
 from penstock.format.kinds import Image, Linked, Text
+from penstock.ingest._path_columns import ClassFolders
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, Row, Source, SourceItem, SourceListing, SourceScan, suffix
-from penstock.ingest.sources._class_folders import ClassFolders
 from penstock.ingest.sources._images_tables import ImageMetadata, read_metadata
 from penstock.storage import ObjectInfo
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from posixpath import normpath
@@ -15,12 +16,15 @@ from penstock.errors import InvalidInputError
 from penstock.format import Column, ColumnLike
 from penstock.format.kinds import Boxes, Json, Kind, Label, List, Tensor, Text
 from penstock.ingest._reader import SourceReader
-from penstock.ingest._source import suffix
+from penstock.ingest._source import extension
 from penstock.ingest.sources._images_coco import Coco, is_coco
+from penstock.ingest.sources._limits import UNREADABLE
+from penstock.ingest.sources._streams import UnpackedFile, with_compressions
 from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
-_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+_JSON = with_compressions(".json")
+_ENDINGS = (*_JSON, *with_compressions(".csv", ".tsv", ".jsonl", ".ndjson"))
 _FILE_NAMES = ("file_name", "filename", "file", "path", "image", "image_path")
 _MAX_BYTES = 2 << 30
 _MAX_TABLES = 1000
@@ -187,7 +191,7 @@ class _Records:
 
 def _candidates(reader: SourceReader, files: Sequence[ObjectInfo], images: Sequence[str]) -> list[ObjectInfo]:
     """The files that may be metadata; sidecar files of a single image, with its base name, are excluded."""
-    found = [file for file in files if suffix(file.key) in _ENDINGS and "/." not in f"/{file.key}"]
+    found = [file for file in files if extension(file.key) in _ENDINGS and "/." not in f"/{file.key}"]
     stems = {_stem(key) for key in images} if found else ()
     found = [file for file in found if _stem(file.key) not in stems]
     if len(found) > _MAX_TABLES:
@@ -211,18 +215,19 @@ def _stem(key: str) -> str:
 def _parse_table(reader: SourceReader, file: ObjectInfo) -> _Parsed:
     errors: list[str] = []
     try:
-        if suffix(file.key) == ".json":
-            document = json.loads(bytes(reader.read(file)))
+        if extension(file.key) in _JSON:
+            with closing(UnpackedFile(reader, file)) as packed:
+                document = json.loads(packed.read())
             listed = document if isinstance(document, list) else _first_list(document)
             entries = enumerate(listed, 1)
             return _Parsed(
                 document, [(f"entry {at}", entry) for at, entry in entries if isinstance(entry, dict)], errors
             )
-        with reader.open(file) as stream:
-            if suffix(file.key) in (".csv", ".tsv"):
+        with io.BufferedReader(UnpackedFile(reader, file)) as stream:
+            if extension(file.key).startswith((".csv", ".tsv")):
                 return _Parsed(None, list(_csv_lines(stream, errors)), errors, cells=True)
             return _Parsed(None, list(_json_lines(stream, errors)), errors)
-    except (ValueError, RecursionError, csv.Error) as error:
+    except (ValueError, RecursionError, csv.Error, *UNREADABLE) as error:
         reason = str(error) or type(error).__name__
         raise InvalidInputError(
             f"{reader.uri(file.key)}, next to the images, cannot be parsed: {reason}; fix it, or move it away"

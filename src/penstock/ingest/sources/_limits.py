@@ -9,6 +9,8 @@ takes almost no bytes, and batches bound the memory.
 from collections.abc import Sequence
 from zipfile import ZipInfo
 
+import pyarrow as pa
+
 from penstock.errors import SampleError
 
 MAX_BLOCK_BYTES = 1 << 30
@@ -21,6 +23,10 @@ HARMLESS_BYTES = 1 << 30
 
 class DamagedFileError(SampleError):
     """A file is unreadable from some position on; rows read before that position are valid."""
+
+
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
+"""Errors of a damaged file; storage errors are not among them."""
 
 
 def max_unpacked_bytes(packed_bytes: int) -> int:

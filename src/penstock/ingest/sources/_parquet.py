@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, Source, SourceScan
 from penstock.ingest.sources._arrow_columns import ColumnPlan
-from penstock.ingest.sources._limits import check_block
+from penstock.ingest.sources._limits import UNREADABLE, check_block
 from penstock.ingest.sources._streams import ExactFile
 from penstock.ingest.sources._tabular import (
     BATCH_BYTES,
-    UNREADABLE,
     RecordBlock,
     all_end_in,
     data_files,

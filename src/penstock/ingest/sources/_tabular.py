@@ -24,13 +24,11 @@ from penstock.ingest._source import (
     extension,
 )
 from penstock.ingest.sources._arrow_columns import ColumnPlan, features_of, plan_column
-from penstock.ingest.sources._limits import DamagedFileError
+from penstock.ingest.sources._limits import UNREADABLE
 from penstock.ingest.sources._values import column_name
 from penstock.storage import ObjectInfo
 
 BATCH_BYTES = 16 << 20
-UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
-"""Errors of a damaged file; storage errors are not among them."""
 
 _SIDECARS = ("", ".md", ".txt", ".json", ".yaml", ".yml", ".html", ".pdf", ".crc", ".sha256", ".md5")
 _SIDECAR_BYTES = 4 << 20

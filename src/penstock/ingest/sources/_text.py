@@ -41,11 +41,16 @@ from penstock.ingest._source import (
     extension,
 )
 from penstock.ingest.sources._arrow_columns import ColumnPlan, Converted, cast_to, is_vector_name
-from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._lines import BUFFER_BYTES, UnpackedFile, line_rows, read_lines, too_long
-from penstock.ingest.sources._streams import with_compressions
+from penstock.ingest.sources._limits import UNREADABLE, DamagedFileError
+from penstock.ingest.sources._streams import (
+    BUFFER_BYTES,
+    UnpackedFile,
+    line_rows,
+    read_lines,
+    too_long,
+    with_compressions,
+)
 from penstock.ingest.sources._tabular import (
-    UNREADABLE,
     RecordBlock,
     all_end_in,
     column_indices,
@@ -58,6 +63,8 @@ from penstock.storage import ObjectInfo
 
 _CSV = with_compressions(".csv", ".tsv")
 _JSONL = with_compressions(".jsonl", ".ndjson")
+_JSON = with_compressions(".json")
+"""JSON lines too, if there are no other files with rows: next to them they are metadata."""
 _BLOCK_BYTES = 2 << 20
 """The limit on a CSV row; Arrow always reads 32 blocks ahead."""
 _DELIMITERS = ",;\t|"
@@ -229,7 +236,8 @@ class _JsonLines(SourceScan):
 
 
 def _open_jsonl(reader: SourceReader, files: Sequence[ObjectInfo]) -> SourceScan:
-    found = data_files(reader, files, _JSONL)
+    lines = [file for file in files if extension(file.key) in _JSONL]
+    found = lines or data_files(reader, files, (*_JSONL, *_JSON))
     first: list[dict[str, Any]] = []
     reason = "they are empty"
     for file in evenly_spaced(found, _SAMPLED_FILES):
@@ -290,7 +298,11 @@ def _object(line: bytes) -> dict[str, Any] | str:
         found = parse_json(line)
     except SampleError as error:
         return f"is {error}"
-    return found if isinstance(found, dict) else f"is a {type(found).__name__} and not an object"
+    return (
+        found
+        if isinstance(found, dict)
+        else f"is a {type(found).__name__} and not an object; write one object in each line"
+    )
 
 
 CSV = Source(
@@ -305,7 +317,7 @@ JSONL = Source(
     "jsonl",
     "JSON lines, plain or compressed",
     _JSONL,
-    partial(all_end_in, endings=_JSONL),
+    lambda listing: all_end_in(listing, _JSONL) or all_end_in(listing, _JSON),
     _open_jsonl,
     may_be_empty=True,
 )

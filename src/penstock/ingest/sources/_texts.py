@@ -11,12 +11,11 @@ from functools import partial
 from penstock.errors import SampleError, SourceChangedError
 from penstock.format import ColumnLike
 from penstock.format.kinds import Text
+from penstock.ingest._path_columns import ClassFolders
 from penstock.ingest._reader import SourceReader
 from penstock.ingest._source import Reject, RejectedFileError, Row, Source, SourceItem, SourceScan
-from penstock.ingest.sources._class_folders import ClassFolders
 from penstock.ingest.sources._limits import DamagedFileError
-from penstock.ingest.sources._lines import line_rows
-from penstock.ingest.sources._streams import codec_of, open_unpacked, with_compressions
+from penstock.ingest.sources._streams import codec_of, line_rows, open_unpacked, with_compressions
 from penstock.ingest.sources._tabular import all_end_in, data_files
 from penstock.ingest.sources._values import parse_text
 from penstock.storage import ObjectInfo
