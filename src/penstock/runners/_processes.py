@@ -11,13 +11,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 - When the iterator ends, is closed, or raises, all processes are ended.
 """
 
-import json
-import os
 import queue
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -27,17 +22,10 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from penstock.errors import PenstockError
+from penstock.runners._start import start_python
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from penstock.runners._worker import main
-main(int(sys.argv[2]))
-"""
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def can_travel(function: Callable[..., Any]) -> bool:
@@ -125,18 +113,7 @@ class _Process:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [
-                sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM,  # type: ignore[attr-defined]
-                json.dumps(sys.path), str(theirs.fileno()),
-            ]  # fmt: skip
-            limits = {name: os.environ.get(name, "1") for name in _THREAD_LIMITS}
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it ignores Ctrl-C
-            try:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=os.environ | limits
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._process = start_python("penstock.runners._worker", theirs.fileno(), descriptors=[theirs.fileno()])
         self._connection = Connection(ours.detach())
 
     def send(self, data: bytes) -> None:

@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -44,15 +43,7 @@ _THREADS = 128
 _MAX_RECEIVE_BYTES = 1 << 30  # macOS refuses more than 2 GiB at once
 _REQUEST = struct.Struct("<I")  # bytes of the pickle that follows
 _RESPONSE = struct.Struct("<QQI?")  # request id, payload bytes, retries since the last response, whether it is an error
-_PACKAGE = str(Path(__file__).parents[1])
-# Importing the whole package would load Arrow and the codecs: three times the start-up time and twice the memory.
-_MAIN = """
-import sys, types
-sys.modules["penstock"] = types.ModuleType("penstock")
-sys.modules["penstock"].__path__ = sys.argv[1:]
-from penstock.storage._sidecar import serve
-serve()
-"""
+_MAIN = "from penstock.storage._sidecar import serve; serve()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +91,7 @@ class _Sidecar:
         self._socket, child_socket = socket.socketpair()
         with child_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _MAIN, _PACKAGE],
+                [sys.executable, "-P", "-c", _MAIN],
                 stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,13 +1,10 @@
 """The worker processes of a loader: started by exec, replaced when they die, gone when the loader is."""
 
-import json
 import os
 import resource
 import selectors
-import signal
 import socket
 import subprocess
-import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,33 +23,10 @@ from penstock.engine.workers._messages import Channel, pickle_message
 from penstock.engine.workers._share import LoaderSource
 from penstock.engine.workers._slots import Slot, SlotLayout, SlotPool, mixture_columns, table_columns
 from penstock.engine.workers._worker_main import WorkerSpec
+from penstock.runners import start_python
 
-_PROGRAM = """
-import importlib.util, json, sys, types
-
-class Package(types.ModuleType):
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.__class__ = types.ModuleType
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
-
-sys.path[:] = json.loads(sys.argv[1])
-package = importlib.util.module_from_spec(importlib.util.find_spec("penstock"))
-package.__class__ = Package
-sys.modules["penstock"] = package
-from penstock.engine.workers._worker_main import main
-main(*map(int, sys.argv[2:]))
-"""
-"""Imports the front door of the package only for functions that use it: the engine starts a fifth faster without."""
-_LIMITS = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    # glibc would come to keep freed images of up to 32 MiB, some in each arena, and so twice the memory that is in use.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
-}
-"""Environment of worker processes, unless it is set."""
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+"""glibc would come to keep freed images of up to 32 MiB, some in each arena, and so twice the memory that is in use."""
 _KILL_S = 1.0
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
@@ -68,18 +42,10 @@ class WorkerProcess:
         """False once it has said that it could not start."""
         self.channel, theirs = Channel.pair()
         with theirs:
-            command = [
-                sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM,  # type: ignore[attr-defined]
-                json.dumps(sys.path), str(theirs.fileno()), str(spec.fd), str(worker),
-            ]  # fmt: skip
-            limits = {name: os.environ.get(name, value) for name, value in _LIMITS.items()}
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it ignores Ctrl-C
-            try:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), spec.fd), env=os.environ | limits
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._process = start_python(
+                "penstock.engine.workers._worker_main", theirs.fileno(), spec.fd, worker,
+                descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
+            )  # fmt: skip
         self.pid = self._process.pid
 
     def kill(self) -> None:

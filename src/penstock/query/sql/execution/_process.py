@@ -7,8 +7,6 @@ time, and each has one answer. So a table in memory, its credentials and the fun
 import atexit
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +18,7 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.query.sql.execution._connection import QueryLimits, Work, import_duckdb
 from penstock.query.sql.execution._statement import Statement
+from penstock.runners import start_python
 
 _MAX_IDLE = 2
 
@@ -30,13 +29,8 @@ class _Process:
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.query.sql.execution._process_main", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            self._process = start_python(
+                "penstock.query.sql.execution._process_main", theirs.fileno(), descriptors=[theirs.fileno()]
             )
         finally:
             theirs.close()

@@ -1,7 +1,6 @@
 """The process that runs statements for another one: it asks that one for batches of scans and results of functions."""
 
 import os
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,9 +87,9 @@ def _limited_memory(limits: QueryLimits) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def main() -> None:
-    """Run statements until the other process closes the connection, or ends."""
-    connection, parent = Connection(int(sys.argv[1])), os.getppid()
+def main(descriptor: int) -> None:
+    """Run statements until the other process closes the connection, or ends; it ends this one at Ctrl-C."""
+    connection, parent = Connection(descriptor), os.getppid()
     while True:
         while not connection.poll(_PARENT_CHECK_S):
             if os.getppid() != parent:  # a forked child of it may hold its end of the connection
@@ -107,7 +106,3 @@ def main() -> None:
             connection.send(("failed", type(error).__name__, str(error)))
             return
         connection.send(("done",))
-
-
-if __name__ == "__main__":
-    main()
