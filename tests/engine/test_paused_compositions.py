@@ -66,7 +66,8 @@ def read_composition(seed: int) -> int:
             seed=int(rng.integers(9)), block_bytes=int(rng.choice([5000, 60_000, 1 << 20])),
             spread=float(rng.choice([0.0, 1.0, 4.0])), lanes=int(rng.choice([1, 2, 4, 24])),
         )  # fmt: skip
-    options |= [{}, {}, {"batch_transform": same_batch}, {"transform": same_sample}][rng.integers(4)]
+    functions: list[dict[str, Any]] = [{}, {}, {"batch_transform": same_batch}, {"transform": same_sample}]
+    options |= functions[rng.integers(4)]
     if "image" in options.get("columns", ()) and rng.random() < 0.5:
         options["decode"] = False
     machine: dict[str, Any] = {

@@ -305,11 +305,10 @@ class Pipeline(Generic[Built]):
         indices = range(len(block.requests))
         if not indices:
             self._fill(block)
-        elif self._fetcher is None:
+        if self._fetcher is None:
             with self._lock:
                 self._read_queue += [(block, index) for index in indices]
-                if self._idle_threads:
-                    self._task_ready.notify(len(indices))
+                self._task_ready.notify(len(indices))
             return
         for index in indices:
             read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
