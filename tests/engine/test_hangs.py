@@ -31,15 +31,16 @@ PAUSE_S = 0.7
 
 
 def _image(row: int) -> Any:
-    return np.full((40 + row % 7, 50 + row % 5, 3), row, np.uint8)
+    return np.random.default_rng(row).integers(0, 256, (100 + row % 7, 90 + row % 5, 3), np.uint8)
 
 
+# Each large enough for a batch of it to fill the buffer of a socket.
 KINDS: dict[str, Callable[[int], Any]] = {
     "fixed": lambda row: np.full(6000, row % 251, np.uint8),
     "ragged": lambda row: np.full(3000 + row, row, np.int32),
-    "text": lambda row: f"{row:05}" * 2500,
-    "json": lambda row: {"row": [row] * 2000},
-    "bytes": lambda row: bytes([row % 251]) * 12_000,
+    "text": lambda row: f"{row:05}" * 20_000,
+    "json": lambda row: {"row": [row] * 20_000},
+    "bytes": lambda row: bytes([row % 251]) * 100_000,
     "image": _image,
 }
 SCHEMA: dict[str, Any] = {
@@ -74,7 +75,7 @@ class Thing:
     """An object that a function returns."""
 
     def __init__(self, n: int) -> None:
-        self.n, self.load = n, os.urandom(5000)
+        self.n, self.load = n, os.urandom(60_000)
 
 
 def objects(sample: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,7 @@ The contract; if the code disagrees with this list, the code is wrong:
   more threads than cores that can use them; each further thread would contend for the GIL. Only requests to remote
   stores have threads of their own.
 - `stop` ends every thread after its current task; nothing is delivered after it. Threads hold no reference to the
-  user's iterator, so dropping the iterator stops its pipeline.
-- An error that ends a thread ends the run: the consumer gets it.
+  user's iterator, so dropping the iterator stops its pipeline. An error that ends a thread ends the run: it is raised.
 """
 
 import atexit
@@ -132,8 +131,7 @@ class Pipeline(Generic[Built]):
 
     def pause(self) -> None:
         """Start no more requests until `resume`."""
-        with self._lock:
-            self._paused = True
+        self._paused = True
         if self._fetcher is not None:
             self._fetcher.pause(True)
 
@@ -219,15 +217,13 @@ class Pipeline(Generic[Built]):
                 if task is not None:
                     return task
                 could_work = self._idle_threads < len(self._idle_builders)
-                blocked = bool(self._ready_spans)
+                state = "blocked" if self._ready_spans else "starved"
                 started = time.perf_counter()
                 self._idle_threads += 1
                 self._task_ready.wait()
                 self._idle_threads -= 1
                 if could_work:
-                    self._collector.add_time(
-                        "worker", "blocked" if blocked else "starved", time.perf_counter() - started
-                    )
+                    self._collector.add_time("worker", state, time.perf_counter() - started)
             return None
 
     def _next_task(self) -> Callable[[], None] | None:
@@ -241,8 +237,8 @@ class Pipeline(Generic[Built]):
         return None
 
     def _can_plan(self) -> bool:
-        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD
-        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1 or self._paused
+        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD or self._paused
+        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1
         far_ahead = far_ahead or (self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG)
         return not self._planning and not far_ahead and self._blocked_since is None
 
@@ -307,15 +303,15 @@ class Pipeline(Generic[Built]):
 
     def _request(self, block: WindowBlock) -> None:
         """Request the pages of a block."""
-        if not block.requests:
+        indices = range(len(block.requests))
+        if not indices:
             self._fill(block)
         if self._fetcher is None:
             with self._lock:
-                self._read_queue += [(block, index) for index in range(len(block.requests))]
-                if self._idle_threads:
-                    self._task_ready.notify(len(block.requests))
+                self._read_queue += [(block, index) for index in indices]
+                self._task_ready.notify(len(indices))
             return
-        for index in range(len(block.requests)):
+        for index in indices:
             read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
             self._fetcher.submit(Request(read, answer))
 
@@ -375,7 +371,7 @@ class Pipeline(Generic[Built]):
     def _build(self, span: AnySpan, build: Callable[[AnySpan], Built]) -> None:
         built: Built | BaseException
         try:
-            built = self._block_error(span) or build(span)
+            built = _block_error(self._window, span, tolerant=self._tolerant) or build(span)
         except BaseException as error:
             if self._inline_builder is not None and not isinstance(error, Exception):
                 raise  # Ctrl-C belongs to the consumer's loop
@@ -389,13 +385,13 @@ class Pipeline(Generic[Built]):
                 if span is self._undelivered[0]:
                     self._result_ready.notify()
 
-    def _block_error(self, span: AnySpan) -> BaseException | None:
-        damaged = self._window.damaged(span)
-        if not damaged:
-            return None
-        blocks = self._window.blocks(span)
-        errors = [error for number in damaged if (error := blocks[number].error) is not None]
-        return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
+
+def _block_error(window: AnyWindow, span: Any, *, tolerant: bool) -> BaseException | None:
+    if not (damaged := window.damaged(span)):
+        return None
+    blocks = window.blocks(span)
+    errors = [error for number in damaged if (error := blocks[number].error) is not None]
+    return next((error for error in errors if not (tolerant and isinstance(error, CorruptError))), None)
 
 
 @atexit.register
