@@ -45,7 +45,7 @@ def copied() -> list[str]:
 @cache
 def services() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-    return found["services"] | {"": found}
+    return {**found["services"], "": found}
 
 
 def test_the_build_has_the_files_that_it_copies() -> None:
@@ -111,7 +111,9 @@ def composed(tmp_path: Path) -> RunningServer:
 
 def test_the_composed_server_serves_tables(composed: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(instructions())["ENTRYPOINT"] == '["penstock", "serve"]', "what `running` starts"
-    with running(composed.folder, *composed.arguments, **composed.environment) as server:
+    with running(composed.folder, *composed.arguments, start=False) as server:
+        server.environment = composed.environment
+        server.start()
         monkeypatch.setenv("PENSTOCK_API_URL", server.url)
         monkeypatch.setenv("PENSTOCK_API_KEY", server.new_key("default", "ana", "writer"))
         with Client().create_table("arm", {"angle": "float32"}) as ds:

@@ -152,7 +152,7 @@ class ObjectStore(Store):
         path, uri = self._path(key), object_uri(self.uri, key)
 
         def attempt(client: Client) -> None:
-            with self._writing("put", uri):
+            with _writing(self._renewed, "put", uri):
                 obstore.put(client, path, view, use_multipart=False)
 
         self._retry(attempt)
@@ -162,7 +162,7 @@ class ObjectStore(Store):
         path, uri, view = self._path(key), object_uri(self.uri, key), byte_view(data)
 
         def attempt(client: Client) -> None:
-            with self._writing("create", uri):
+            with _writing(self._renewed, "create", uri):
                 obstore.put(client, path, view, mode="create", use_multipart=False)
 
         self._retry(attempt, is_transient=is_issuer_failure)
@@ -232,7 +232,7 @@ class ObjectStore(Store):
 
     def _delete(self, paths: Sequence[str]) -> None:
         def attempt(client: Client) -> None:
-            with self._writing("delete", object_uri(self._bucket_uri, paths[0])):
+            with _writing(self._renewed, "delete", object_uri(self._bucket_uri, paths[0])):
                 obstore.delete(client, paths)
 
         self._retry(attempt)
@@ -259,7 +259,7 @@ class ObjectStore(Store):
 
         client = self._retry(lambda _: self._client(self._policy.attempt_timeout_s, max_retries=_PART_RETRIES))
         try:
-            with self._writing("put", uri):
+            with _writing(self._renewed, "put", uri):
                 obstore.put(
                     client,
                     path,
@@ -272,12 +272,6 @@ class ObjectStore(Store):
             if failures:  # the caller's iterable failed, not the store
                 raise failures[0] from None
             raise
-
-    def _writing(self, verb: str, uri: str) -> AbstractContextManager[None]:
-        """Translate the errors of a write; credentials that are known to be for reading are not sent."""
-        if self._renewed is not None:
-            self._renewed.check_writable(verb, uri)
-        return translated(verb, uri)
 
     def _retry(
         self,
@@ -355,6 +349,13 @@ class ObjectStore(Store):
             etag = f'"{etag}"'
         key = meta["path"].removeprefix(self._folder)
         return ObjectInfo(key=key, size=meta["size"], etag=etag, modified_s=meta["last_modified"].timestamp())
+
+
+def _writing(renewed: RenewedCredentials | None, verb: str, uri: str) -> AbstractContextManager[None]:
+    """Translate the errors of a write; credentials that are known to be for reading are not sent."""
+    if renewed is not None:
+        renewed.check_writable(verb, uri)
+    return translated(verb, uri)
 
 
 def _get_with_metadata(
