@@ -18,7 +18,7 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Tensor, any_shape
 from penstock.plan import Shuffle, whole_weights
-from penstock.table import ROW_ID, is_position
+from penstock.table import ROW_ID, is_position, without_quarantined
 
 Weights = Mapping[str, float]
 AnyView = View | SampleView
@@ -60,7 +60,7 @@ def mix(
             raise InvalidInputError(
                 f"a source is a name with a table or a view of one, not {name!r} with {type(view).__name__}"
             )
-        views[name] = view._streamed()
+        views[name] = _streamed(view)
     if per_batch not in ("mixed", "single"):
         raise InvalidInputError(f'per_batch is "mixed" or "single", not {per_batch!r}')
     if stop not in ("first", "all") and not (isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1):
@@ -168,6 +168,14 @@ class Mixture(Streaming):
             sources, names, shuffles=self._shuffles, schedule=self._schedule, stop=self._stop,
             whole_batches=self._whole_batches,
         )  # fmt: skip
+
+
+def _streamed(view: AnyView) -> AnyView:
+    """A view without quarantined rows, as loaders read it."""
+    if isinstance(view, SampleView):
+        return view
+    pinned = view._pinned()
+    return View(pinned._reader, pinned._columns, without_quarantined(pinned._reader, pinned._rows))
 
 
 def _check_names(option: str, given: Mapping[str, object], views: Mapping[str, AnyView]) -> None:

@@ -55,9 +55,6 @@ class SampleView(Streaming):
     def _pinned(self) -> "SampleView":
         return self
 
-    def _streamed(self) -> "SampleView":
-        return self
-
     def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
         return Source(self._reader, self._selected(columns), self._rows, weights.draw(self._reader, self._rows))
 

@@ -63,11 +63,6 @@ class View(Streaming, Questions, Search):
             weights = weights.only(np.isin(take_positions(self._rows, np.arange(len(self._rows))), rows))
         return Source(self._reader, names, rows, weights.draw(self._reader, rows))
 
-    def _streamed(self) -> "View":
-        """This view without quarantined rows, as loaders read it."""
-        view = self._pinned()
-        return View(view._reader, view._columns, without_quarantined(view._reader, view._rows))
-
     def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:
         return follow_branch(self._reader, source.names, self._rows, weights)
 

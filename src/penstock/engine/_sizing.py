@@ -275,15 +275,6 @@ class LoaderSizing:
         return workers.threads if together else max(1, self._options.workers.count)
 
     @property
-    def _copies(self) -> int:
-        """Copies of a span that making its batches takes: see `MemoryNeeds`."""
-        if self._formatter.on_host:  # what functions get, their results, and the batch of these
-            return 3 if self.workers.processes else 1 + self._formatter.by_rows
-        decode = self._options.decode
-        varies = any(not decode.image_shape(known) for table in self._tables for known in table.layout.variable)
-        return 2 * (varies and self.workers.processes > 0)  # parts as they are built, and the batch of them
-
-    @property
     def decodes_on_device(self) -> bool:
         """Whether a device decodes encoded images from the window."""
         shapes = [self._options.decode.image_shape(known) for each in self._selections for known in each.fields]
@@ -298,7 +289,8 @@ class LoaderSizing:
     def budget_bytes(self) -> int:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
-        wanted = round(1.5 * self._window_need) + (8 + self._copies * self._options.workers.count) * self._batch_bytes
+        copies = _copies(self._formatter, self.workers, self._tables, self._options.decode)
+        wanted = round(1.5 * self._window_need) + (8 + copies * self._options.workers.count) * self._batch_bytes
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
@@ -339,7 +331,7 @@ class LoaderSizing:
             spans_at_once=self._spans_at_once,
             prefetch_factor=options.prefetch_factor,
             assemblers=self.workers.processes or self._spans_at_once,
-            copies=self._copies,
+            copies=_copies(self._formatter, self.workers, self._tables, options.decode),
             functions=self._formatter.on_host or options.decode.has_functions,
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
@@ -349,3 +341,13 @@ class LoaderSizing:
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,
         )
+
+
+def _copies(
+    formatter: BatchFormatter, workers: WorkerCounts, tables: Sequence[SizedTable], decode: DecodeOptions
+) -> int:
+    """Copies of a span that making its batches takes: see `MemoryNeeds`."""
+    if formatter.on_host:  # what functions get, their results, and the batch of these
+        return 3 if workers.processes else 1 + formatter.by_rows
+    varies = any(not decode.image_shape(known) for table in tables for known in table.layout.variable)
+    return 2 * (varies and workers.processes > 0)  # parts as they are built, and the batch of them

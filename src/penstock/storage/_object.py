@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
@@ -86,8 +87,10 @@ class ObjectStore(Store):
         _open_stores.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        settings = self._options, self._policy, self._renewed, self._reached
-        return _reopen, (self._scheme, self._bucket, self._prefix, *settings)
+        reopen = partial(
+            ObjectStore, options=self._options, policy=self._policy, renewed=self._renewed, reached=self._reached
+        )
+        return reopen, (self._scheme, self._bucket, self._prefix)
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         """Read an object or a range of it in one request."""
@@ -301,12 +304,9 @@ class ObjectStore(Store):
             finally:
                 self._reached = self._reached or reached
 
-        def never_reached(error: StorageError) -> bool:
-            return not self._reached and is_unreachable(error)
-
         return retry(
-            self._policy, timed, is_transient=is_transient, is_unreachable=never_reached, started=started,
-            on_retry=self._on_retry,
+            self._policy, timed, started=started, on_retry=self._on_retry, is_transient=is_transient,
+            is_unreachable=lambda error: not self._reached and is_unreachable(error),
         )  # fmt: skip
 
     def _on_retry(self, elapsed_s: float, error: StorageError) -> None:
@@ -374,18 +374,6 @@ def _get_with_metadata(
 
 def _unquoted(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
-
-
-def _reopen(
-    scheme: str,
-    bucket: str,
-    prefix: str,
-    options: dict[str, str],
-    policy: RetryPolicy,
-    renewed: RenewedCredentials | None,
-    reached: bool,
-) -> ObjectStore:
-    return ObjectStore(scheme, bucket, prefix, options=options, policy=policy, renewed=renewed, reached=reached)
 
 
 _open_stores: WeakSet[ObjectStore] = WeakSet()

@@ -42,7 +42,6 @@ _JOIN_S = 0.5
 
 AnyPlanner = Planner | MixedPlanner
 AnyWindow = Window | MixedWindow
-
 Built = TypeVar("Built")
 
 _running: "weakref.WeakSet[Pipeline[Any]]" = weakref.WeakSet()
