@@ -394,7 +394,7 @@ def test_statistics_are_read_while_threads_count() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(300):
+        for _ in range(100):
             collector = StatsCollector()
             threads = [threading.Thread(target=_count, args=(collector,)) for _ in range(3)]
             for thread in threads:
@@ -410,6 +410,7 @@ def _count(collector: Any) -> None:
     for stage in ("fetch", "worker", "transform", "loop"):
         for state in ("busy", "starved", "blocked"):
             collector.add_time(stage, state, 1.0)
+            time.sleep(0)  # while another thread reads
 
 
 SCRIPT = """

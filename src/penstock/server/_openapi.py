@@ -123,7 +123,9 @@ def statuses(operation: Operation) -> set[int]:
     """Every status of an error that an operation may answer with."""
     found = {405, 500, 503}
     if operation.right is not None:
-        found |= {400, 401, 403, 429}
+        found |= {401, 403, 429}
+    if operation.right is not None or operation.request is not None:
+        found |= {400}
     if operation.has_id:
         found |= {404}
     if operation.method == "POST":

@@ -3,9 +3,6 @@
 import time
 from collections.abc import Callable
 
-from penstock.catalog import _server_packages  # noqa: F401  first, because it says which package is missing
-
-# isort: split
 import sqlalchemy as sa
 
 from penstock.catalog.registry._audit import AuditLog, Flusher
