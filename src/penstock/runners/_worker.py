@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, text_of
 
 
 def main(descriptor: int) -> None:
@@ -42,12 +42,5 @@ def _answer(function: Any, failure: BaseException | None, item: bytes) -> bytes:
             cloudpickle.loads(data)  # an error that cannot be loaded is told in words
             return data
         except BaseException:
-            told = PenstockError(f"a function raised {type(error).__name__}: {_text(error)}")
+            told = PenstockError(f"a function raised {type(error).__name__}: {text_of(error)}")
             return bytes(cloudpickle.dumps((None, told)))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:
-        return "(its text cannot be shown)"
