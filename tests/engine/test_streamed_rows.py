@@ -19,7 +19,7 @@ def numbers(path: Path, start: int, count: int) -> Dataset:
 
 def test_an_array_of_weights_has_one_for_each_row_quarantined_ones_included(tmp_path: Path) -> None:
     ds = numbers(tmp_path / "t", 0, 10)
-    ds.quarantine({2: "bad"})
+    ds.quarantine(row_ids=2, reason="bad")
     weights = np.zeros(len(ds))
     weights[[2, 7]] = 1
     drawn = {n for batch in ds.numpy(batch_size=4, weights=weights) for n in batch["n"].tolist()}
@@ -28,7 +28,7 @@ def test_an_array_of_weights_has_one_for_each_row_quarantined_ones_included(tmp_
 
 def test_a_mixture_counts_no_quarantined_row(tmp_path: Path) -> None:
     one, other = numbers(tmp_path / "a", 0, 10), numbers(tmp_path / "b", 100, 5)
-    one.quarantine(dict.fromkeys(range(5), "bad"))
+    one.quarantine(row_ids=range(5), reason="bad")
     mixture = penstock.mix({"one": one, "other": other}, stop="all")
     assert len(mixture) == 10
     streamed = [n for batch in mixture.numpy(batch_size=5, shuffle=False) for n in batch["n"].tolist()]

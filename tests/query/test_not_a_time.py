@@ -89,13 +89,13 @@ def check(ds: Any) -> None:
 
 def changed(uri: Any, ds: Any) -> Iterator[Any]:
     yield ds
-    ds.update([1, 70, 71], {"ts": np.array([DAY, NAT, DAY + 5], "M8[us]")})
-    ds.delete([5, 100])
+    ds.update(positions=[1, 70, 71], data={"ts": np.array([DAY, NAT, DAY + 5], "M8[us]")})
+    ds.delete(positions=[5, 100])
     ds.commit("changed")
     yield ds
     ds.branches.create("other")
     other = ds.checkout("other")
-    other.update([90, 91], {"ts": np.array([NAT, DAY], "M8[us]")})
+    other.update(positions=[90, 91], data={"ts": np.array([NAT, DAY], "M8[us]")})
     other.append({"ts": times(20, 9), "n": np.arange(1000, 1020)})
     other.commit("on a branch")
     ds.merge("other")
@@ -125,7 +125,7 @@ def test_a_table_of_an_earlier_writer_answers_the_same(
         if index:
             ds.create_index("ts", kind="scalar")
     check(ds)
-    ds.delete([5, 100])
+    ds.delete(positions=[5, 100])
     ds.commit("changed")
     penstock.compact(uri)
     check(penstock.load(uri))

@@ -49,7 +49,7 @@ _COMMANDS = {
     "tag": ("_refs", "List the tags of a table, or create, rename or delete one."),
     "merge": ("_merge", "Merge the changes of another branch since the common ancestor."),
     "reset": ("_reset", "Restore a branch to an older version, as a new commit."),
-    "ls": ("_addresses", "List the tables of the catalog."),
+    "ls": ("_addresses", "List the tables of your own catalog, or of the server that you are logged in to."),
     "mv": ("_addresses", "Give a table another address."),
     "rm": ("_addresses", "Drop a table."),
     "restore": ("_addresses", "Bring back a dropped table."),

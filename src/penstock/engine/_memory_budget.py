@@ -126,6 +126,9 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
         batch_bytes = max(1, needs.device_batch_bytes)
     alone = needs.by_rows or not needs.sizes_known
+    copies, at_once = (needs.copies, needs.assemblers) if free is None else (0, 0)
+    if copies:  # every worker has its copies at the same time
+        span_bytes = min(span_bytes, needs.budget_bytes // (2 * at_once * (1 + copies)))
     batches_per_span = 1 if alone else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
@@ -136,7 +139,6 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     size = batches_per_span * batch_bytes
-    copies, at_once = (needs.copies, needs.assemblers) if free is None else (0, 0)
     spans = SpanMemory(
         depth=wanted, room_bytes=room, span_bytes=size, at_once=at_once, copies=copies,
         first_bytes=size * (_UNMEASURED if needs.functions else 1) if needs.sizes_known else room,
@@ -146,7 +148,7 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     if free is None:
         waiting = size * (prefetch_spans + min(prefetch_spans, at_once) * copies)
         if needs.functions or not needs.sizes_known:  # they may turn out larger
-            waiting = max(waiting, min(quarter, spare))
+            waiting = max(waiting, min(max(quarter, 2 * waiting), spare))
         spans = replace(spans, room_bytes=waiting)
     spans = replace(spans, depth=prefetch_spans if needs.sizes_known else wanted)
     window_bytes = max(quarter, left - min(waiting, max(room, quarter)))  # the next span is built even over budget

@@ -290,7 +290,10 @@ class LoaderSizing:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
         copies = _copies(self._formatter, self.workers, self._tables, self._options.decode)
-        wanted = round(1.5 * self._window_need) + (8 + copies * self._options.workers.count) * self._batch_bytes
+        batches = 8 + self._options.workers.count * copies * (
+            3 if self._formatter.on_host else 1
+        )  # results may be larger
+        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)

@@ -25,7 +25,7 @@ from penstock.engine.workers._slots import Slot, SlotLayout, SlotPool, mixture_c
 from penstock.engine.workers._worker_main import WorkerSpec
 from penstock.runners import start_python
 
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """glibc would come to keep freed images of up to 32 MiB, some in each arena, and so twice the memory that is in use."""
 _KILL_S = 1.0
 
