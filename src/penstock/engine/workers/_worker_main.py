@@ -77,6 +77,8 @@ from penstock.plan import Places, SpanSteps
 from penstock.table import Int64Array
 
 _STATS_S, _MIN_STATS_S = 0.5, 0.1
+_SWITCH_S = 1e-4
+"""A thread that answers gets the GIL this soon from a function: it needs it again after each system call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class _GatheredPart(NamedTuple):
 
 def main(channel_fd: int, spec_fd: int, worker: int) -> None:
     """Serve the loader at the other end of a channel."""
+    sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _run_thread(_serve, Channel(socket.socket(fileno=channel_fd)), spec_fd, worker)
