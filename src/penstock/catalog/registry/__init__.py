@@ -3,9 +3,6 @@
 Needs the packages of `penstock[server]`; nothing else of Penstock imports it when it starts.
 """
 
-from penstock.catalog import _server_packages  # noqa: F401  first, because it says which package is missing
-
-# isort: split
 from penstock.catalog.registry._errors import DatabaseRefusedError
 from penstock.catalog.registry._records import (
     AuditEvent,

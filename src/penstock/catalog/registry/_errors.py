@@ -1,5 +1,8 @@
 """The gate through which errors of SQLAlchemy and its drivers become Penstock's; they name no SQL and no secret."""
 
+from penstock.catalog import _server_packages  # noqa: F401  first, because it says which package is missing
+
+# isort: split
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
