@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,10 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TypeVar
 
+import sqlalchemy as sa
+
 from penstock.catalog.registry import Registry, Workspace
+from penstock.catalog.registry._database import Database, control_url, create_sqlite_file
 from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError
 from tests.catalog.registry.conftest import Clock
 
@@ -47,6 +51,9 @@ def process_main(url: str, file: str, start: Barrier, number: int) -> None:
             start.wait()
             won["restore"].append(wins(workspace.restore, f"table-{turn}"))
         Path(file).write_text(json.dumps([key, won]))
+    except BaseException:
+        start.abort()  # the others wait for this process
+        raise
     finally:
         registry.close()
 
@@ -76,6 +83,21 @@ def test_processes_that_start_at_once(url: str, tmp_path: Path) -> None:
         assert len(names) == len(set(names)) == ROUNDS * (PROCESSES + 1)
     finally:
         registry.close()
+
+
+def test_a_connection_waits_for_a_file_that_another_is_switching_to_wal(tmp_path: Path) -> None:
+    url = control_url(str(tmp_path / "registry.db"))
+    create_sqlite_file(url)
+    other = sqlite3.connect(str(url.database), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # a lock for which the switch of the other connection does not wait by itself
+    release = threading.Timer(0.3, other.close)
+    release.start()
+    database = Database(url)
+    try:
+        assert database.read(sa.select(1)) == [(1,)]
+    finally:
+        release.join()
+        database.close()
 
 
 def at_once(call: Callable[[int], T]) -> list[T]:

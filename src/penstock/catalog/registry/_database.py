@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -213,9 +214,22 @@ def _connect_sqlite(file: Path) -> sqlite3.Connection:
     uri = f"{file.as_uri()}?mode=rw"  # the file of a dropped workspace does not come back
     connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # SQL reaches no other workspace's file
-    connection.execute("PRAGMA journal_mode = WAL")
+    _use_wal(connection)
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Connections to a new file may all switch it at once; of those SQLite refuses some without waiting."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def create_sqlite_file(url: sa.URL) -> None:
