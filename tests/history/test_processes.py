@@ -30,7 +30,7 @@ def write(uri: str, options: dict[str, str], writer: int, commits: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "commits"),
-    [("folder", 8), ("s3", 3), *(pytest.param(kind, COMMITS, marks=pytest.mark.slow) for kind in ("folder", "s3"))],
+    [("folder", 4), ("s3", 2), *(pytest.param(kind, COMMITS, marks=pytest.mark.slow) for kind in ("folder", "s3"))],
 )
 def test_eight_concurrent_writers_lose_no_commits(kind: str, commits: int) -> None:
     place = new_location(kind)

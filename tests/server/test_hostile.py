@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -204,14 +205,18 @@ def test_the_audit_log_names_the_table_whose_credentials_were_issued(on_folder: 
     assert found == ["default$tides"]
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /health HT"])
-def test_a_connection_without_a_whole_request_is_closed(on_folder: RunningServer, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", on_folder.port), timeout=LIMIT_S) as connection:
-        for letter in (sent[:-2], sent[-2:-1], sent[-1:]):
-            connection.sendall(letter)
+def test_a_connection_without_a_whole_request_is_closed(on_folder: RunningServer) -> None:
+    requests = [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /health HT"]
+    with ExitStack() as stack:
+        address = "127.0.0.1", on_folder.port
+        opened = [stack.enter_context(socket.create_connection(address, timeout=LIMIT_S)) for _ in requests]
+        for part in (slice(-2), slice(-2, -1), slice(-1, None)):
+            for connection, sent in zip(opened, requests, strict=True):
+                connection.sendall(sent[part])
             time.sleep(0.2)
-        while connection.recv(4096):  # until the server closes; raises after the limit
-            pass
+        for connection in opened:
+            while connection.recv(4096):  # until the server closes; raises after the limit
+                pass
 
 
 def test_connections_serve_any_number_of_requests(on_folder: RunningServer) -> None:
