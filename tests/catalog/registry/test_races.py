@@ -10,10 +10,13 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TypeVar
 
+import psycopg
+import pytest
 import sqlalchemy as sa
 
 from penstock.catalog.registry import Registry, Workspace
 from penstock.catalog.registry._database import Database, control_url, create_sqlite_file
+from penstock.catalog.registry._errors import translated_errors
 from penstock.errors import AlreadyExistsError, ConflictError, NotFoundError
 from tests.catalog.registry.conftest import Clock
 
@@ -153,6 +156,12 @@ def test_a_workspace_is_dropped_or_gets_a_table_but_not_both(registry: Registry)
 
         dropped, *declared = at_once(act)
         assert dropped != any(declared)
+
+
+def test_a_schema_that_is_dropped_while_a_statement_is_planned_is_not_found() -> None:
+    # PostgreSQL looks at the rights on a schema without a lock on it
+    with pytest.raises(NotFoundError, match="its workspace was dropped"), translated_errors("the database d"):
+        raise psycopg.errors.InvalidSchemaName("schema with OID 20749 does not exist")
 
 
 def test_members_and_keys_at_once(registry: Registry) -> None:

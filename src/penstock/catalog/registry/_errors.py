@@ -64,7 +64,7 @@ def _translated(error: BaseException | None, database: str) -> PenstockError:
             f"{database} refused the login ({reason}); check user, password and name of the database in its URL, and "
             "that pg_hba.conf lets the roles penstock_* log in with a password, as each workspace does"
         )
-    if isinstance(error, psycopg.errors.UndefinedTable):
+    if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
         return NotFoundError(f"{database} has no such tables: its workspace was dropped, or `migrate` was not run")
     if state == "42501":
         return DatabaseRefusedError(
