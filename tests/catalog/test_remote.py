@@ -262,6 +262,13 @@ def test_a_reservation_that_another_process_makes_first_is_found() -> None:
         assert [path.rpartition("/")[2] for _, path, _, _ in script.requests] == ["describe", "declare", "describe"]
 
 
+def test_the_time_of_a_drop_is_the_servers() -> None:
+    row = {"location": "/x", "created_at_millis": 1, "dropped_at_millis": 2, "purge_at_millis": 3}
+    with serving(ok(row)) as script:
+        entry = catalog(script).drop(ADDRESS)
+    assert (entry.created_us, entry.dropped_us, entry.purge_us) == (1000, 2000, 3000)
+
+
 def test_all_pages_of_a_list_are_read() -> None:
     row = {"location": "/x", "created_at_millis": 1}
     pages = [

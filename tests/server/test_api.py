@@ -10,6 +10,8 @@ import pytest
 import penstock
 from tests.server.running import RunningServer, running
 
+DROPPED = ("dropped_at_millis", "purge_at_millis")
+
 
 @pytest.fixture
 def table(server: RunningServer, request: pytest.FixtureRequest) -> str:
@@ -36,7 +38,8 @@ def test_a_table_lives_and_dies(server: RunningServer, table: str) -> None:
     assert (missing.status, missing.document["code"]) == (404, 4)
     listed = server.get("/v1/namespace/default/table/list?dropped=true&details=true&limit=500")
     [detail] = [each for each in listed["details"] if each["name"] == renamed]
-    assert detail["purge_at_millis"] == dropped["purge_at_millis"]
+    assert [detail[name] for name in DROPPED] == [dropped[name] for name in DROPPED]
+    assert described["created_at_millis"] <= dropped["dropped_at_millis"] < dropped["purge_at_millis"]
     assert server.post(f"/v1/table/{renamed}/undrop")["location"] == described["location"]
     assert server.post(f"/v1/table/{renamed}/deregister")["location"] == described["location"]
     assert server.request("POST", f"/v1/table/{renamed}/undrop", {}, key=server.admin_key).status == 404

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -102,8 +102,7 @@ class RemoteCatalog:
 
         `uri` is that of the table which is meant: `ConflictError` if the address is another one's by now.
         """
-        answer = self._change(address, "drop", f"drop {address}", {"location": uri})
-        return replace(self._entry(address, answer, None), dropped_us=int(answer.date_s * 1_000_000))
+        return self._entry(address, self._change(address, "drop", f"drop {address}", {"location": uri}), None)
 
     def restore(self, address: TableAddress) -> CatalogEntry:
         """Bring back the table of this address that was dropped last; raises `NotFoundError`, `AlreadyExistsError`."""
@@ -183,6 +182,7 @@ class RemoteCatalog:
                 storage_options=place,
                 issuer=_issuer(self.settings, address, location, access),
                 credentials=vended,
+                dropped_us=_micros(found.get("dropped_at_millis")),
                 purge_us=_micros(found.get("purge_at_millis")),
             )
 

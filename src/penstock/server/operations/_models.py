@@ -147,6 +147,7 @@ class TableResponse(Model):
     location: str
     properties: PropertiesOut
     created_at_millis: int
+    dropped_at_millis: int | None = None
     purge_at_millis: int | None = Field(None, description="Until then a dropped table can be restored.")
 
 

@@ -178,5 +178,6 @@ def _table(request: Request[Any], row: TableRow) -> TableResponse:
         location=row.location,
         properties=dict(row.properties),
         created_at_millis=row.created_us // 1000,
+        dropped_at_millis=millis(row.dropped_us),
         purge_at_millis=millis(row.purge_us),
     )
