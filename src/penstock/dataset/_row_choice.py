@@ -13,7 +13,7 @@ from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format.kinds import Linked
 from penstock.history import open_table
 from penstock.query import ComputedColumn, Relation, TableColumn, is_heavy, run_sql, table_names
-from penstock.table import Int64Array, Reader, Session, find_positions, resolve_positions
+from penstock.table import Int64Array, Reader, Session, find_positions, find_row_ids, resolve_positions
 
 RowChoice: TypeAlias = View | str | pc.Expression | npt.NDArray[np.bool_] | Sequence[bool]
 """A view of the table, a condition in SQL, an expression of `pyarrow.compute`, or a mask with an entry for each row."""
@@ -39,7 +39,7 @@ def choose_rows(
         )
     reader = session.reader
     if row_ids is not None:
-        return _find_ids(reader, as_row_ids(row_ids), "")
+        return find_row_ids(reader, as_row_ids(row_ids))
     if positions is not None:
         return resolve_positions(positions, reader.snapshot.live)
     if isinstance(where, View):
@@ -91,14 +91,7 @@ def _find_view(session: Session, reader: Reader, relation: Relation) -> Int64Arr
         return relation.positions
     seen = relation.distinct
     ids = theirs.row_ids(seen)[np.searchsorted(seen, relation.positions)]
-    return _find_ids(reader, ids, ", where the view has it: it was deleted since, or is of another version")
-
-
-def _find_ids(reader: Reader, ids: Int64Array, why: str) -> Int64Array:
-    found = reader.positions_of(ids)
-    if (found < 0).any():
-        raise NotFoundError(f"there is no row with id {int(ids[found < 0][0])} in this version{why}")
-    return found
+    return find_row_ids(reader, ids, ", where the view has it: it was deleted since, or is of another version")
 
 
 def computed_values(session: Session, positions: Int64Array, values: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:

@@ -15,7 +15,7 @@ from penstock.dataset._splits import split_rows
 from penstock.dataset._streaming import Streaming, selected_columns
 from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.engine import MixtureSource, Source, VersionFollower
-from penstock.errors import InvalidInputError, NotFoundError
+from penstock.errors import InvalidInputError
 from penstock.format import Schema
 from penstock.format.kinds import Values
 from penstock.plan import Splits
@@ -26,6 +26,7 @@ from penstock.table import (
     Reader,
     as_batch,
     find_positions,
+    find_row_ids,
     is_position,
     resolve_positions,
     take_positions,
@@ -120,11 +121,8 @@ class View(Streaming, Questions, Search):
     def rows(self, *, row_ids: Sequence[int] | Int64Array) -> "View":
         """A view of the rows with these row ids, in this order. Raises `NotFoundError` if this version lacks one."""
         view = self._pinned()
-        wanted = np.asarray(row_ids, np.int64).reshape(-1)
-        found = view._reader.positions_of(wanted)
-        if (found < 0).any():
-            raise NotFoundError(f"there is no row with id {int(wanted[found < 0][0])} in this version")
-        return View(view._reader, view._columns, found)
+        positions = find_row_ids(view._reader, np.asarray(row_ids, np.int64).reshape(-1))
+        return View(view._reader, view._columns, positions)
 
     def windows(
         self,

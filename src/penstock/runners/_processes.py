@@ -12,17 +12,15 @@ The contract; if the code disagrees with this list, the code is wrong:
 """
 
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import cloudpickle
 
 from penstock.errors import PenstockError
-from penstock.runners._start import start_python
+from penstock.runners._start import start_connected
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,10 +109,7 @@ class _Run:
 
 class _Process:
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = start_python("penstock.runners._worker", theirs.fileno(), descriptors=[theirs.fileno()])
-        self._connection = Connection(ours.detach())
+        self._process, self._connection = start_connected("penstock.runners._worker")
 
     def send(self, data: bytes) -> None:
         self._connection.send_bytes(data)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
 
 _PROGRAM = """
 import json, sys
@@ -14,6 +15,13 @@ from {module} import main
 main(*map(int, sys.argv[2:]))
 """
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def start_connected(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a process that calls `main` of a module with the descriptor of the other end of a connection."""
+    ours, theirs = Pipe()
+    with theirs:
+        return start_python(module, theirs.fileno(), descriptors=[theirs.fileno()]), ours
 
 
 def start_python(

@@ -93,9 +93,9 @@ def retry(
             max_backoff_s = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** min(attempts - 1, 60))
             backoff_s = max_backoff_s * uniform()
             elapsed_s = clock() - started
-            deadline_s = min(
-                policy.deadline_s, policy.connect_deadline_s if is_unreachable(error) else policy.deadline_s
-            )
+            deadline_s = policy.deadline_s
+            if is_unreachable(error):
+                deadline_s = min(deadline_s, policy.connect_deadline_s)
             if elapsed_s + backoff_s >= deadline_s:
                 count = f"{attempts} attempt{'s' * (attempts > 1)} in {elapsed_s:.1f} s"
                 kind = AccessDeniedError if refused else StorageTimeoutError

@@ -27,6 +27,7 @@ from penstock.table._row_index import row_values
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import (
     find_positions,
+    find_row_ids,
     is_position,
     resolve_positions,
     sorted_distinct,
@@ -78,6 +79,7 @@ __all__ = [
     "drop_column",
     "fetch_pages",
     "find_positions",
+    "find_row_ids",
     "from_arrow",
     "gather",
     "gather_dense",

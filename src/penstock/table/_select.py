@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Field
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Prefetch, read_ahead
@@ -24,6 +24,14 @@ _MAX_TASK_ROWS = 1 << 18
 _SCAN_PREFETCH = Prefetch(4)
 _READERS = 4
 _NO_COLUMN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
+
+
+def find_row_ids(reader: Reader, row_ids: Int64Array, why: str = "") -> Int64Array:
+    """Positions of rows by id, in their order; raises `NotFoundError` for an id without a row, and says `why`."""
+    found = reader.positions_of(row_ids)
+    if (found < 0).any():
+        raise NotFoundError(f"there is no row with id {int(row_ids[found < 0][0])} in this version{why}")
+    return found
 
 
 def is_position(where: Any) -> bool:

@@ -73,11 +73,11 @@ def leaf_sizes(
         ids = [field_id for field_id in stored_ids if field_id > 0]  # others are references to blobs
         known = sum(fixed_bytes.get(field_id, 0) for field_id in ids)
         share = max(0.0, length - known * count) / max(1, sum(field_id not in fixed_bytes for field_id in ids))
+        decoded_size = dict(zip(stored_ids, decoded[number] or (), strict=False))
         for field_id in ids:
             if field_id in found:
                 found[field_id][fragment_of[number]] += share
-                sizes = dict(zip(stored_ids, decoded[number] or (), strict=False))
-                size = sizes.get(field_id)
+                size = decoded_size.get(field_id)
                 whole[field_id][fragment_of[number]] += np.nan if size is None else size
     return _per_row(found, rows), _per_row(whole, rows)
 

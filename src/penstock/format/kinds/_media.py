@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -111,11 +112,8 @@ class Image(Kind):
 
 
 def _decoded_size(data: bytes) -> int:
-    try:
-        height, width, channels = image_size(data)
-    except SampleError:
-        return len(data)
-    return height * width * channels
+    shape = encoded_shape(data)
+    return len(data) if shape is None else prod(shape)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ each line that is not empty a row. Text is UTF-8; another encoding rejects the f
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,14 +53,13 @@ def _is_read_whole(file: ObjectInfo) -> bool:
 
 
 def _unpack(reader: SourceReader, file: ObjectInfo) -> bytes:
-    data = b""
+    """The bytes of a file that is compressed, or too large: raises `DamagedFileError` for the latter."""
+    data, size = b"", file.size
     if codec_of(file.key) is not None:
-        stream = open_unpacked(reader, file)
-        try:
+        with closing(open_unpacked(reader, file)) as stream:
             data = stream.read(_MAX_TEXT_BYTES + 1)
-        finally:
-            stream.close()
-    if codec_of(file.key) is None or len(data) > _MAX_TEXT_BYTES:
+        size = len(data)
+    if size > _MAX_TEXT_BYTES:
         raise DamagedFileError(
             f"has more than {_MAX_TEXT_BYTES:,} bytes, the limit for one text; --as lines makes each line a row"
         )

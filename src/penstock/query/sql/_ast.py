@@ -1,6 +1,6 @@
 """DuckDB's syntax trees as JSON: make nodes, and look at them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 Node: TypeAlias = dict[str, Any]
@@ -77,18 +77,22 @@ def is_query_node(value: Any) -> bool:
     return isinstance(value, dict) and str(value.get("type", "")).endswith("_NODE")
 
 
+def nodes(value: Any, below: Callable[[Node], Iterable[Any]] = dict.values) -> Iterator[Node]:
+    """Every node of a tree in order, the value included; `below` gives what to look at below a node."""
+    todo: list[Any] = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list):
+            todo += reversed(value)
+        elif isinstance(value, dict):
+            yield value
+            todo += reversed([*below(value)])
+
+
 def expressions(value: Any) -> Iterator[Node]:
     """Every expression below a value, the value included; those inside of subqueries are left out."""
-    if isinstance(value, dict):
-        if is_query_node(value):
-            return
-        if "class" in value:
-            yield value
-        for inner in value.values():
-            yield from expressions(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from expressions(inner)
+    found = nodes(value, lambda node: () if is_query_node(node) else node.values())
+    return (node for node in found if "class" in node and not is_query_node(node))
 
 
 _UNLOCATED = {"query_location": 18446744073709551615, "query_location_length": 0}

@@ -60,9 +60,7 @@ def _is_denied(name: str) -> bool:
 def parse(sql: str, errors: SqlErrors) -> Node:
     """The syntax tree of one SELECT; raises `InvalidInputError` for anything else, and for one that is too large."""
     check_text(sql, errors)
-    with connected(_PARSER) as connection:
-        [[text]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    document = json.loads(text)
+    document = json.loads(_serialized(sql))
     if document["error"]:
         raise _parse_error(document, errors)
     statements = document["statements"]
@@ -73,6 +71,21 @@ def parse(sql: str, errors: SqlErrors) -> Node:
     return node
 
 
+def _serialized(sql: str) -> str:
+    with connected(_PARSER) as connection:
+        [[text]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    return str(text)
+
+
+_serialized_once = cache(_serialized)
+
+
+def _constant_tree(sql: str) -> Node:
+    """The syntax tree of a SELECT of our own, which the caller may change."""
+    node: Node = json.loads(_serialized_once(sql))["statements"][0]["node"]
+    return node
+
+
 def parse_condition(condition: str, errors: SqlErrors) -> Node:
     """The tree of `SELECT * FROM ds WHERE …` with a condition, which is one expression and nothing else.
 
@@ -80,23 +93,23 @@ def parse_condition(condition: str, errors: SqlErrors) -> Node:
     """
     node = parse(f"{CONDITION}{condition}\n", errors)
     items = node.get("select_list", ())
-    if len(items) != 1 or items[0].get("alias") or _differs(node, "SELECT 1", "select_list", errors):
+    if len(items) != 1 or items[0].get("alias") or _differs(node, "select_list"):
         raise errors.invalid("this is not one condition; use query() for a whole SELECT")
-    return {**parse("SELECT * FROM ds", errors), "where_clause": items[0]}
+    return {**_constant_tree("SELECT * FROM ds"), "where_clause": items[0]}
 
 
 def parse_order(terms: str, errors: SqlErrors) -> Node:
     """The tree of `SELECT * FROM ds ORDER BY …` with terms and nothing else; raises `InvalidInputError`."""
     node = parse(f"{ORDER}{terms}\n", errors)
     kinds = [each["type"] for each in node["modifiers"]]
-    if kinds != ["ORDER_MODIFIER"] or _differs(node, "SELECT 1", "modifiers", errors):
+    if kinds != ["ORDER_MODIFIER"] or _differs(node, "modifiers"):
         raise errors.invalid("these are not terms of an order; use query() for a whole SELECT")
-    return {**parse("SELECT * FROM ds", errors), "modifiers": node["modifiers"]}
+    return {**_constant_tree("SELECT * FROM ds"), "modifiers": node["modifiers"]}
 
 
-def _differs(node: Node, sql: str, part: str, errors: SqlErrors) -> bool:
+def _differs(node: Node, part: str) -> bool:
     """Whether a query has more than a plain one, beside one part of it."""
-    plain = parse(sql, errors)
+    plain = _constant_tree("SELECT 1")
     return any(
         _unlocated(node.get(key)) != _unlocated(plain.get(key)) for key in {*node, *plain} - {part, "query_location"}
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInputError
 from penstock.query.scan import ROW, Relation, ScanTrace, TableScan, column_type, handle_member
-from penstock.query.sql._ast import Node
+from penstock.query.sql._ast import Node, nodes
 from penstock.query.sql._errors import SqlErrors, translated
 from penstock.query.sql._late import LateColumns, late_columns
 from penstock.query.sql._params import Params, named_params
@@ -323,17 +323,7 @@ class _GuardedScan(TableScan):
 
 def _parameters(node: Node) -> list[str]:
     """The names of all parameters, those of subqueries included."""
-    found: dict[str, None] = {}
-    todo: list[Any] = [node]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, list):
-            todo += value
-        elif isinstance(value, dict):
-            if value.get("class") == "PARAMETER":
-                found[value["identifier"]] = None
-            todo += value.values()
-    return list(found)
+    return list(dict.fromkeys(each["identifier"] for each in nodes(node) if each.get("class") == "PARAMETER"))
 
 
 def _check_names(relation: Relation) -> None:

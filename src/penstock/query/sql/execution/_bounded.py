@@ -4,9 +4,10 @@ The engine counts its tables, sorts and joins, and not the values that a functio
 some aggregates. A function that is not listed here is taken for one of those.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
-from penstock.query.sql._ast import Node
+from penstock.query.sql._ast import Node, nodes
 
 _NAMES = """
 abs acos age any_value approx_count_distinct array_contains array_extract array_length array_position asin atan atan2
@@ -39,21 +40,20 @@ def is_bounded(node: Node) -> bool:
     """Whether a statement is one that the engine's own limits end."""
     growing = tables = 0
     recursive = False
-    todo: list[Any] = [node]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, list):
-            todo += value
-        elif isinstance(value, dict):
-            kind = value.get("type")
-            if value.get("class") in ("FUNCTION", "WINDOW"):
-                name = str(value["function_name"]).lower()
-                growing += name in _GROWING
-                if not (name in _BOUNDED or name in _GROWING or name[0] == "~" or value.get("is_operator")):
-                    return False
-            tables += kind in ("BASE_TABLE", "SUBQUERY", "TABLE_FUNCTION")
-            recursive = recursive or kind == "RECURSIVE_CTE_NODE"
-            if len(value.get("group_sets") or ()) > 1:
+    for each in nodes(node, _below):
+        kind = each.get("type")
+        if each.get("class") in ("FUNCTION", "WINDOW"):
+            name = str(each["function_name"]).lower()
+            growing += name in _GROWING
+            if not (name in _BOUNDED or name in _GROWING or name[0] == "~" or each.get("is_operator")):
                 return False
-            todo += value["function"]["arguments"] if kind == "TABLE_FUNCTION" else value.values()
+        tables += kind in ("BASE_TABLE", "SUBQUERY", "TABLE_FUNCTION")
+        recursive = recursive or kind == "RECURSIVE_CTE_NODE"
+        if len(each.get("group_sets") or ()) > 1:
+            return False
     return growing <= (0 if recursive else _MAX_GROWING) and tables <= _MAX_TABLES
+
+
+def _below(node: Node) -> Iterable[Any]:
+    """A function in FROM gives rows, which the engine bounds: only its arguments are looked at."""
+    return node["function"]["arguments"] if node.get("type") == "TABLE_FUNCTION" else node.values()

@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing.connection import Pipe
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.query.sql.execution._connection import QueryLimits, Work, import_duckdb
 from penstock.query.sql.execution._statement import Statement
-from penstock.runners import start_python
+from penstock.runners import start_connected
 
 _MAX_IDLE = 2
 
@@ -27,13 +26,7 @@ class _Process:
     """A process that runs one statement after another."""
 
     def __init__(self) -> None:
-        self._connection, theirs = Pipe()
-        try:
-            self._process = start_python(
-                "penstock.query.sql.execution._process_main", theirs.fileno(), descriptors=[theirs.fileno()]
-            )
-        finally:
-            theirs.close()
+        self._process, self._connection = start_connected("penstock.query.sql.execution._process_main")
 
     def run(self, statement: Statement, limits: QueryLimits) -> Iterator[pa.RecordBatch]:
         """The result in batches; raises the error of a scan or a function, and `InvalidInputError`."""
