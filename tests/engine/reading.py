@@ -100,9 +100,9 @@ def _long() -> tuple[Dataset, Int64Array]:
     return ds, numbers
 
 
-def large(place: str | Store, *sizes: int) -> tuple[Dataset, Int64Array]:
-    """Rows that are large enough to be read directly into a batch."""
-    x = Column(Tensor("uint8", (LARGE_BYTES,)), page_bytes=4 * LARGE_BYTES, file_bytes=30 * LARGE_BYTES)
+def large(place: str | Store, *sizes: int, rows_per_page: int = 1) -> tuple[Dataset, Int64Array]:
+    """Rows that are large enough for a read of their own, if they have a page of their own."""
+    x = Column(Tensor("uint8", (LARGE_BYTES,)), page_bytes=rows_per_page * LARGE_BYTES, file_bytes=30 * LARGE_BYTES)
     ds = penstock.create(place, SCHEMA | {"x": x})
     numbers = np.arange(sum(sizes))
     for part in np.split(numbers, np.cumsum(sizes)[:-1]):

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock import Column, Dataset, Shuffle, Tensor
-from penstock.engine.workers._pipeline import Pipeline
+from penstock.engine.workers._reading import SpanReader
 from penstock.storage import Store, open_store
 from penstock.testing import CountingStore
 from penstock.types import ByteRange
@@ -146,9 +146,9 @@ def test_each_byte_is_read_once_in_order(sorted_table: Sorted) -> None:
 def test_a_resumed_run_does_not_read_consumed_rows(
     sorted_table: Sorted, share: float, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    can_plan = Pipeline._can_plan
+    can_plan = SpanReader._can_plan
     monkeypatch.setattr(  # a loop that is slower than its reads would see those of the next epoch
-        Pipeline, "_can_plan", lambda self: can_plan(self) and self._planning_epoch <= self._reading_epoch
+        SpanReader, "_can_plan", lambda self: can_plan(self) and self._planning_epoch <= self._reading_epoch
     )
     options: dict[str, Any] = {**SHUFFLED, "batch_size": 32}
     with sorted_table.ds.pytorch(**options) as loader:

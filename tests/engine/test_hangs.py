@@ -128,7 +128,7 @@ class AtMessages:
 
     def __init__(self, patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
         self.count = 0
-        for name in ("receive", "send_pickled"):
+        for name in ("receive", "send"):
             patch.setattr(f"penstock.engine.workers._messages.Channel.{name}", self._acting(name, act))
 
     def _acting(self, name: str, act: Callable[[int], None]) -> Callable[..., Any]:

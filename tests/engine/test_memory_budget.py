@@ -18,7 +18,7 @@ from penstock.format.kinds import Tensor
 MB = 1_000_000
 IMAGES = MemoryNeeds(
     budget_bytes=400 * MB, batch_size=64, batch_bytes=14 * MB, device_batch_bytes=0, by_rows=False, workers=2,
-    spans_at_once=2, prefetch_factor=2, assemblers=2, copies=0, functions=False, sizes_known=True,
+    prefetch_factor=2, copies=0, shares_spans=False, functions=False, sizes_known=True,
     window_rows=2_000, window_bytes=48 * MB, device_row_bytes=0, cache_bytes=0,
     device_free_bytes=None, device_memory=None,
 )  # fmt: skip
@@ -36,8 +36,7 @@ def test_batches_and_window_share_the_budget(
     total_bytes: int, batch: int, workers: int, window_rows: int, by_rows: bool, copies: int
 ) -> None:
     needs = replace(
-        IMAGES, budget_bytes=total_bytes, batch_bytes=batch, workers=workers, spans_at_once=workers, copies=copies,
-        assemblers=workers,
+        IMAGES, budget_bytes=total_bytes, batch_bytes=batch, workers=workers, copies=copies,
         window_rows=window_rows, window_bytes=window_rows * 24_000, by_rows=by_rows,
     )  # fmt: skip
     budget = split_budget(needs)
@@ -53,14 +52,14 @@ def test_batches_and_window_share_the_budget(
 
 def test_batches_get_the_memory_that_the_window_does_not_need() -> None:
     """Sixteen workers build sixteen batches at a time, though a quarter of the budget holds seven."""
-    budget = split_budget(replace(IMAGES, workers=16, spans_at_once=16))
+    budget = split_budget(replace(IMAGES, workers=16))
     assert budget.spans.depth >= 16
     assert budget.window_fits
     assert not budget.notes
 
 
 def test_a_note_reports_workers_without_memory() -> None:
-    budget = split_budget(replace(IMAGES, budget_bytes=100 * MB, workers=8, spans_at_once=8))
+    budget = split_budget(replace(IMAGES, budget_bytes=100 * MB, workers=8))
     assert budget.notes == (
         "memory_budget (100 MB) leaves room to make 3 batches of 14 MB at a time, so 3 of 8 workers are busy; raise it",
     )

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.workers._lists import join_rows, pack_rows
+from penstock.engine.workers._lists import compact, expand
 from penstock.engine.workers._messages import pack, unpack
 
 Array = npt.NDArray[Any]
@@ -39,24 +39,16 @@ def test_arrays_are_equal_after_the_way(sizes: list[int], taken: list[tuple[int,
         assert all(array.flags.writeable for array in found[name])
 
 
-@given(st.integers(1, 5), st.integers(0, 40), st.integers(0, 3), st.booleans())
+@given(st.integers(0, 40), st.integers(0, 3), st.booleans())
 @settings(deadline=None)
-def test_rows_of_several_processes_are_joined_in_order(workers: int, rows: int, seed: int, nulls: bool) -> None:
+def test_lists_of_arrays_are_equal_after_the_way(rows: int, seed: int, nulls: bool) -> None:
     rng = np.random.default_rng(seed)
     ragged: list[Any] = [None if nulls and k % 5 == 0 else rng.integers(0, 9, (k % 4, 2)) for k in range(rows)]
-    text, mask = [f"row {k}" for k in range(rows)], np.arange(rows) % 2 == 0
-    parts: list[tuple[Any, dict[str, Any]]] = []
-    for worker in range(workers):
-        mine = slice(worker, None, workers)
-        places = mine if seed % 2 else np.arange(worker, rows, workers)
-        part = {"ragged": pack_rows(ragged[mine]), "text": pack_rows(text[mine]), "mask": pack_rows(mask[mine])}
-        parts.append((places, part if text[mine] else {}))
-    found = join_rows(parts, rows)
-    if not rows:
-        assert not found
-        return
-    assert found["text"] == text
-    assert np.array_equal(found["mask"], mask)
+    batch = {"ragged": ragged, "text": [f"row {k}" for k in range(rows)], "mask": np.arange(rows) % 2 == 0}
+    found = expand(compact(batch))
+    assert list(found) == list(batch)
+    assert found["text"] == batch["text"]
+    assert found["mask"] is batch["mask"]
     for one, other in zip(found["ragged"], ragged, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (np.array_equal(one, other) and one.dtype == other.dtype)

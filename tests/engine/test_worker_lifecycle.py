@@ -72,18 +72,18 @@ class DiesWithBatches:
         self.marker = marker
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        _worker_main: Any = import_module("penstock.engine.workers._worker_main")
-        pack = _worker_main.pack
+        _builder_main: Any = import_module("penstock.engine.workers._builder_main")
+        pack = _builder_main.pack
 
         def pack_and_die(*values: Any, **options: Any) -> Any:
             found = pack(*values, **options)
             if 77 in batch["n"] and not self.marker.exists():
                 self.marker.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            _worker_main.pack = pack
+            _builder_main.pack = pack
             return found
 
-        _worker_main.pack = pack_and_die
+        _builder_main.pack = pack_and_die
         return {"x": batch["x"] + np.uint8(1), "n": batch["n"]}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.plan import LaneShare, RankPartitioner, Schedule
+from penstock.plan import RankPartitioner, Schedule
 from penstock.types import World
 
 worlds = st.integers(1, 9)
@@ -46,27 +46,8 @@ def test_spans_are_the_steps_of_an_epoch_and_then_of_the_next(schedule: Schedule
         assert ends == [min(start + (k + 1) * partitioner.step_rows, partitioner.rows) for k in range(steps)]
         assert [span.start for span in mine] == [start, *(span.consumed[-1] for span in mine[:-1])]
         for span in mine:
-            positions, padding = schedule.positions(span)
+            positions, padding = partitioner.span_positions(span)
+            [rows] = partitioner.source_rows(span)
+            assert np.array_equal(rows.numbers, span.epoch * partitioner.rows + positions)
             assert len(positions) == span.rows <= schedule.steps_per_span * partitioner.batch_size
             assert span.complete == (padding is None)
-
-
-@given(schedules(), st.integers(0, 3000), st.integers(1, 17))
-@steady
-def test_workers_partition_the_rows_of_spans_and_share_no_lane(
-    schedule: Schedule, consumed: int, num_workers: int
-) -> None:
-    partitioner = schedule.partitioner
-    shares = [LaneShare(worker, num_workers, partitioner) for worker in range(num_workers)]
-    lanes: dict[int, set[int]] = {worker: set() for worker in range(num_workers)}
-    for span in islice(schedule.run(0, min(consumed, partitioner.rows)), 40):
-        positions, _ = schedule.positions(span)
-        seen = np.zeros(span.rows, int)
-        for worker, share in enumerate(shares):
-            if share.owns(span):
-                places = share.places(span, positions)
-                seen[places] += 1
-                lanes[worker] |= set((positions[places] % partitioner.lanes).tolist())
-        assert (seen == 1).all()
-    if shares[0].by_lane:
-        assert sum(map(len, lanes.values())) == len(set().union(*lanes.values()))

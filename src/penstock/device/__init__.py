@@ -6,7 +6,7 @@ from penstock.device._fused_image import FusedImageTransform
 from penstock.device._image_transform import RANDOM_VALUES_PER_IMAGE, ImageTransform
 from penstock.device._lazy_array import lazy_empty
 from penstock.device._options import DeviceOptions, DeviceTransform
-from penstock.device._shared_memory import SharedMemory, forks
+from penstock.device._shared_memory import SharedMemory, SharedRegions, forks
 from penstock.device._tensors import as_array, as_tensor, writable_view
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "FusedImageTransform",
     "ImageTransform",
     "SharedMemory",
+    "SharedRegions",
     "Staging",
     "as_array",
     "as_tensor",

@@ -5,26 +5,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.device import BufferPool, empty_small_pages
+from penstock.device import BufferPool
 from penstock.engine._lease import VersionLeases
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
-from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Gatherer, Placement
-from penstock.engine.planning import compaction_advice
+from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, SpanGatherer
+from penstock.engine.planning import Span, compaction_advice
 from penstock.engine.sources import MixedOrder, MixtureSource, Source, TableOrder
-from penstock.engine.window import MixedBatches, PooledBatches
+from penstock.engine.window import BuildTask
 from penstock.engine.workers import (
     LoaderSource,
     ProcessPool,
     ProcessRun,
-    ShareEngine,
     SpanStream,
     ThreadedRun,
 )
-from penstock.plan import MixturePartitioner, RankPartitioner, ShuffleQuality, State, expected_blocks
+from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
 from penstock.types import World, cached_property
 
 
@@ -65,7 +64,7 @@ class LoaderEngine:
         self._pool: ProcessPool | None = None
         if self._sizing.workers.processes:
             self._pool = ProcessPool(
-                self._source, self._formatter, self.placement, self._sizing.workers, self.collector
+                self._source, self._formatter, self.placement, self._sizing.workers.processes, self.collector
             )
 
     @property
@@ -79,7 +78,7 @@ class LoaderEngine:
         if self._partitioner is not before:  # a mixture goes on from here
             self.close()
             vars(self).pop("_source", None)
-            vars(self).pop("_share", None)
+            vars(self).pop("_parts", None)
             self._new_pool()
         return position
 
@@ -171,38 +170,38 @@ class LoaderEngine:
         return self._threaded_run()
 
     @cached_property
-    def _share(self) -> ShareEngine:
-        """The engine for all rows, in this process."""
-        return ShareEngine(
-            self._source, self._source.share(0, 1), self.collector,
-            selections=self._selections, accelerator=self._sizing.accelerator,
-        )  # fmt: skip
+    def _parts(self) -> tuple[Any, ...]:
+        """What all runs in threads share: caches of pages, and what gathers and replaces rows."""
+        source, accelerator = self._source, self._sizing.accelerator
+        return source.page_caches(), *source.gatherers(self._selections, self.collector, accelerator)
 
     def _threaded_run(self) -> ThreadedRun:
-        options, accelerator, placement = self._source.pipeline, self._sizing.accelerator, self.placement
-        allocator = empty_small_pages if options.into_batch else None
+        source, options, collector = self._source, self._source.pipeline, self.collector
+        accelerator, placement, formatter = self._sizing.accelerator, self.placement, self._formatter
+        page_caches, gatherers, replacers = self._parts
+        pinned = None if accelerator is None else accelerator.allocate_pinned
+        window = source.window(
+            self._selections, collector, page_caches, accelerator=accelerator,
+            page_allocator=pinned if self._sizing.decodes_on_device else None,
+        )  # fmt: skip
         ahead = BuildAhead(options.spans)
-        buffers = BufferPool(
-            max_idle_bytes=(options.spans.depth + 2) * options.batches_per_span * self._sizing.memory_needs.batch_bytes
-            + options.into_batch * options.window_bytes,
-            allocator=allocator if accelerator is None else accelerator.allocate_pinned,
+        idle = (options.spans.depth + 2) * options.batches_per_span * self._sizing.memory_needs.batch_bytes
+        buffers = BufferPool(max_idle_bytes=idle, allocator=pinned)
+        gather = SpanGatherer(
+            gatherers, [window.slab(number) for number in range(len(self._tables))], source.mixed_columns
         )
+        assemble = BatchAssembler(formatter, placement, replacers, collector, row_keys=source.row_keys)
+        builder = BatchBuilder(gather, assemble, lambda _: buffers.allocate, ahead.record)
+        keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
+        positions = source.needs_positions or formatter.on_host
 
-        def builders(gather: Gatherer) -> list[BatchBuilder]:
-            assemble = BatchAssembler(
-                self._formatter, placement, self._share.replacers, self.collector, row_keys=self._source.row_keys
-            )
-            return [BatchBuilder(gather, assemble, lambda _: buffers.allocate, ahead.record)] * max(1, options.builders)
+        def make_task(span: Span) -> BuildTask:
+            return window.task(span, source.key_ids(span) if keys else None, positions=positions)
 
         return ThreadedRun(
-            self._share.pipeline(
-                builders,
-                MixedBatches(buffers) if isinstance(self._partitioner, MixturePartitioner) else PooledBatches(buffers),
-                inline=self._options.workers.count == 0,
-                ahead=ahead,
-                page_allocator=(
-                    accelerator.allocate_pinned if accelerator is not None and self._sizing.decodes_on_device else None
-                ),
-                init_thread=None if placement is None else placement.accelerator.bind_thread,
-            )
-        )
+            source.planner(self._selections), window, source.fetcher(collector),
+            builders=[builder] * max(1, options.builders), make_task=make_task,
+            inline=self._options.workers.count == 0, ahead=ahead, threads=options.threads,
+            tolerant=source.options.bad_samples.tolerant, collector=collector,
+            init_thread=None if placement is None else placement.accelerator.bind_thread,
+        )  # fmt: skip

@@ -30,13 +30,11 @@ class MemoryNeeds:
     by_rows: bool
     """Whether batches are built one at a time."""
     workers: int
-    spans_at_once: int
-    """Spans that are built at a time: one for each worker, or fewer if several workers build a span together."""
     prefetch_factor: int
-    assemblers: int
-    """Workers that make batches of spans, each of another one."""
     copies: int
-    """Copies of a span that a worker needs besides it to make its batches: parts, what functions get and return."""
+    """Copies of a span that a worker needs besides it to make its batches: what functions get and return."""
+    shares_spans: bool
+    """Whether several workers can build a span together."""
     functions: bool
     """Whether functions make the batches, so that their size is unknown."""
     sizes_known: bool
@@ -126,7 +124,7 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
         batch_bytes = max(1, needs.device_batch_bytes)
     alone = needs.by_rows or not needs.sizes_known
-    copies, at_once = (needs.copies, needs.assemblers) if free is None else (0, 0)
+    copies, at_once = (needs.copies, needs.workers) if free is None else (0, 0)
     if copies:  # every worker has its copies at the same time
         span_bytes = min(span_bytes, needs.budget_bytes // (2 * at_once * (1 + copies)))
     batches_per_span = 1 if alone else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
@@ -134,8 +132,6 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
     spare = left - max(quarter, need)
-    if needs.spans_at_once < needs.workers:  # the window needs some of it: each of many processes reads ahead
-        spare = 2 * spare // 3
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     size = batches_per_span * batch_bytes
@@ -153,11 +149,11 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     spans = replace(spans, depth=prefetch_spans if needs.sizes_known else wanted)
     window_bytes = max(quarter, left - min(waiting, max(room, quarter)))  # the next span is built even over budget
     window_fits = need <= window_bytes
-    if free is None and prefetch_spans < needs.spans_at_once:
+    if free is None and prefetch_spans < needs.workers and not needs.shares_spans:
         notes = (
             *notes,
             f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves room to make {prefetch_spans} batches of "
-            f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.spans_at_once} workers are "
+            f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.workers} workers are "
             "busy; raise it",
         )
     if not window_fits:

@@ -1,7 +1,7 @@
 """How large everything is: workers, spans, the window and the budget of memory, given the table and the options."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cloudpickle
 
@@ -12,7 +12,7 @@ from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection
-from penstock.engine.window import on_device, reads_into_batch
+from penstock.engine.window import on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
@@ -21,7 +21,7 @@ from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
 _MAX_CACHE_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS = 96, 10
+_MAX_FETCHERS, _MAX_READERS = 96, 8
 _MIN_BUDGET = 1 << 30
 _SKEW = 2.0
 """Largest bytes of a window, relative to average rows."""
@@ -133,7 +133,6 @@ class LoaderSizing:
         """How many processes and threads build batches."""
         counts = choose_workers(
             self._options.workers,
-            self._partitioner,
             functions=self._formatter.on_host or self._options.decode.has_functions,
             table_bytes=round(sum(each.stored_row_bytes * len(each) for each in self._selections)),
             threads_because=self._threads_because,
@@ -165,58 +164,46 @@ class LoaderSizing:
         return None
 
     def pipeline_options(self) -> PipelineOptions:
-        options, workers = self._options, self.workers
-        processes = max(1, workers.processes)
         budget = split_budget(self.memory_needs)
         for note in budget.notes:
             self._collector.note(note)
-        span_rows = budget.batches_per_span * options.batch_size
+        span_rows = budget.batches_per_span * self._options.batch_size
         tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
-        into_batch = any(table.into_batch for table in tables)
-        row_bytes = sum(table.share * table.selection.row_bytes for table in self._tables)
-        window_spans = round(min(budget.window_bytes, self._window_need) / max(1.0, row_bytes * span_rows))
         by_blocks = all(table.plan.by_blocks for table in tables)
-        spans, window_spans = budget.spans, (into_batch and workers.processes > 0) * window_spans
         return PipelineOptions(
             tables=tables,
             plan_rows=self._plan_rows if by_blocks else span_rows,
             batches_per_span=budget.batches_per_span,
-            spans=replace(
-                spans,
-                depth=spans.depth + window_spans,
-                room_bytes=spans.room_bytes + window_spans * spans.span_bytes,
-            ),
-            window_bytes=budget.window_bytes // processes,
+            spans=budget.spans,
+            window_bytes=budget.window_bytes,
             on_device=self.accelerator is not None and by_blocks and budget.on_device,
             threads=self._num_threads,
             builders=self._num_builders,
-            fetch_threads=-(-_MAX_FETCHERS // processes),
+            fetch_threads=_MAX_FETCHERS,
         )
 
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
-        processes, selection = max(1, self.workers.processes), table.selection
-        owned = table.lanes_per_rank >= processes and (table.owns_lanes or table.shuffle.spread > 0)
-        by_blocks = budget.window_fits and owned and not selection.scattered
+        selection = table.selection
+        by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
         in_device = self.accelerator is not None and by_blocks and budget.on_device
-        resident = by_blocks and not self.workers.processes and self._fits(budget, in_device=in_device)
-        into_batch = by_blocks and not in_device and not resident and table.is_local
-        into_batch = into_batch and selection.composition is None
+        resident = by_blocks and self._fits(budget, in_device=in_device)
+        by_row = not in_device and not resident and table.is_local and selection.composition is None
         rows = len(selection) * selection.rows_per_sample
-        slab_rows = min(budget.window_bytes / processes / table.fixed_bytes, rows)
-        page_bytes = budget.window_bytes / processes / len(self._tables) / _PAGE_SHARE
+        slab_rows = min(budget.window_bytes / table.fixed_bytes, rows)
+        page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
         page_bytes *= selection.heavy_row_bytes / selection.row_bytes
         return TableOptions(
             plan=PlanOptions(
-                plan_rows=self._plan_rows if by_blocks else span_rows,
                 page_bytes=max(1, round(page_bytes)),
                 by_blocks=by_blocks,
                 resident=resident,
                 trim=not self._options.bad_samples.tolerant,
             ),
-            into_batch=into_batch and any(map(reads_into_batch, table.layout.fixed)),
+            by_row=by_row and any(reads_by_row(known) for known in table.layout.fields),
             slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
             cache_pages=self._caches_pages and table.light_bytes > 0,
-            image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables)) // processes,
+            image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables))
+            // max(1, self.workers.processes),
         )
 
     def _fits(self, budget: MemoryBudget, *, in_device: bool) -> bool:
@@ -244,12 +231,12 @@ class LoaderSizing:
 
     @property
     def _page_cache_bytes(self) -> int:
-        """Bytes of all pages of light columns, in each process."""
-        return sum(table.light_bytes for table in self._tables) * max(1, self.workers.processes)
+        """Bytes of all pages of light columns."""
+        return sum(table.light_bytes for table in self._tables)
 
     @property
     def _caches_pages(self) -> bool:
-        """Whether each process has room for all pages of light columns."""
+        """Whether there is room for all pages of light columns."""
         return 0 < self._page_cache_bytes <= min(_MAX_CACHE_BYTES, self.budget_bytes // 8)
 
     @property
@@ -268,13 +255,6 @@ class LoaderSizing:
         return round(sum(sizes))
 
     @property
-    def _spans_at_once(self) -> int:
-        """Spans that are built at a time; processes that own lanes build each span together."""
-        workers = self.workers
-        together = workers.processes and not self._formatter.on_host and self._partitioner.lanes_per_rank > 1
-        return workers.threads if together else max(1, self._options.workers.count)
-
-    @property
     def decodes_on_device(self) -> bool:
         """Whether a device decodes encoded images from the window."""
         shapes = [self._options.decode.image_shape(known) for each in self._selections for known in each.fields]
@@ -289,14 +269,21 @@ class LoaderSizing:
     def budget_bytes(self) -> int:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
-        copies = _copies(self._formatter, self.workers, self._tables, self._options.decode)
-        batches = 8 + self._options.workers.count * copies * (
-            3 if self._formatter.on_host else 1
-        )  # results may be larger
+        larger = 3 if self._formatter.on_host else 1  # than what functions get
+        batches = 8 + self._options.workers.count * self._copies * larger
         wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
+
+    @property
+    def _copies(self) -> int:
+        """Copies of a span that making its batches takes: see `MemoryNeeds`."""
+        if self._formatter.on_host:  # what functions get, and their results before they are sent
+            return 2 if self.workers.processes else 1 + self._formatter.by_rows
+        decode = self._options.decode
+        varies = any(not decode.image_shape(known) for table in self._tables for known in table.layout.variable)
+        return int(varies and self.workers.processes > 0)  # values as they are decoded
 
     @property
     def _num_builders(self) -> int:
@@ -306,11 +293,10 @@ class LoaderSizing:
 
     @property
     def _num_threads(self) -> int:
-        """Threads of a process that plan, build and read local files."""
-        workers = self.workers
+        """Threads that plan and read local files, and without worker processes build."""
         if not all(table.is_local for table in self._tables):
-            return workers.threads + 1
-        return workers.threads if workers.processes else max(workers.threads, min(available_cores(), _MAX_READERS))
+            return self.workers.threads + 1
+        return max(self.workers.threads, min(available_cores(), _MAX_READERS))
 
     @property
     def accelerator(self) -> Accelerator | None:
@@ -331,10 +317,9 @@ class LoaderSizing:
             device_batch_bytes=2 * self._with_images(lambda _: True),  # transforms may widen values
             by_rows=self._formatter.by_rows,
             workers=max(1, options.workers.count),
-            spans_at_once=self._spans_at_once,
             prefetch_factor=options.prefetch_factor,
-            assemblers=self.workers.processes or self._spans_at_once,
-            copies=_copies(self._formatter, self.workers, self._tables, options.decode),
+            copies=self._copies,
+            shares_spans=self.workers.processes > 0 and not self._formatter.on_host and not self._copies,
             functions=self._formatter.on_host or options.decode.has_functions,
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
@@ -344,13 +329,3 @@ class LoaderSizing:
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,
             device_memory=options.device_memory,
         )
-
-
-def _copies(
-    formatter: BatchFormatter, workers: WorkerCounts, tables: Sequence[SizedTable], decode: DecodeOptions
-) -> int:
-    """Copies of a span that making its batches takes: see `MemoryNeeds`."""
-    if formatter.on_host:  # what functions get, their results, and the batch of these
-        return 3 if workers.processes else 1 + formatter.by_rows
-    varies = any(not decode.image_shape(known) for table in tables for known in table.layout.variable)
-    return 2 * (varies and workers.processes > 0)  # parts as they are built, and the batch of them

@@ -6,18 +6,17 @@ from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_s
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
-from penstock.plan._schedule import LaneShare, Places, Schedule, SpanSteps
+from penstock.plan._schedule import Schedule
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
+from penstock.plan._steps import Places, SourceRows, SpanSteps
 from penstock.plan.mixture import (
     MixtureOrder,
     MixturePartitioner,
     MixturePoint,
-    MixtureShare,
     MixtureSpec,
     MixtureState,
     Segment,
-    SourceRows,
     State,
     lay_out,
     mixture_rows,
@@ -42,12 +41,10 @@ __all__ = [
     "DrawnGroups",
     "Epoch",
     "GroupedRows",
-    "LaneShare",
     "LoaderState",
     "MixtureOrder",
     "MixturePartitioner",
     "MixturePoint",
-    "MixtureShare",
     "MixtureSpec",
     "MixtureState",
     "OrderSpec",

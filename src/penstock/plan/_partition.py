@@ -7,6 +7,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from penstock.plan._steps import SourceRows, SpanSteps
 from penstock.types import World
 
 Int64Array = npt.NDArray[np.int64]
@@ -58,6 +59,17 @@ class RankPartitioner:
     def full_steps(self, start: int) -> int:
         """Steps from a position to the end of the epoch that need no padding."""
         return max(self.rows - start, 0) // self.step_rows
+
+    def source_rows(self, span: SpanSteps) -> list[SourceRows]:
+        """This rank's rows in a span, for each source: a table is the only source of its rows."""
+        positions, padding = self.span_positions(span)
+        return [SourceRows(slice(None), span.epoch * self.rows + positions, padding, None)]
+
+    def span_positions(self, span: SpanSteps) -> tuple[Int64Array, npt.NDArray[np.bool_] | None]:
+        """This rank's positions in a span, and a mask of those that are padding; None if none can be."""
+        if not span.complete:
+            return self.last_step(span.start)
+        return self.positions(span.start, len(span.batch_rows)).reshape(-1), None
 
     def positions(self, start: int, steps: int) -> Int64Array:
         """This rank's positions in full steps, as an array of shape (steps, batch_size)."""

@@ -6,7 +6,7 @@ from penstock.table._compact import as_ranges, compact
 from penstock.table._compute_column import ComputeOptions
 from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
-from penstock.table._direct_read import direct_row_range, read_direct, read_direct_scattered
+from penstock.table._direct_read import RowPages, direct_row_range, read_direct
 from penstock.table._encode import from_arrow
 from penstock.table._gather import Allocator, RawColumn, copy_dense, dense_runs, gather, gather_dense, take
 from penstock.table._input import Appendable
@@ -60,6 +60,7 @@ __all__ = [
     "RawColumn",
     "Reader",
     "RowChunk",
+    "RowPages",
     "Session",
     "Verifier",
     "VerifyReport",
@@ -92,7 +93,6 @@ __all__ = [
     "quarantine_rows",
     "quarantined_rows",
     "read_direct",
-    "read_direct_scattered",
     "read_pages",
     "release_rows",
     "rename_column",

@@ -1,12 +1,15 @@
 """Direct reads: pages of one fixed-width column, read into the rows' destination without an intermediate copy."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
 
 from penstock.errors import CorruptError
-from penstock.format import values_match, verify_pages
+from penstock.format import corrupt_error, crc32c, values_match, verify_pages
 from penstock.storage import Store
-from penstock.table._pages import FragmentRows, PageRequest
+from penstock.table._pages import FragmentRows, Int64Array, PageRequest
 from penstock.types import ByteRange
 
 
@@ -31,39 +34,81 @@ def read_direct(store: Store, request: PageRequest, out: memoryview) -> None:
 
     Raises `CorruptError` for a damaged page.
     """
-    values = [(out[part],) for part in request.file.dense_pages(request.pages[0], request.pages[-1] + 1).values]
-    _retry_corrupt(lambda: _read(store, request, values, [out]))
-
-
-def read_direct_scattered(store: Store, request: PageRequest, rows: Sequence[memoryview]) -> None:
-    """`read_direct` into one buffer per row."""
-    each = iter(rows)
-    counts = request.file.page_rows[request.pages[0] : request.pages[-1] + 1].tolist()
-    values = [tuple(islice(each, count)) for count in counts]
-    _retry_corrupt(lambda: _read(store, request, values, rows))
-
-
-def _retry_corrupt(read: Callable[[], None]) -> None:
     try:
-        read()
+        _read(store, request, out)
     except CorruptError:  # perhaps damaged in transit: retry once
-        read()
+        _read(store, request, out)
 
 
-def _read(
-    store: Store,
-    request: PageRequest,
-    page_values: Sequence[Sequence[memoryview]],
-    values: Sequence[memoryview],
-) -> None:
-    """Fill the buffers of each page; `values` are the same buffers, verified in one pass."""
+def _read(store: Store, request: PageRequest, out: memoryview) -> None:
     file, first, end = request.file, request.pages[0], request.pages[-1] + 1
     offsets, run = file.offsets, file.dense_pages(first, end)
     scratch = memoryview(bytearray(run.headers[-1].stop))
     heads = [scratch[part] for part in run.headers]
-    buffers = [*chain.from_iterable((head, *mine) for head, mine in zip(heads, page_values, strict=True))]
-    store.read_into(file.key, offsets[first], buffers)
-    if not values_match(file, first, end, heads, values):
+    values = [out[part] for part in run.values]
+    store.read_into(file.key, offsets[first], [*chain.from_iterable(zip(heads, values, strict=True))])
+    if not values_match(file, first, end, heads, [out]):
         whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))
         verify_pages(file, first, end, whole, f"{store.uri}/{file.key}")  # names the damaged page
         raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")
+
+
+class RowPages(NamedTuple):
+    """Where rows are that have a page each, so that one row can be read and verified by itself."""
+
+    keys: Sequence[str]
+    """Of files."""
+    pages: Int64Array
+    """For each row the number of its file, the start and the end of its page there, the start of its values in the
+    page, and the checksum of the page; of shape (rows, 5)."""
+
+    @classmethod
+    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int) -> "RowPages | None":
+        """The pages of one column of some rows; None if a page holds several rows, or must be parsed."""
+        rows = selected.rows
+        files = selected.fragment.files_between(field_id, int(rows[0]), int(rows[-1]) + 1) if len(rows) else ()
+        parts: list[Int64Array] = []
+        for number, file in enumerate(files):
+            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes or (file.page_rows != 1).any():
+                return None
+            here = rows[np.searchsorted(rows, file.row_start) : np.searchsorted(rows, file.row_start + file.rows)]
+            page = here - file.row_start
+            values = np.array(file.values_at(field_id, row_bytes))
+            starts, crcs = np.asarray(file.page_offsets, np.int64), np.asarray(file.page_crcs, np.int64)
+            parts.append(
+                np.stack([np.full(len(page), number), starts[page], starts[page + 1], values[page], crcs[page]], axis=1)
+            )
+        pages = np.concatenate(parts) if parts else np.zeros((0, 5), np.int64)
+        return cls([file.key for file in files], pages) if len(pages) == len(rows) else None
+
+    @classmethod
+    def joined(cls, parts: Sequence["RowPages"]) -> "RowPages":
+        """The rows of all parts, one after the other."""
+        keys: list[str] = []
+        pages = np.concatenate([part.pages for part in parts])
+        end = 0
+        for part in parts:
+            pages[end : end + len(part.pages), 0] += len(keys)
+            end += len(part.pages)
+            keys += part.keys
+        return cls(keys, pages)
+
+    def take(self, rows: Int64Array | slice) -> "RowPages":
+        """Some of the rows."""
+        return RowPages(self.keys, self.pages[rows])
+
+    def read(self, store: Store, row_view: Callable[[int], memoryview]) -> dict[int, CorruptError]:
+        """Read each row into its memory, and verify its page; returns the errors of damaged rows by index."""
+        errors: dict[int, CorruptError] = {}
+        for index, (file, start, end, value, crc) in enumerate(self.pages.tolist()):
+            row = row_view(index)
+            rest = memoryview(bytearray(end - start - len(row)))
+            head, tail = rest[:value], rest[value:]
+            for _ in range(2):  # perhaps damaged in transit: retry once
+                store.read_into(self.keys[file], start, (head, row, tail))
+                if crc32c(tail, crc32c(row, crc32c(head))) == crc:
+                    break
+            else:
+                uri = f"{store.uri}/{self.keys[file]}"
+                errors[index] = corrupt_error(uri, f"the checksum of its page at byte {start} does not match")
+        return errors

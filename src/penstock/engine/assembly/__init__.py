@@ -1,7 +1,7 @@
 """Turns rows of the window into batches: gather, decode, replace bad rows, the user's functions."""
 
+from penstock.engine.assembly._allocate import Allocators, RowsAt
 from penstock.engine.assembly._batch_builder import (
-    AnySpan,
     BatchAssembler,
     BatchBuilder,
     BatchFormatter,
@@ -11,7 +11,7 @@ from penstock.engine.assembly._batch_builder import (
     Placement,
     RowKeys,
 )
-from penstock.engine.assembly._collate import Allocators, Collator
+from penstock.engine.assembly._collate import Collator
 from penstock.engine.assembly._compose import new_collator
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
@@ -24,7 +24,7 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._leaves import map_leaves
-from penstock.engine.assembly._mixed import MixedGatherer, MixedMemory, join_columns
+from penstock.engine.assembly._mixed import MixedMemory, SpanGatherer, join_columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
 from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
 from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
@@ -33,7 +33,6 @@ __all__ = [
     "PAD",
     "SOURCE",
     "Allocators",
-    "AnySpan",
     "BadRowsError",
     "BatchAssembler",
     "BatchBuilder",
@@ -48,7 +47,6 @@ __all__ = [
     "Gatherer",
     "Jagged",
     "MixedColumn",
-    "MixedGatherer",
     "MixedMemory",
     "MixedRows",
     "NumpyFormatter",
@@ -56,6 +54,8 @@ __all__ = [
     "RowGatherer",
     "RowKeys",
     "RowReplacer",
+    "RowsAt",
+    "SpanGatherer",
     "accepts_generator",
     "join_columns",
     "map_leaves",

@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
-from penstock.engine.assembly._collate import Allocators, split
+from penstock.engine.assembly._allocate import Allocators
+from penstock.engine.assembly._collate import split
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._leaves import array_bytes
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer, RowSource
-from penstock.engine.planning import MixedSpan, Span
+from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer
+from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
 
@@ -123,14 +124,14 @@ class BatchAssembler:
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """One replacer for each table, none without functions; `row_keys` makes keys of a span's row ids."""
+        """One replacer for each table, none without functions; `row_keys` makes keys of those of a task."""
         self._formatter, self._placement, self._replacers, self._collector = formatter, placement, replacers, collector
         self._row_keys = row_keys
-        self.needs_keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
 
-    def __call__(self, rows: RowSource, gathered: GatheredRows, batch_rows: Sequence[int]) -> BuiltBatches:
+    def __call__(self, task: BuildTask, gathered: GatheredRows) -> BuiltBatches:
         """The batches of some rows. Raises the error of the first batch; a later one is a `Failure`."""
-        span_keys = self._row_keys(rows.steps, rows.row_ids) if self.needs_keys else None
+        batch_rows = task.steps.batch_rows
+        span_keys = None if task.keys is None else self._row_keys(task.steps, task.keys)
         if not self._formatter.on_host and gathered.failure is None:
             with self._collector.timed("transform", "busy"):
                 made = self._format_span(gathered.columns, span_keys, batch_rows)
@@ -143,7 +144,7 @@ class BatchAssembler:
             try:
                 if gathered.failure is not None and gathered.failure[0] < start + count:
                     raise gathered.failure[1]
-                batches.append(self._format_batch(rows, GatheredRows(columns, gathered.bad), start, keys))
+                batches.append(self._format_batch(task, GatheredRows(columns, gathered.bad), start, keys))
             except Exception as error:
                 if not batches:
                     raise
@@ -158,7 +159,7 @@ class BatchAssembler:
             return self._formatter.format_many(columns, batch_rows)
         return self._placement.place_many(columns, keys, batch_rows)
 
-    def _format_batch(self, rows: RowSource, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
+    def _format_batch(self, task: BuildTask, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
         tries = 0
         while True:
             try:
@@ -171,17 +172,18 @@ class BatchAssembler:
                 count = len(next(iter(columns.values())))
                 flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
                 for index, error in sorted(bad.failures.items()):
-                    replacer = self._replacers[rows.identity(start + index).table]
-                    replacer.replace(rows, gathered, start + index, error, flags, start=start, first=tries)
+                    row = task.identity(start + index)
+                    self._replacers[row.table].replace(
+                        gathered, start + index, row, error, flags, start=start, first=tries
+                    )
 
 
-AnySpan = Span | MixedSpan
-Gatherer = Callable[[Any, Allocators], GatheredRows]
-"""Gathers the rows of a span, in the memory that the allocators give."""
+Gatherer = Callable[[BuildTask, Allocators], GatheredRows]
+"""Gathers the rows of a task, in the memory that the allocators give."""
 
 
 class BatchBuilder:
-    """Builds the batches of spans in a thread of this process; one for each thread."""
+    """Builds the batches of tasks in a thread of this process; one for each thread."""
 
     def __init__(
         self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators, record_bytes: Callable[[int], None]
@@ -189,10 +191,10 @@ class BatchBuilder:
         """`record_bytes` is called with the bytes of each span."""
         self._gather, self._assemble, self._empty, self._record_bytes = gather, assemble, empty, record_bytes
 
-    def __call__(self, span: AnySpan) -> BuiltBatches:
-        """The batches of a span; see `BatchAssembler`."""
-        gathered = self._gather(span, self._empty)
+    def __call__(self, task: BuildTask) -> BuiltBatches:
+        """The batches of a task; see `BatchAssembler`."""
+        gathered = self._gather(task, self._empty)
         size = array_bytes(gathered.columns)
-        built = self._assemble(span, gathered, span.steps.batch_rows)
+        built = self._assemble(task, gathered)
         self._record_bytes(max(size, array_bytes(built.batches)))
         return built

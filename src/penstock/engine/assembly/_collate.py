@@ -1,84 +1,26 @@
 """Collate the rows of a span column by column, and decode encoded columns."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.device import Accelerator, writable_view
 from penstock.engine._options import DecodeOptions
+from penstock.engine.assembly._allocate import Allocators, RowsAt
 from penstock.engine.assembly._decode import ColumnDecoder, Columns, with_mask
-from penstock.engine.planning import FixedColumn, Layout, Span
-from penstock.engine.window import EncodedRows, Window, WindowBlock
+from penstock.engine.planning import FixedColumn, Layout
+from penstock.engine.window import EncodedRows, SlabColumns, TableTask, WindowRows
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor, Values
-from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader, take
+from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader
 from penstock.types import Buffer
 
-Allocators = Callable[[str], Allocator]
-"""Allocates the values of a column, given its name."""
 BadRows = dict[int, Exception]
 """The errors of bad rows, by index."""
-
-
-class WindowRows(NamedTuple):
-    """Rows in the window."""
-
-    blocks: Sequence[WindowBlock]
-    block_index: Int64Array
-    """For each row the index of its block."""
-    rows: Int64Array
-    """For each row its index in that block."""
-    slab_rows: Int64Array
-    """For each row its index in the slab."""
-
-    @classmethod
-    def of(cls, span: Span, window: Window) -> "WindowRows":
-        """All rows of a span, in order."""
-        starts = window.slab_starts(span)
-        return cls(window.blocks(span), span.block_index, span.rows, starts[span.block_index] + span.rows)
-
-    def take(self, indices: Int64Array) -> "WindowRows":
-        """Some of the rows."""
-        return WindowRows(self.blocks, self.block_index[indices], self.rows[indices], self.slab_rows[indices])
-
-    def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
-        """The bytes of each value of a column; None if some are blobs or links."""
-        by_block: dict[int, EncodedRows] = {}
-        for number in np.flatnonzero(np.bincount(self.block_index)).tolist():
-            found = self.blocks[number].encoded_rows(name, view)
-            if found is None:
-                return None
-            by_block[number] = found
-        places = zip(self.block_index.tolist(), self.rows.tolist(), strict=True)
-        return [by_block[number].row(row) for number, row in places]
-
-    def raw_column(self, name: str) -> RawColumn:
-        """A column of variable size."""
-        order = np.argsort(self.block_index, kind="stable")
-        ordered, rows = self.block_index[order], self.rows[order]
-        bounds = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1))
-        arrays: list[pa.Array] = []
-        references: list[pa.Array | None] = []
-        for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            cells = self.blocks[int(ordered[first])].raw_columns[name]
-            assert cells.array is not None
-            arrays.append(take(cells.array, rows[first:end]))
-            references.append(None if cells.references is None else take(cells.references, rows[first:end]))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        array = take(pa.concat_arrays(arrays), back)
-        if all(part is None for part in references):
-            return RawColumn(None, (array,))
-        kind = next(part.type for part in references if part is not None)
-        whole = [
-            pa.nulls(len(values), kind) if part is None else part
-            for values, part in zip(arrays, references, strict=True)
-        ]
-        return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
 
 
 class Collator:
@@ -91,34 +33,50 @@ class Collator:
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
         self._decoder = ColumnDecoder(options, layout.variable)
         self._view: Callable[[Buffer], Any] = as_bytes if accelerator is None else writable_view
+        self.on_read: Callable[[int, float], None] = lambda _size, _seconds: None
+        """Called with the bytes of rows read from files, and the time that took."""
 
-    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
-        """All columns of a span, and the errors of bad rows by index; the values of bad rows are undefined."""
-        found: dict[str, Any] = {}
+    def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
+        """All columns of some rows, and the errors of bad rows by index; the values of bad rows are undefined."""
+        columns: dict[str, Any] = {}
         bad: BadRows = {}
-        located = WindowRows.of(span, window)
         for column in self._layout.fixed:
-            preallocated = window.preallocated(span, column.name)
-            if preallocated is None:
-                found.update(self.fixed(column, located, window, empty(column.name)))
-                continue
-            found[column.name] = preallocated.values
-            if not all(block.into_batch for block in located.blocks):
-                others = np.array([not block.into_batch for block in located.blocks])[span.block_index]
-                preallocated.values[others] = window.slab.gather(column, located.slab_rows[others], np.empty)
-            if column.nullable:
-                found[f"{column.name}_mask"] = window.slab.masks[column.name][located.slab_rows]
+            columns.update(self.fixed(column, task.located, slab, empty(column.name), bad))
         for field in self._layout.variable:
-            found.update(self.variable(field, located, empty(field.name), bad))
-        return found, bad
+            columns.update(self.variable(field, task.located, empty(field.name), bad))
+        return columns, bad
 
-    @staticmethod
-    def fixed(column: FixedColumn, located: WindowRows, window: Window, empty: Allocator) -> Columns:
-        """A column of a fixed shape from the slab, and its mask."""
-        found: Columns = {column.name: window.slab.gather(column, located.slab_rows, empty)}
+    def fixed(
+        self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator, bad: BadRows
+    ) -> Columns:
+        """A column of a fixed shape from the slab or from files, and its mask; adds the errors of bad rows to `bad`."""
+        if column.name in located.pages:
+            values = self._read_rows(column, located, slab, empty, bad)
+        else:
+            values = slab.gather(column, located.slab_rows, empty)
+        columns: Columns = {column.name: values}
         if column.nullable:
-            found[f"{column.name}_mask"] = window.slab.masks[column.name][located.slab_rows]
-        return found
+            columns[f"{column.name}_mask"] = slab.masks[column.name][located.slab_rows]
+        return columns
+
+    def _read_rows(
+        self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator, bad: BadRows
+    ) -> Any:
+        """Rows that are read from files straight to their places."""
+        mask, pages = located.pages[column.name]
+        out = empty((len(located.slab_rows), *column.shape), column.dtype)
+        places = np.arange(len(out)) if mask is None else np.flatnonzero(mask)
+        if mask is not None:
+            out[~mask] = slab.gather(column, located.slab_rows[~mask], np.empty)
+        base = out.array if isinstance(out, RowsAt) else out
+        data, row_bytes = base.reshape(-1).view(np.uint8).data, base[:1].nbytes
+        starts = ((out.places[places] if isinstance(out, RowsAt) else places) * row_bytes).tolist()
+        started = time.perf_counter()
+        with self._reader.missing_as_corrupt():
+            errors = pages.read(self._reader.store, lambda row: data[starts[row] : starts[row] + row_bytes])
+        self.on_read(int((pages.pages[:, 2] - pages.pages[:, 1]).sum()), time.perf_counter() - started)
+        bad.update({int(places[index]): error for index, error in errors.items()})
+        return out
 
     def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:
         """A column of variable size from the window, decoded; adds the errors of bad rows to `bad`."""
@@ -176,6 +134,10 @@ class Collator:
                     found[column.name] = RawColumn(values, ())
         return found
 
+    def row_id(self, position: int) -> int:
+        """The id of a row, or of the row that stands for a sample."""
+        return int(self._reader.row_ids(np.array([position]))[0])
+
     def row(self, position: int) -> Columns:
         """One row, decoded; raises its error if it is bad."""
         found, bad = self.rows(np.array([position]))
@@ -191,8 +153,8 @@ class Collator:
         encoded = self._reader.load_external(field, cells)
         if not decoded:
             return {field.name: encoded.to_pylist()}
-        rows = EncodedRows.of([encoded], as_bytes)
-        return self._decoder.column(field, [rows.row(index) for index in range(len(encoded))], empty, bad)
+        values = EncodedRows([encoded], as_bytes).values(np.arange(len(encoded)))
+        return self._decoder.column(field, values, empty, bad)
 
     def _values(self, field: Field, cells: RawColumn, bad: BadRows) -> Columns:
         try:

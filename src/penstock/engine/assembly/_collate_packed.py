@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._collate import Allocators, BadRows, Collator, WindowRows, as_bytes, contiguous
+from penstock.engine.assembly._allocate import Allocators
+from penstock.engine.assembly._collate import BadRows, Collator, as_bytes, contiguous
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSamples, Span
-from penstock.engine.window import Window
+from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSamples
+from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.format.kinds import Values
 from penstock.table import Int64Array, RandomRowReader, Reader
 from penstock.types import cached_property
@@ -62,10 +63,13 @@ class PackedCollator(Collator):
         super().__init__(reader, layout, options)
         self._composition = composition
 
-    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
-        assert span.samples is not None
-        documents = self._documents(WindowRows.of(span, window))
-        return self._pack(span.samples.numbers, documents, empty), {}
+    def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:  # noqa: ARG002
+        assert task.samples is not None
+        return self._pack(task.samples.numbers, self._documents(task.located), empty), {}
+
+    def row_id(self, position: int) -> int:
+        """The number of a sequence."""
+        return position
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:  # noqa: ARG002
         """The same for sequences by number, read on demand."""
@@ -78,14 +82,17 @@ class PackedCollator(Collator):
     def _documents(self, located: WindowRows) -> _Documents:
         """The documents of some rows in the window."""
         column = self._composition.column
-        blocks = [block.encoded_rows(column, as_bytes) for block in located.blocks]
-        known = [block for block in blocks if block is not None]
-        if len(known) < len(blocks):  # some documents are blobs
-            return _Documents.of(self._values(self._layout.fields[0], located.raw_column(column), {})[column])
-        firsts = np.cumsum([0, *(len(block.memory) for block in known)])[:-1]
-        starts = np.concatenate([block.start_array for block in known])[firsts[located.block_index] + located.rows]
-        places = zip(located.block_index.tolist(), located.rows.tolist(), strict=True)
-        return _Documents([known[block].memory[row] for block, row in places], starts)
+        blocks = [block.encoded(column, as_bytes) for block in located.blocks]
+        memory: list[Any] = [None] * len(located.rows)
+        starts = np.empty(len(located.rows), np.int64)
+        for number, block in enumerate(blocks):
+            if block is None:  # some documents are blobs
+                return _Documents.of(self._values(self._layout.fields[0], located.raw_column(column), {})[column])
+            here = np.flatnonzero(located.block_index == number)
+            starts[here] = block.starts[located.rows[here]]
+            for index, part in zip(here.tolist(), block.memory(located.rows[here]), strict=True):
+                memory[index] = part
+        return _Documents(memory, starts)
 
     def _pack(self, sequences: Int64Array, documents: _Documents, empty: Allocators) -> Columns:
         pieces = self._pieces(sequences)

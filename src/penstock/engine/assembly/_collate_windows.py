@@ -10,10 +10,11 @@ import numpy.typing as npt
 from penstock.codecs import decode_video_frames
 from penstock.device import Accelerator, BufferPool
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._collate import Allocators, BadRows, Collator, WindowRows, contiguous
+from penstock.engine.assembly._allocate import Allocators
+from penstock.engine.assembly._collate import BadRows, Collator, contiguous
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.planning import Layout, Span, SpanSamples, WindowSamples
-from penstock.engine.window import Window
+from penstock.engine.planning import Layout, SpanSamples, WindowSamples
+from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.errors import SampleError
 from penstock.format import Field
 from penstock.format.kinds import Values
@@ -74,20 +75,25 @@ class WindowCollator(Collator):
         self._decoded = DecodedImages(shared) if shared else None
         self._buffers = BufferPool(shared // 8)
 
-    def columns(self, span: Span, window: Window, empty: Allocators) -> tuple[Columns, BadRows]:
-        samples, located = span.samples, WindowRows.of(span, window)
+    def row_id(self, position: int) -> int:
+        """The id of the row that stands for a window."""
+        return super().row_id(int(self._composition.draw(np.array([position])).positions[self._composition.anchor]))
+
+    def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
+        samples, located = task.samples, task.located
         assert samples is not None
         found: Columns = {}
         bad: BadRows = {}
         for column in self._layout.fixed:
             draws = self._draws(samples, column.name)
             flat = located.take(draws.reshape(-1))
-            found.update(_reshaped(self.fixed(column, flat, window, _flat(empty(column.name), draws)), draws))
+            found.update(_reshaped(self.fixed(column, flat, slab, _flat(empty(column.name), draws), bad), draws))
         for field in self._layout.variable:
             draws = self._draws(samples, field.name)
             bad_draws: BadRows = {}
             if field.name in self._videos:
-                _, first, inverse = np.unique(located.slab_rows[draws], return_index=True, return_inverse=True)
+                rows = (located.block_index[draws] << 32) + located.rows[draws]
+                _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
                 videos = self._undecoded.variable(field, located.take(draws[first]), np.empty, {})[field.name]
                 found[field.name] = self._video_frames(field.name, videos, inverse, samples.numbers, bad)
                 continue
@@ -98,7 +104,7 @@ class WindowCollator(Collator):
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for windows by number, read on demand."""
         drawn = self._composition.draw(positions)
-        samples = SpanSamples(self._composition, positions, drawn.offsets)
+        samples = SpanSamples(positions, drawn.offsets)
         found: Columns = {}
         bad: BadRows = {}
         together: dict[tuple[bool, int, bytes], list[str]] = {}

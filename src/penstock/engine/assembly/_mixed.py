@@ -1,4 +1,4 @@
-"""Gather the rows of a mixture: each table writes its rows to their places in the same batches."""
+"""Gather rows; the tables of a mixture write theirs to their places in the same batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,57 +6,52 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.assembly._collate import Allocators
+from penstock.engine.assembly._allocate import Allocators, RowsAt
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn
 from penstock.engine.assembly._rows import PAD, GatheredRows, RowGatherer
-from penstock.engine.planning import CU_SEQLENS, MixedSpan
-from penstock.engine.window import MixedBatches, RowsAt
+from penstock.engine.planning import CU_SEQLENS
+from penstock.engine.window import BuildTask, SlabColumns
 from penstock.table import Allocator, Int64Array
 
 Part = tuple[Int64Array, Columns]
 """The rows of one table: their places, and its columns."""
 
 
-class MixedGatherer:
-    """Gathers the rows of spans of a mixture; see `RowGatherer`."""
+class SpanGatherer:
+    """Gathers the rows of tasks, of a table or of a mixture."""
 
     def __init__(
-        self, gatherers: Sequence[RowGatherer], columns: Sequence[MixedColumn], batches: MixedBatches | None
+        self,
+        gatherers: Sequence[RowGatherer],
+        slabs: Sequence[SlabColumns],
+        columns: Sequence[MixedColumn] | None,
     ) -> None:
-        """`batches` is memory that some rows may have been read into; without it, allocators give that memory."""
-        self._gatherers, self._columns, self._batches = gatherers, columns, batches
+        """`columns` are those of a mixture; None for a single table."""
+        self._gatherers, self._slabs, self._columns = gatherers, slabs, columns
 
-    def __call__(self, span: MixedSpan, empty: Allocators) -> GatheredRows:
-        """The columns of a span, in the memory that `empty` allocates."""
-        batches = self._batches
-
-        def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-            return empty(name)(shape, dtype) if batches is None else batches.array(span.number, name, shape, dtype)
-
-        try:
-            return self._gather(span, MixedMemory(len(span), allocate))
-        finally:
-            if batches is not None:
-                batches.release(span.number)
-
-    def _gather(self, span: MixedSpan, memory: "MixedMemory") -> GatheredRows:
+    def __call__(self, task: BuildTask, empty: Allocators) -> GatheredRows:
+        """The columns of a task, in the memory that `empty` allocates."""
+        if self._columns is None:
+            return self._gatherers[0](task.tables[0], self._slabs[0], empty)
+        memory = MixedMemory(len(task), lambda name, shape, dtype: empty(name)(shape, dtype))
         gathered = GatheredRows({})
+        tables = np.empty(len(task), np.int64)
         parts: list[Part] = []
-        for part, indices in zip(span.parts, span.indices, strict=True):
-            if not len(part):
-                continue
-            found = self._gatherers[part.table](part, memory.allocators(indices))
-            gathered.bad |= {int(indices[index]): bad for index, bad in found.bad.items()}
-            if found.failure is not None:
-                place = int(indices[found.failure[0]])
+        for rows in task.tables:
+            indices = np.arange(len(task))[rows.places]
+            tables[indices] = rows.table
+            part = self._gatherers[rows.table](rows, self._slabs[rows.table], memory.allocators(indices))
+            gathered.bad |= {int(indices[index]): bad for index, bad in part.bad.items()}
+            if part.failure is not None:
+                place = int(indices[part.failure[0]])
                 if gathered.failure is None or place < gathered.failure[0]:
-                    gathered.failure = place, found.failure[1]
-            parts.append((indices, found.columns))
+                    gathered.failure = place, part.failure[1]
+            parts.append((indices, part.columns))
         gathered.columns = join_columns(self._columns, parts, memory)
-        gathered.columns[SOURCE] = span.tables.copy()
+        gathered.columns[SOURCE] = tables
         if parts and PAD in parts[0][1]:
-            flags = np.zeros(len(span), bool)
+            flags = np.zeros(len(task), bool)
             for indices, columns in parts:
                 flags[indices] = columns[PAD]
             gathered.columns[PAD] = flags

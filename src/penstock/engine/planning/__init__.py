@@ -1,8 +1,7 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
 from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
-from penstock.engine.planning._mixed import MixedPlannedSpans, MixedPlanner, MixedSpan
-from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
+from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions, TablePlanner
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
     CU_SEQLENS,
@@ -17,7 +16,7 @@ from penstock.engine.planning._samples import (
     flat_ranges,
 )
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples
+from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
 from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
@@ -30,9 +29,6 @@ __all__ = [
     "FixedColumn",
     "GroupNames",
     "Layout",
-    "MixedPlannedSpans",
-    "MixedPlanner",
-    "MixedSpan",
     "PackedSamples",
     "PlanOptions",
     "PlannedBlock",
@@ -43,6 +39,8 @@ __all__ = [
     "Selection",
     "Span",
     "SpanSamples",
+    "TablePlanner",
+    "TableRows",
     "WindowSamples",
     "compaction_advice",
     "flat_ranges",

@@ -1,25 +1,14 @@
-"""Rows of several spans that were located together, and the spans that they make."""
+"""Rows of several spans that were located together."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine.planning._locators import BlockLocations
 from penstock.engine.planning._samples import Composition, flat_ranges
-from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, Span, SpanSamples
-from penstock.plan import Places, SpanSteps
+from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, SpanSamples, TableRows
+from penstock.plan import Places, SourceRows, SpanSteps
 from penstock.table import Int64Array
-
-
-class SpanRows(NamedTuple):
-    """The rows of a span that this process builds."""
-
-    steps: SpanSteps
-    places: Places
-    positions: Int64Array
-    padding: npt.NDArray[np.bool_] | None
 
 
 class LocatedRows:
@@ -30,11 +19,12 @@ class LocatedRows:
         self._blocks, self._resident = flat_blocks(found.blocks), resident
         self._block_index, self._rows = found.block_index, found.rows
         self._samples: SpanSamples | None = None
+        self._anchor = None if composition is None else composition.anchor
         if composition is not None:
-            self._expand(found, composition)
+            self._expand(found)
         self._local_index = np.empty(len(self._blocks), np.int64)
 
-    def _expand(self, found: BlockLocations, composition: Composition) -> None:
+    def _expand(self, found: BlockLocations) -> None:
         """Locate what samples draw, given the blocks of samples that hold them."""
         order = np.argsort(found.block_index, kind="stable")
         bounds = np.searchsorted(found.block_index[order], np.arange(len(found.blocks) + 1)).tolist()
@@ -56,11 +46,11 @@ class LocatedRows:
         if parts:
             self._block_index[target] = np.concatenate([blocks for blocks, _ in parts])
             self._rows[target] = np.concatenate([rows for _, rows in parts])
-        self._samples = SpanSamples(composition, numbers, np.append(0, ends))
+        self._samples = SpanSamples(numbers, np.append(0, ends))
 
-    def span(self, rows: SpanRows, here: slice) -> Span:
-        """The span of some of the rows, or samples."""
-        samples = None if self._samples is None else self._samples.part(here)
+    def rows(self, table: int, steps: SpanSteps, rows: SourceRows, here: slice, epochs: int | Int64Array) -> TableRows:
+        """Some of the rows, or samples, which a span has of a table."""
+        samples = None if self._samples is None else self._samples.part(here.start, here.stop)
         if self._samples is not None:
             here = slice(int(self._samples.offsets[here.start]), int(self._samples.offsets[here.stop]))
         block_index, blocks = self._block_index[here], self._blocks
@@ -70,15 +60,17 @@ class LocatedRows:
             block_index = self._local_index[block_index]
             blocks = [self._blocks[number] for number in needed.tolist()]
         firsts = block_index if samples is None else block_index[samples.offsets[:-1]]
-        return Span(
-            steps=rows.steps,
+        return TableRows(
+            table=table,
             places=rows.places,
             blocks=blocks,
             block_index=block_index,
             rows=self._rows[here],
             samples=samples,
+            anchor=self._anchor,
             padding=rows.padding,
-            blocks_drawn=_blocks_drawn(rows, firsts, len(blocks)),
+            epochs=epochs,
+            blocks_drawn=_blocks_drawn(steps, rows.places, firsts, len(blocks)),
             resident=self._resident,
         )
 
@@ -88,8 +80,7 @@ def flat_blocks(blocks: Sequence[Planned]) -> list[PlannedBlock]:
     return [part for block in blocks for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
 
 
-def _blocks_drawn(rows: SpanRows, block_index: Int64Array, blocks: int) -> int:
+def _blocks_drawn(steps: SpanSteps, places: Places, block_index: Int64Array, blocks: int) -> int:
     """Sum over batches of the number of blocks that a batch draws from."""
-    batch_rows = rows.steps.batch_rows
-    batch = np.repeat(np.arange(len(batch_rows)), batch_rows)[rows.places]
+    batch = np.repeat(np.arange(len(steps.batch_rows)), steps.batch_rows)[places]
     return int(np.count_nonzero(np.bincount(batch * blocks + block_index)))

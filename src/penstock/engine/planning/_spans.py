@@ -1,16 +1,15 @@
 """What is planned: blocks to read, and spans of steps whose batches are built together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._samples import Composition
 from penstock.format import Fragment
 from penstock.plan import Places, SpanSteps
 from penstock.table import FragmentRows, Int64Array, take_positions
-from penstock.types import cached_property
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +58,7 @@ class Block:
 class PlannedBlock:
     """Rows of one fragment that are read together, once; equal only to itself."""
 
-    __slots__ = ("fragment_rows", "inverse", "rows", "source", "unread")
+    __slots__ = ("_row_ids", "fragment_rows", "inverse", "rows", "source", "unread")
 
     def __init__(self, source: Block, unread: int | None = None) -> None:
         """`unread` is the number of rows that were not consumed before a resume; by default all."""
@@ -71,6 +70,25 @@ class PlannedBlock:
         self.source, self.rows = source, len(source)
         self.unread = self.rows if unread is None else unread
         self.fragment_rows = FragmentRows(source.fragment, source.stored_rows)
+        self._row_ids: range | Int64Array | None = None
+
+    @property
+    def positions(self) -> range | Int64Array:
+        """The positions of the rows in the table."""
+        selected, start = self.source.selected, self.source.start
+        if isinstance(selected, range):
+            return range(start + selected.start, start + selected.stop)
+        return start + selected
+
+    @property
+    def row_ids(self) -> range | Int64Array:
+        """The ids of the rows."""
+        if self._row_ids is None:
+            ids = self.fragment_rows.fragment.row_ids_at(self.fragment_rows.rows)
+            first = int(ids[0]) if len(ids) else 0
+            rising = bool((ids == np.arange(first, first + len(ids))).all())
+            self._row_ids = range(first, first + len(ids)) if rising else ids
+        return self._row_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,22 +132,17 @@ class PlannedSamples:
 Planned = PlannedBlock | PlannedSamples
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class SpanSamples:
+class SpanSamples(NamedTuple):
     """The samples of a span, if they are composed of several rows."""
 
-    composition: Composition
     numbers: Int64Array
     offsets: Int64Array
     """Where the rows of each sample start, and the end."""
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def part(self, here: slice) -> "SpanSamples":
+    def part(self, first: int, end: int) -> "SpanSamples":
         """Some consecutive samples."""
-        offsets = self.offsets[here.start : here.stop + 1]
-        return SpanSamples(self.composition, self.numbers[here], offsets - offsets[0])
+        offsets = self.offsets[first : end + 1]
+        return SpanSamples(self.numbers[first:end], offsets - offsets[0])
 
 
 class RowIdentity(NamedTuple):
@@ -138,19 +151,18 @@ class RowIdentity(NamedTuple):
     table: int
     """Index of the table in a mixture; else 0."""
     position: int
-    """In the table."""
-    row_id: int
+    """In the table, or the number of a sample."""
     epoch: int
     """Of the table."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Span:
-    """The rows of some steps that this process builds, and the blocks that hold them."""
+class TableRows:
+    """The rows of a span that come from one table, and the blocks that hold them."""
 
-    steps: SpanSteps
+    table: int
     places: Places
-    """Which rows of the steps these are."""
+    """Which rows of the span these are."""
     blocks: list[PlannedBlock]
     block_index: Int64Array
     """For each row, or each draw of a composed sample, the index of its block in `blocks`."""
@@ -158,62 +170,67 @@ class Span:
     """For each of them its index in that block."""
     samples: SpanSamples | None
     """The samples, if they are composed of rows."""
+    anchor: int | None
+    """The draw of each sample that stands for it; None if there is none."""
     padding: npt.NDArray[np.bool_] | None
     """Mask of the rows that only pad the epoch's last step."""
+    epochs: int | Int64Array
+    """The epoch of all rows, or of each."""
     blocks_drawn: int
     """Sum over batches of the number of blocks that a batch draws from."""
     resident: bool
     """Whether `blocks` are all blocks of the table, in the same list for each span, and stay in the window."""
-    table: int = 0
-    """Index of the table in a mixture."""
-    epochs: Int64Array | None = None
-    """In a mixture, the epoch of each row; else they have that of the steps."""
 
     def __len__(self) -> int:
-        return len(self.block_index if self.samples is None else self.samples)
+        return len(self.block_index if self.samples is None else self.samples.numbers)
+
+    @property
+    def positions(self) -> Int64Array:
+        """The positions of the rows in the table, or the numbers of samples."""
+        if self.samples is not None:
+            return self.samples.numbers
+        return _values_at([block.positions for block in self.blocks], self.block_index, self.rows)
+
+    @property
+    def row_ids(self) -> Int64Array:
+        """The row ids of the rows; of samples, those of the rows that stand for them, or their numbers."""
+        block_index, rows = self.block_index, self.rows
+        if self.samples is not None:
+            if self.anchor is None:
+                return self.samples.numbers
+            draws = self.samples.offsets[:-1] + self.anchor
+            block_index, rows = block_index[draws], rows[draws]
+        return _values_at([block.row_ids for block in self.blocks], block_index, rows)
+
+
+def _values_at(values: Sequence[range | Int64Array], block_index: Int64Array, rows: Int64Array) -> Int64Array:
+    """The values of some rows, given those of each block."""
+    firsts = np.array([each.start if isinstance(each, range) else 0 for each in values], np.int64)
+    at = firsts[block_index] + rows
+    for number, each in enumerate(values):
+        if not isinstance(each, range):
+            here = block_index == number
+            at[here] = each[rows[here]]
+    return at
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Span:
+    """The rows of some steps, whose batches are built together."""
+
+    steps: SpanSteps
+    tables: list[TableRows]
+    """The rows of each table that has some."""
 
     @property
     def number(self) -> int:
         return self.steps.number
 
     @property
-    def epoch(self) -> int:
-        return self.steps.epoch
+    def blocks_drawn(self) -> int:
+        return sum(rows.blocks_drawn for rows in self.tables)
 
-    def position(self, index: int) -> int:
-        """A row's position in the table, or a sample's number."""
-        if self.samples is not None:
-            return int(self.samples.numbers[index])
-        return self.blocks[int(self.block_index[index])].source.position(int(self.rows[index]))
-
-    def identity(self, index: int) -> RowIdentity:
-        """Which row of the table a row is."""
-        epoch = self.epoch if self.epochs is None else int(self.epochs[index])
-        return RowIdentity(self.table, self.position(index), int(self.row_ids[index]), epoch)
-
-    @cached_property
-    def positions(self) -> Int64Array:
-        """The positions of all rows in the table, or the numbers of samples."""
-        if self.samples is not None:
-            return self.samples.numbers
-        found = np.empty(len(self), np.int64)
-        for block_index, block in enumerate(self.blocks):
-            mask = self.block_index == block_index
-            found[mask] = block.source.start + np.asarray(block.source.selected)[self.rows[mask]]
-        return found
-
-    @cached_property
-    def row_ids(self) -> Int64Array:
-        """The row ids of all rows; of samples, those of the rows that stand for them, or their numbers."""
-        block_index, rows = self.block_index, self.rows
-        if self.samples is not None:
-            anchor = self.samples.composition.anchor
-            if anchor is None:
-                return self.samples.numbers
-            draws = self.samples.offsets[:-1] + anchor
-            block_index, rows = block_index[draws], rows[draws]
-        ids = np.empty(len(rows), np.int64)
-        for number, block in enumerate(self.blocks):
-            mask = block_index == number
-            ids[mask] = block.fragment_rows.fragment.row_ids_at(block.fragment_rows.rows[rows[mask]])
-        return ids
+    @property
+    def padding(self) -> int:
+        """How many rows only pad the last step."""
+        return sum(int(np.count_nonzero(rows.padding)) for rows in self.tables if rows.padding is not None)

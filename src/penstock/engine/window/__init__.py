@@ -1,36 +1,38 @@
 """The shuffle window: reads blocks and holds them in memory, within a budget."""
 
-from penstock.engine.window._blocks import (
-    BatchMemory,
-    EncodedRows,
-    MixedBatches,
-    PooledBatches,
-    PreallocatedColumn,
-    WindowBlock,
-)
+from penstock.engine.window._arena import Arena, arena_bytes
+from penstock.engine.window._block_requests import reads_by_row
 from penstock.engine.window._fetch import Fetcher, Request
-from penstock.engine.window._mixed import MixedWindow
 from penstock.engine.window._page_cache import PageCache, PageRuns
-from penstock.engine.window._slab import DeviceSlab, RowsAt, Slab, on_device, reads_into_batch
+from penstock.engine.window._rows import BlockColumns, EncodedRows, WindowRows
+from penstock.engine.window._slab import DeviceSlab, Slab, SlabColumns, TableMemory, on_device
+from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
+from penstock.engine.window._tasks import BuildTask, TableTask, read_task, write_task
 from penstock.engine.window._window import Window, WindowBudget
 
 __all__ = [
-    "BatchMemory",
+    "Arena",
+    "BlockColumns",
+    "BuildTask",
     "DeviceSlab",
     "EncodedRows",
     "Fetcher",
-    "MixedBatches",
-    "MixedWindow",
     "PageCache",
     "PageRuns",
-    "PooledBatches",
-    "PreallocatedColumn",
     "Request",
-    "RowsAt",
     "Slab",
+    "SlabColumns",
+    "TableMemory",
+    "TableTask",
+    "TableWindow",
     "Window",
     "WindowBlock",
     "WindowBudget",
+    "WindowRows",
+    "arena_bytes",
+    "null_columns",
     "on_device",
-    "reads_into_batch",
+    "read_task",
+    "reads_by_row",
+    "write_task",
 ]

@@ -1,7 +1,7 @@
 """The requests and the memory that a block needs; computed once for all epochs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ from penstock.engine.planning import Block, FixedColumn, Layout, PlannedBlock
 from penstock.engine.window._page_cache import PageCache
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import FragmentRows, PageRequest, direct_row_range, page_requests
+from penstock.table import FragmentRows, PageRequest, RowPages, direct_row_range, page_requests
 
 _MAX_MEMOIZED = 16 << 10
+_MIN_PAGE_ROW_BYTES = 32 << 10
 
 
 class BlockRequest(NamedTuple):
@@ -21,21 +22,23 @@ class BlockRequest(NamedTuple):
 
     requests: Sequence[PageRequest]
     direct: dict[int, range]
-    """Indices of requests that are read directly to their destination, and the rows that each fills."""
+    """Indices of requests that are read directly into the slab, and the rows that each fills."""
+    row_pages: Mapping[str, RowPages]
+    """Columns that builders read row by row, so that they are not in the window."""
     slab_range: range
     """Its rows in the slab, with unwanted rows of shared pages: below 0, and after the last row."""
     cacheable: Sequence[PageRequest]
     """Requests that the page cache may already hold."""
     cached_columns: dict[int, npt.NDArray[Any]]
     """Fixed-width columns from the page cache, by field id."""
-    bytes: int
-    """Bytes in the window, without columns that are read into batches."""
+    slab_bytes: int
+    """Bytes of its rows in the slab."""
+    variable_bytes: int
+    """Bytes of its columns of variable size, about."""
     raw_bytes: int
     """Bytes of pages until they are parsed."""
     sparse: bool
     """Whether most rows of the pages are not wanted, so that values are copied and pages freed."""
-    can_read_into_batch: bool
-    """Whether every column that belongs in preallocated batches is read directly."""
 
 
 class BlockRequests:
@@ -46,19 +49,21 @@ class BlockRequests:
         layout: Layout,
         *,
         in_slab: Sequence[FixedColumn],
-        into_batch: Sequence[FixedColumn],
         heaviest: Field | None,
         page_cache: PageCache | None,
-        direct: bool,
+        is_local: bool,
+        by_row: bool,
     ) -> None:
-        """`direct` says whether the store can read pages of fixed-width values directly to their destination."""
-        self._page_cache, self._heaviest_id, self._direct_reads = page_cache, heaviest.id if heaviest else 0, direct
+        """Local pages of fixed-width values are read directly to their destination.
+
+        With `by_row`, builders read large local rows themselves.
+        """
+        self._page_cache, self._heaviest_id, self._is_local = page_cache, heaviest.id if heaviest else 0, is_local
         self._ids = [field.id for field in layout.fields]
         self._variable_ids = {field.id for field in layout.variable}
-        self._into_batch = {column.name for column in into_batch}
-        self._into_batch_ids = {column.field.id for column in into_batch if column.field is not None}
         fields = [column.field for column in layout.fixed if column.field is not None]
         self._fixed_width = [(field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes]
+        self._by_row = [field for field in fields if by_row and reads_by_row(field)]
         linked = [field for field in layout.variable if isinstance(field.kind, Linked)]
         self._row_bytes = [(column.field.id if column.field else 0, column.row_bytes) for column in in_slab]
         self._row_bytes += [(field.id, field.kind.typical_bytes) for field in linked if isinstance(field.kind, Linked)]
@@ -70,10 +75,6 @@ class BlockRequests:
             return self._memoized(block.source)
         return self._build(block.source)
 
-    def goes_into_batch(self, name: str) -> bool:
-        """Whether a column belongs in preallocated batches."""
-        return name in self._into_batch
-
     def is_cacheable(self, request: PageRequest) -> bool:
         """Whether the pages go through the page cache."""
         return self._page_cache is not None and self._heaviest_id not in request.file.fields
@@ -82,29 +83,39 @@ class BlockRequests:
         fragment_rows = FragmentRows(block.fragment, block.stored_rows)
         cacheable: list[PageRequest] = []
         requests: list[PageRequest] = []
-        ids = [field_id for field_id in self._ids if block.reads(field_id)]
+        row_pages: dict[str, RowPages] = {}
+        elsewhere: set[int] = set()
+        for field in self._by_row:
+            pages = RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0) if block.reads(field.id) else None
+            if pages is not None:
+                row_pages[field.name] = pages
+                elsewhere.add(field.id)
+        ids = [field_id for field_id in self._ids if block.reads(field_id) and field_id not in elsewhere]
         for request in page_requests([fragment_rows], ids):
             if self._page_cache is not None and self.is_cacheable(request):
                 cacheable += self._page_cache.groups(request)
             else:
                 requests.append(request)
         most = None if isinstance(block.selected, range) else 2 * len(block)
-        direct = self._direct_requests(requests, fragment_rows, most) if self._direct_reads else {}
+        direct = self._direct_requests(requests, fragment_rows, most) if self._is_local else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
-        row_bytes = sum(size for field_id, size in self._row_bytes if block.reads(field_id))
+        row_bytes = sum(
+            size for field_id, size in self._row_bytes if block.reads(field_id) and field_id not in elsewhere
+        )
         variable = [request for request in requests if self._variable_ids.intersection(request.file.fields)]
         share = len(block) / max([len(block), *_stored_rows(variable).values()])
         return BlockRequest(
             requests,
             direct,
+            row_pages,
             slab_range,
             cacheable,
             {},
-            bytes=round(share * sum(request.bytes for request in variable)) + len(slab_range) * row_bytes,
+            slab_bytes=len(slab_range) * row_bytes,
+            variable_bytes=round(share * sum(request.bytes for request in variable)),
             raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
             sparse=share < 0.5,
-            can_read_into_batch=self._into_batch_ids <= {requests[index].file.fields[0] for index in direct},
         )
 
     def _direct_requests(
@@ -133,9 +144,14 @@ class BlockRequests:
         return direct
 
 
+def reads_by_row(field: Field) -> bool:
+    """Whether rows of a column are large enough for reads of their own; below, a copy is cheaper than a Python call."""
+    return (field.fixed_row_bytes or 0) >= _MIN_PAGE_ROW_BYTES
+
+
 def _stored_rows(requests: Sequence[PageRequest]) -> Counter[tuple[int, ...]]:
     """Rows in the pages of some requests, by the columns of their files."""
-    found: Counter[tuple[int, ...]] = Counter()
+    stored: Counter[tuple[int, ...]] = Counter()
     for file, pages in requests:
-        found[file.fields] += file.row_ends[pages[-1]] - (file.row_ends[pages[0] - 1] if pages[0] else 0)
-    return found
+        stored[file.fields] += file.row_ends[pages[-1]] - (file.row_ends[pages[0] - 1] if pages[0] else 0)
+    return stored

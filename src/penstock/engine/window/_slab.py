@@ -1,96 +1,101 @@
 """The window's memory: one array per fixed-shape column, so that building a batch is one gather."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Accelerator, DeviceRows, Staging, lazy_empty
+from penstock.device import Accelerator, DeviceRows, SharedRegions, Staging, lazy_empty
 from penstock.engine.planning import FixedColumn
 from penstock.table import Allocator, Int64Array
 
-_DEVICE_ROW_BYTES, _MIN_DIRECT_ROW_BYTES = 1 << 10, 32 << 10
+_DEVICE_ROW_BYTES = 1 << 10
 _CHUNK_BYTES = 256 << 10
 """Rows gathered at a time where they are not contiguous, so that they stay in the CPU cache."""
+_IDLE_SHARE = 4
+"""Fraction (1/n) of the memory in use that may be free and not given back to the system."""
+_REGIONS_PER_TABLE = 1 << 13
 
 
-class RowsAt:
-    """Some rows of an array, which need not be evenly spaced; what is assigned to it is written to their places."""
+class PrivateMemory:
+    """Memory of this process for numbered arrays."""
 
-    __slots__ = ("array", "places")
+    discards = False
 
-    def __init__(self, array: "npt.NDArray[Any] | RowsAt", places: Int64Array) -> None:
-        self.array: npt.NDArray[Any] = array.array if isinstance(array, RowsAt) else array
-        self.places: Int64Array = array.places[places] if isinstance(array, RowsAt) else places
+    def array(self, number: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:  # noqa: ARG002
+        """New memory."""
+        return lazy_empty(shape, dtype)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.places), *self.array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.array.dtype
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.array[self.places[key]]
-
-    def __setitem__(self, key: Any, values: Any) -> None:
-        self.array[self.places[key]] = values
+    def discard(self, number: int, start: int, end: int) -> None:
+        """Give some bytes of an array back to the system."""
 
 
-class Slab:
-    """Rows of all fixed-shape columns, allocated in runs; memory is committed only when rows are written."""
+class TableMemory:
+    """Memory that processes share, for numbered arrays of one table; region 0 is the arena of all tables."""
 
-    def __init__(self, columns: Sequence[FixedColumn], capacity: int) -> None:
-        self._values: dict[str, npt.NDArray[Any]] = {}
-        self.masks: dict[str, npt.NDArray[np.bool_]] = {}
-        for column in columns:
-            self._reserve(column, capacity)
-            if column.nullable:
-                self.masks[column.name] = lazy_empty((capacity,), bool)
+    discards = True
+
+    def __init__(self, regions: SharedRegions, table: int) -> None:
+        self._regions, self._first = regions, 1 + table * _REGIONS_PER_TABLE
+
+    def array(self, number: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array; a larger one later begins with the same memory."""
+        return self._regions.array(self._first + number, shape, dtype)
+
+    def discard(self, number: int, start: int, end: int) -> None:
+        """Give some bytes of an array back to the system."""
+        self._regions.discard(self._first + number, start, end)
+
+
+ArrayMemory = PrivateMemory | TableMemory
+
+
+class Runs:
+    """Allocates runs of a range of numbers, the first that fits; a run that is freed joins its neighbours."""
+
+    def __init__(self, capacity: int, discard: Callable[[int, int], None] | None = None) -> None:
+        """`discard` gives the memory of a free run back to the system."""
         self._starts, self._ends = [0], [capacity]
-        self._columns = {column.name: column for column in columns}
-        self._capacity = capacity
+        self._capacity, self._discard = capacity, discard
+        self._used = self._touched = 0
 
-    def _reserve(self, column: FixedColumn, capacity: int) -> None:
-        self._values[column.name] = lazy_empty((capacity, *column.shape), column.dtype)
-
-    def allocate(self, rows: int) -> int | None:
-        """First-fit allocation: the start of a free run of rows, or None if none is long enough."""
+    def allocate(self, size: int) -> int | None:
+        """The start of a run; None if no free one is long enough."""
         for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
-            if end - start >= rows:
-                if end - start == rows:
+            if end - start >= size:
+                if end - start == size:
                     del self._starts[index], self._ends[index]
                 else:
-                    self._starts[index] = start + rows
+                    self._starts[index] = start + size
+                self._used += size
+                if start + size > self._touched:
+                    self._touch(start + size)
                 return start
         return None
 
-    def grow(self, rows: int) -> int:
-        """Allocate beyond the capacity; only while no thread reads or writes rows."""
-        used = list(zip([0, *self._ends], [*self._starts, self._capacity], strict=True))
-        start, self._capacity = self._capacity, 2 * self._capacity + rows
-        for name, column in self._columns.items():
-            self._copy_used(self._values, name, lazy_empty((self._capacity, *column.shape), column.dtype), used)
-            if column.nullable:
-                self._copy_used(self.masks, name, lazy_empty((self._capacity,), bool), used)
-        self.free(start + rows, self._capacity - start - rows)
-        return start
+    def _touch(self, end: int) -> None:
+        """Use memory that was not used before; what is free of the rest may be given back."""
+        free = self._touched - self._used
+        if self._discard is not None and free > self._used // _IDLE_SHARE:
+            for first, last in zip(self._starts, self._ends, strict=True):
+                if first < self._touched:
+                    self._discard(first, min(last, self._touched))
+        self._touched = end
 
-    @staticmethod
-    def _copy_used(arrays: dict[str, npt.NDArray[Any]], name: str, larger: Any, used: list[tuple[int, int]]) -> None:
-        for first, end in used:
-            larger[first:end] = arrays[name][first:end]
-        arrays[name] = larger
+    def grow(self, size: int) -> tuple[int, int]:
+        """A run beyond the capacity, and the new capacity."""
+        start, self._capacity = self._capacity, 2 * self._capacity + size
+        self._used += self._capacity - start
+        self._touched = start + size
+        self.free(start + size, self._capacity - start - size)
+        return start, self._capacity
 
-    def free(self, start: int, rows: int) -> None:
-        """Free a run and merge it with its neighbours."""
-        end = start + rows
+    def free(self, start: int, size: int) -> None:
+        """Free a run."""
+        end = start + size
+        self._used -= size
         index = bisect_left(self._starts, start)
         joins_front = index > 0 and self._ends[index - 1] == start
         joins_back = index < len(self._starts) and self._starts[index] == end
@@ -105,6 +110,86 @@ class Slab:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
 
+    def used(self) -> Iterator[tuple[int, int]]:
+        """The runs in use, each with its end."""
+        return zip([0, *self._ends], [*self._starts, self._capacity], strict=True)
+
+
+class SlabColumns:
+    """Rows of all fixed-shape columns."""
+
+    def __init__(self, columns: Sequence[FixedColumn], memory: ArrayMemory, capacity: int = 0) -> None:
+        self._columns, self._memory = {column.name: column for column in columns}, memory
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        self.masks: dict[str, npt.NDArray[np.bool_]] = {}
+        self.capacity = 0
+        self.extend(capacity)
+
+    def extend(self, capacity: int) -> None:
+        """Have room for this many rows."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = capacity
+        for number, (name, column) in enumerate(self._columns.items()):
+            self._reserve(2 * number, column, capacity)
+            if column.nullable:
+                self.masks[name] = self._memory.array(2 * number + 1, (capacity,), bool)
+
+    def _reserve(self, number: int, column: FixedColumn, capacity: int) -> None:
+        self._values[column.name] = self._memory.array(number, (capacity, *column.shape), column.dtype)
+
+    def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
+        """Rows of a column in the given order."""
+        values, out = self._values[column.name], empty((len(rows), *column.shape), column.dtype)
+        if isinstance(out, np.ndarray) and out.flags.c_contiguous:
+            np.take(values, rows, axis=0, out=out, mode="clip")  # mode="raise" would make numpy use a temporary buffer
+            return out
+        step = max(1, _CHUNK_BYTES // max(1, column.row_bytes))  # numpy would gather all rows into one temporary array
+        for first in range(0, len(rows), step):
+            out[first : first + step] = values.take(rows[first : first + step], axis=0, mode="clip")
+        return out
+
+
+class Slab(SlabColumns):
+    """Rows that are allocated in runs; memory is committed only when rows are written."""
+
+    def __init__(
+        self,
+        columns: Sequence[FixedColumn],
+        capacity: int,
+        memory: ArrayMemory | None = None,
+    ) -> None:
+        """`memory` is that of this process by default."""
+        super().__init__(columns, memory or PrivateMemory(), capacity)
+        self._runs = Runs(capacity, self._discard if self._memory.discards else None)
+
+    def _discard(self, start: int, end: int) -> None:
+        for number, (name, values) in enumerate(self._values.items()):
+            row_bytes = values[:1].nbytes
+            self._memory.discard(2 * number, start * row_bytes, end * row_bytes)
+            if name in self.masks:
+                self._memory.discard(2 * number + 1, start, end)
+
+    def allocate(self, rows: int) -> int | None:
+        """The start of a free run of rows, or None if none is long enough."""
+        return self._runs.allocate(rows) if self._columns else 0
+
+    def free(self, start: int, rows: int) -> None:
+        """Free a run."""
+        if self._columns:
+            self._runs.free(start, rows)
+
+    def grow(self, rows: int) -> int:
+        """Allocate beyond the capacity; only while no thread reads or writes rows."""
+        used, smaller = list(self._runs.used()), ({**self._values}, {**self.masks})
+        start, capacity = self._runs.grow(rows)
+        self.extend(capacity)
+        for arrays, larger in zip(smaller, (self._values, self.masks), strict=True):
+            for name, values in arrays.items():
+                for first, end in used:
+                    larger[name][first:end] = values[first:end]
+        return start
+
     def buffer(self, name: str, start: int, rows: int) -> npt.NDArray[Any]:
         """A buffer in which this thread writes rows of a run."""
         return self._values[name][start : start + rows]
@@ -115,22 +200,6 @@ class Slab:
     def on_host(self, name: str) -> bool:  # noqa: ARG002
         """Whether a column is in host memory."""
         return True
-
-    def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
-        """Rows of a column in the given order."""
-        values, out = self._values[column.name], empty((len(rows), *column.shape), column.dtype)
-        if isinstance(out, RowsAt) and column.row_bytes >= _MIN_DIRECT_ROW_BYTES:
-            target = out.array
-            for place, row in zip(out.places.tolist(), rows.tolist(), strict=True):
-                target[place] = values[row]  # without a temporary array
-            return out
-        if isinstance(out, np.ndarray) and out.flags.c_contiguous:
-            np.take(values, rows, axis=0, out=out, mode="clip")  # mode="raise" would make numpy use a temporary buffer
-            return out
-        step = max(1, _CHUNK_BYTES // max(1, column.row_bytes))  # numpy would gather all rows into one temporary array
-        for first in range(0, len(rows), step):
-            out[first : first + step] = values.take(rows[first : first + step], axis=0, mode="clip")
-        return out
 
 
 class DeviceSlab(Slab):
@@ -150,11 +219,11 @@ class DeviceSlab(Slab):
         super().__init__(columns, capacity)
         self._staging = Staging(accelerator)
 
-    def _reserve(self, column: FixedColumn, capacity: int) -> None:
+    def _reserve(self, number: int, column: FixedColumn, capacity: int) -> None:
         if on_device(column):
             self._device_rows[column.name] = self._accelerator.allocate_rows(capacity, column.dtype, column.shape)
         else:
-            super()._reserve(column, capacity)
+            super()._reserve(number, column, capacity)
 
     def grow(self, rows: int) -> int:
         raise MemoryError(f"the window on the device has no room for {rows:,} more rows; raise DeviceOptions(memory=…)")
@@ -185,8 +254,3 @@ class DeviceSlab(Slab):
 def on_device(column: FixedColumn) -> bool:
     """Whether rows are large enough for device memory; the CPU gathers small rows as fast."""
     return column.row_bytes >= _DEVICE_ROW_BYTES
-
-
-def reads_into_batch(column: FixedColumn) -> bool:
-    """Whether rows are large enough for direct reads into the batch; below, a copy is cheaper than a Python call."""
-    return column.field is not None and (column.field.fixed_row_bytes or 0) >= _MIN_DIRECT_ROW_BYTES

@@ -1,27 +1,26 @@
-"""The shuffle window: blocks of the table in memory, within a budget of bytes."""
+"""The shuffle window: blocks of tables in memory, within a budget of bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
-from penstock.device import BufferPool, ByteAllocator
 from penstock.engine._stats import StatsCollector
-from penstock.engine.planning import Layout, PlannedBlock, PlannedSpans, Span
-from penstock.engine.window._block_io import BlockIO
-from penstock.engine.window._block_requests import BlockRequests
-from penstock.engine.window._blocks import BatchMemory, PreallocatedColumn, WindowBlock
-from penstock.engine.window._page_cache import PageCache, PageRuns
-from penstock.engine.window._slab import Slab, reads_into_batch
-from penstock.format import Field
-from penstock.table import Int64Array, Reader
+from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows
+from penstock.engine.window._page_cache import PageRuns
+from penstock.engine.window._rows import BlockColumns, WindowRows
+from penstock.engine.window._slab import Slab
+from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
+from penstock.engine.window._tasks import BuildTask, TableTask
+from penstock.table import Int64Array, RowPages
 
-_MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
-"""Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 class WindowBudget:
-    """The bytes that the windows of a run hold together; `lock` guards them and all their blocks."""
+    """The bytes that a window holds; `lock` guards them and all blocks."""
 
     def __init__(self, limit_bytes: int, collector: StatsCollector) -> None:
         self.lock, self.limit_bytes = Lock(), limit_bytes
@@ -38,201 +37,136 @@ class WindowBudget:
         collector.window_peak_bytes = max(collector.window_peak_bytes, self._held_bytes)
 
 
+@dataclass(slots=True)
+class _ResidentTable:
+    """All blocks of a table that stays in the window, once an epoch has read it."""
+
+    blocks: list[WindowBlock]
+    starts: Int64Array | None = None
+    """The index in the slab of the first row of each block."""
+    filled: bool = False
+    damaged: list[int] = field(default_factory=list)
+
+
 class Window:
-    """Owns the blocks of a table in memory and their accounting; `lock` guards both."""
+    """Owns the blocks in memory and their accounting; `lock` guards both."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        layout: Layout,
-        slab: Slab,
-        *,
-        budget: WindowBudget,
-        heaviest: Field | None,
-        page_cache: PageCache | None,
-        allocate: ByteAllocator | None,
-        batches: BatchMemory | None,
-    ) -> None:
-        """With `page_cache`, all columns but the heaviest come from it; `allocate` gives memory for pages.
-
-        With `batches`, large rows are read directly into batches.
-        """
-        self.lock, self.slab = budget.lock, slab
-        self._layout, self._budget, self._batches = layout, budget, batches
-        self._page_cache = page_cache
-        self._batch_columns = [] if batches is None else [c for c in layout.fixed if reads_into_batch(c)]
-        self._batch_row_bytes = sum(column.row_bytes for column in self._batch_columns)
-        self._charged_row_bytes = self._batch_row_bytes if batches is not None and batches.in_budget else 0
-        names = {column.name for column in self._batch_columns}
-        self._block_requests = BlockRequests(
-            layout,
-            in_slab=[c for c in layout.fixed if slab.on_host(c.name) and c.name not in names],
-            into_batch=self._batch_columns,
-            heaviest=heaviest,
-            page_cache=page_cache,
-            direct=reader.store.is_local,
-        )
+    def __init__(self, tables: Sequence[TableWindow], budget: WindowBudget) -> None:
+        self.lock, self._tables, self._budget = budget.lock, tables, budget
         self._blocks: dict[PlannedBlock, WindowBlock] = {}
         self._pending: dict[int, int] = {}
         """Blocks that are not filled yet, by the number of a span that waits for them."""
-        self._preallocated: dict[int, dict[str, PreallocatedColumn]] = {}
-        self._resident: list[WindowBlock] = []
-        """All blocks of a table that stays in the window, once an epoch has read it; what follows is about them."""
-        self._resident_starts: Int64Array | None = None
-        self._resident_filled = self._resident_errors = False
-        # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
-        spare = min(_MAX_IDLE_BYTES, budget.limit_bytes // _IDLE_SHARE) if allocate is None else budget.limit_bytes
-        self._io = BlockIO(
-            reader, layout, slab, self._block_requests,
-            page_cache=page_cache, page_buffers=BufferPool(spare, allocate), preallocated=self._preallocated,
-        )  # fmt: skip
+        self._resident: dict[int, _ResidentTable] = {}
 
-    @property
-    def reads_into_batch(self) -> bool:
-        """Whether some columns are read directly into batches; blocks must then know the destinations of their rows."""
-        return bool(self._batch_columns)
-
-    def blocks(self, span: Span) -> list[WindowBlock]:
-        """The blocks of a span."""
-        if not span.resident:
-            return [self._blocks[block] for block in span.blocks]
-        if not self._resident:
-            self._resident = [self._blocks[block] for block in span.blocks]
-        return self._resident
-
-    def slab_starts(self, span: Span) -> Int64Array:
-        """The index in the slab of the first row of each block of a span."""
-        if span.resident and self._resident_starts is not None:
-            return self._resident_starts
-        starts = np.array([block.slab_start for block in self.blocks(span)], np.int64)
-        if span.resident and self._resident_filled:
-            self._resident_starts = starts
-        return starts
-
-    def damaged(self, span: Span) -> list[int]:
-        """The blocks of a span that could not be read, by their index in the span."""
-        if span.resident and self._resident_filled and not self._resident_errors:
-            return []
-        return [number for number, block in enumerate(self.blocks(span)) if block.error is not None]
-
-    def preallocated(self, span: Span, name: str) -> PreallocatedColumn | None:
-        """The batches of a span that a column is read into; None if it is in the slab."""
-        return self._preallocated.get(span.number, {}).get(name)
+    def slab(self, table: int) -> Slab:
+        """The rows of a table's columns of a fixed shape."""
+        return self._tables[table].slab
 
     def register(self, planned: PlannedSpans) -> None:
         """Take over newly planned spans and their blocks; called by one thread at a time, without the lock."""
         fresh: dict[PlannedBlock, WindowBlock] = {}
-        spans = [span for span in planned.spans if not span.resident]
-        for span in spans:
-            states: list[WindowBlock] = []
-            for block in span.blocks:
-                state = self._blocks.get(block) or fresh.get(block)
-                if state is None:
-                    state = fresh[block] = self._new_block(block)
-                states.append(state)
-            if self.reads_into_batch:
-                for index, (number, row) in enumerate(zip(span.block_index.tolist(), span.rows.tolist(), strict=True)):
-                    states[number].add_destination(row, span, index)
+        parts = [rows for span in planned.spans for rows in span.tables if not rows.resident]
+        for rows in parts:
+            for plan in rows.blocks:
+                if plan not in self._blocks and plan not in fresh:
+                    fresh[plan] = self._tables[rows.table].new_block(plan)
         with self.lock:
             self._blocks |= fresh
-            for span in spans:
-                for block in span.blocks:
-                    self._blocks[block].pending_spans += 1
-            for block in planned.closed:
-                state = self._blocks.get(block)
-                if state is None:  # only samples that were consumed before a resume draw from it
+            for rows in parts:
+                for plan in rows.blocks:
+                    self._blocks[plan].pending_spans += 1
+            for plan in planned.closed:
+                block = self._blocks.get(plan)
+                if block is None:  # only samples that were consumed before a resume draw from it
                     continue
-                state.closed = True
-                if not state.pending_spans:
-                    self._free(state)
+                block.closed = True
+                if not block.pending_spans:
+                    self._free(block)
 
-    def _new_block(self, block: PlannedBlock) -> WindowBlock:
-        state = WindowBlock(self, block, self._block_requests.for_block(block))
-        for group in state.request.cacheable:
-            assert self._page_cache is not None
-            runs = self._page_cache.get(group)
-            if runs is None:
-                state.requests.append(group)
-            else:
-                state.pages.add_all(group.file, runs)
-        state.pending_requests = len(state.requests)
-        return state
+    def blocks(self, rows: TableRows) -> list[WindowBlock]:
+        """The blocks that hold some rows."""
+        if not rows.resident:
+            return [self._blocks[plan] for plan in rows.blocks]
+        if rows.table not in self._resident:
+            self._resident[rows.table] = _ResidentTable([self._blocks[plan] for plan in rows.blocks])
+        return self._resident[rows.table].blocks
 
-    def has_open_blocks(self, planned: PlannedSpans) -> bool:
-        """Whether spans that are not planned yet may need some of the blocks."""
-        return not all(self._blocks[block].closed for span in planned.spans for block in span.blocks)
+    def unadmitted(self, span: Span) -> Iterator[WindowBlock]:
+        """The blocks of a span that are not in the window."""
+        for rows in span.tables:
+            if not rows.resident:
+                yield from (block for block in self.blocks(rows) if not block.admitted)
 
     def admit(self, block: WindowBlock, *, force: bool) -> bool:
         """Admit a block if there is room, or always with `force`, while no thread uses the window; with the lock.
 
         Raises `MemoryError` if the window on a device is too small.
         """
-        into_batch = self.reads_into_batch and block.request.can_read_into_batch and block.destinations_known
-        spans: set[Span] = set()
-        if into_batch:
-            assert self._batches is not None
-            wanted = {span for span, _ in block.destinations.values()}
-            into_batch = all(map(self._batches.accepts, wanted))
-            spans = {span for span in wanted if into_batch and span.number not in self._preallocated}
-            if not all(map(self._batches.is_available, spans)):
-                if not force:
-                    return False
-                into_batch, spans = False, set()
-        own_bytes = block.bytes + (0 if into_batch else block.plan.rows * self._batch_row_bytes)
-        cost = own_bytes + block.request.raw_bytes + sum(map(len, spans)) * self._charged_row_bytes
+        cost = block.bytes + block.request.raw_bytes
         if not self._budget.has_room(cost) and not force:
             return False
-        rows = block.request.slab_range
-        start = self.slab.allocate(len(rows)) if self._layout.fixed else 0
+        slab, rows = self._tables[block.table].slab, block.request.slab_range
+        start = slab.allocate(len(rows))
         if start is None:
             if not force:
                 return False
-            start = self.slab.grow(len(rows))
-        for span in spans:
-            assert self._batches is not None
-            self._preallocated[span.number] = {c.name: self._batches.column(span, c) for c in self._batch_columns}
+            start = slab.grow(len(rows))
         block.slab_start, block.admitted = start - rows.start, True
-        block.into_batch, block.bytes = into_batch, own_bytes
         self._budget.charge(cost)
         return True
 
     def await_blocks(self, span: Span) -> bool:
         """Record that a span waits for its blocks; returns whether it need not. With the lock."""
-        if span.resident and self._resident_filled:
-            return True
-        waits = [block for block in self.blocks(span) if not block.filled]
+        waits: list[WindowBlock] = []
+        for rows in span.tables:
+            blocks = self.blocks(rows)
+            table = self._resident[rows.table] if rows.resident else None
+            if table is not None and table.filled:
+                continue
+            unfilled = [block for block in blocks if not block.filled]
+            waits += unfilled
+            if table is not None and not unfilled:
+                table.filled = True
+                table.damaged = [number for number, block in enumerate(blocks) if block.error is not None]
+                table.starts = _slab_starts(blocks)
         for block in waits:
             block.waiting_spans.append(span)
         if waits:
             self._pending[span.number] = len(waits)
-        elif span.resident:
-            self._resident_filled = True
-            self._resident_errors = any(block.error is not None for block in self._resident)
         return not waits
+
+    def prefetch(self, block: WindowBlock) -> None:
+        """Say that builders will read rows of an admitted block."""
+        self._tables[block.table].prefetch(block)
 
     def read(self, block: WindowBlock, number: int) -> tuple[PageRuns, int]:
         """Read one request of a block: returns its pages, none for a direct read, and the bytes fetched."""
-        return self._io.read(block, number)
+        return self._tables[block.table].read(block, number)
 
-    def add_pages(self, block: WindowBlock, number: int, found: PageRuns | BaseException) -> bool:
+    def add_pages(self, block: WindowBlock, number: int, pages: PageRuns | BaseException) -> bool:
         """Take over the pages of a request, or its error; returns whether the block has all its pages."""
         with self.lock:
-            if isinstance(found, BaseException):
-                block.error = block.error or found
+            if isinstance(pages, BaseException):
+                block.error = block.error or pages
             else:
-                block.pages.add_all(block.requests[number].file, found)
+                block.pages.add_all(block.requests[number].file, pages)
             block.pending_requests -= 1
             return not block.pending_requests
 
     def fill(self, block: WindowBlock) -> Sequence[Span]:
         """Parse the pages of a block and free them; returns the spans that waited only for it."""
         try:
-            block.raw_columns = self._io.fill(block) if block.error is None else self._io.nulls(block)
+            if block.error is None:
+                self._tables[block.table].fill(block)
         except BaseException as error:
             block.error = error
         with self.lock:
-            block.pages, block.destinations = type(block.pages)(), {}
+            block.pages = type(block.pages)()
             self._budget.charge(-block.request.raw_bytes)
+            if block.place is not None:  # compressed pages are larger now
+                actual = block.request.slab_bytes + block.place[1]
+                self._budget.charge(actual - block.bytes)
+                block.bytes = actual
             block.filled = True
             ready = [span for span in block.waiting_spans if self._is_last(span)]
             block.waiting_spans = []
@@ -246,22 +180,115 @@ class Window:
         del self._pending[span.number]
         return True
 
+    def damaged(self, rows: TableRows) -> list[int]:
+        """The blocks of some rows that could not be read, by their index."""
+        if rows.resident and self._resident[rows.table].filled:
+            return self._resident[rows.table].damaged
+        return [number for number, block in enumerate(self.blocks(rows)) if block.error is not None]
+
+    def errors(self, span: Span) -> list[BaseException]:
+        """Why blocks of a span could not be read."""
+        return [
+            error
+            for rows in span.tables
+            for number in self.damaged(rows)
+            if (error := self.blocks(rows)[number].error) is not None
+        ]
+
+    def task(
+        self,
+        span: Span,
+        keys: Int64Array | None,
+        *,
+        positions: bool,
+        columns: Callable[[WindowBlock], Any] | None = None,
+    ) -> BuildTask:
+        """What a builder needs of a span, all of whose blocks are filled.
+
+        `columns` says where those of a block are that are not in the slab, if the builder is another process.
+        """
+        tables = [
+            TableTask(
+                table=rows.table,
+                places=rows.places,
+                located=self._locate(rows, columns or self._columns),
+                samples=rows.samples,
+                padding=rows.padding,
+                epochs=rows.epochs,
+                positions=rows.positions if positions else None,
+                damaged=_samples_in(rows, damaged) if (damaged := self.damaged(rows)) else (),
+                slab_capacity=self._tables[rows.table].slab.capacity,
+            )
+            for rows in span.tables
+        ]
+        return BuildTask(span.steps, tables, keys)
+
+    def _locate(self, rows: TableRows, columns: Callable[[WindowBlock], Any]) -> WindowRows:
+        table, blocks = self._tables[rows.table], self.blocks(rows)
+        block_index = rows.block_index
+        starts = self._resident[rows.table].starts if rows.resident else None
+        slab_rows = (_slab_starts(blocks) if starts is None else starts)[block_index] + rows.rows
+        if not table.layout.variable and not table.reads_by_row:
+            return WindowRows(slab_rows, (), _NO_ROWS, _NO_ROWS, {})
+        if rows.resident:
+            needed, block_index = np.unique(block_index, return_inverse=True)
+            blocks = [blocks[number] for number in needed.tolist()]
+        pages = {name: _row_pages(name, blocks, block_index, rows.rows) for name in table.reads_by_row}
+        where = {name: places for name, places in pages.items() if places is not None}
+        if not table.layout.variable:
+            return WindowRows(slab_rows, (), _NO_ROWS, _NO_ROWS, where)
+        return WindowRows(slab_rows, [columns(block) for block in blocks], block_index, rows.rows, where)
+
+    def _columns(self, block: WindowBlock) -> BlockColumns:
+        return (
+            null_columns(self._tables[block.table].layout, block.plan.rows)
+            if block.error is not None
+            else block.columns
+        )
+
     def release(self, span: Span) -> None:
         """Release what a built span needed; its batches now belong to the consumer. With the lock."""
-        for block in () if span.resident else self.blocks(span):
-            block.pending_spans -= 1
-            if not block.pending_spans and block.closed:
-                self._free(block)
-        if self._preallocated.pop(span.number, None) is not None:
-            self._budget.charge(-self._charged_row_bytes * len(span))
+        for rows in span.tables:
+            for block in () if rows.resident else self.blocks(rows):
+                block.pending_spans -= 1
+                if not block.pending_spans and block.closed:
+                    self._free(block)
 
     def _free(self, block: WindowBlock) -> None:
         """Free a block that no span needs."""
         del self._blocks[block.plan]
-        block.drop_rows()
+        block.columns = BlockColumns({})
         if not block.admitted:
             return
-        rows = block.request.slab_range
-        if self._layout.fixed:
-            self.slab.free(block.slab_start + rows.start, len(rows))
+        table, rows = self._tables[block.table], block.request.slab_range
+        table.slab.free(block.slab_start + rows.start, len(rows))
+        if block.place is not None and table.arena is not None:
+            table.arena.free(*block.place)
         self._budget.charge(-block.bytes)
+
+
+def _samples_in(rows: TableRows, blocks: Sequence[int]) -> tuple[int, ...]:
+    """The rows, or composed samples, that need one of some blocks."""
+    indices = np.flatnonzero(np.isin(rows.block_index, blocks))
+    if rows.samples is not None:
+        indices = np.unique(np.searchsorted(rows.samples.offsets, indices, side="right") - 1)
+    return tuple(indices.tolist())
+
+
+def _slab_starts(blocks: Sequence[WindowBlock]) -> Int64Array:
+    return np.array([block.slab_start for block in blocks], np.int64)
+
+
+def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Any:
+    """Where the pages of a column are that builders read by row; None if it is in the slab."""
+    pages = [block.request.row_pages.get(name) for block in blocks]
+    known = [each for each in pages if each is not None]
+    if not known:
+        return None
+    lengths = [0 if each is None else len(each.pages) for each in pages]
+    firsts = np.cumsum([0, *lengths])[:-1]
+    joined = RowPages.joined(known)
+    if len(known) == len(pages):
+        return None, joined.take(firsts[block_index] + rows)
+    mask = np.array([each is not None for each in pages])[block_index]
+    return mask, joined.take((firsts[block_index] + rows)[mask])

@@ -1,13 +1,12 @@
-"""Runs shares of a rank's rows: in threads, or in worker processes that each own some lanes."""
+"""Reads and builds the rows of a rank: in threads, or in a process that reads and others that build."""
 
 from penstock.engine.workers._counts import WorkerCounts, choose_workers
 from penstock.engine.workers._pool import ProcessPool, worker_formatter
 from penstock.engine.workers._process_run import ProcessRun
-from penstock.engine.workers._share import (
+from penstock.engine.workers._source import (
     DeliveredSpan,
     LoaderSource,
     PipelineOptions,
-    ShareEngine,
     SpanStream,
     TableOptions,
     TableSource,
@@ -20,7 +19,6 @@ __all__ = [
     "PipelineOptions",
     "ProcessPool",
     "ProcessRun",
-    "ShareEngine",
     "SpanStream",
     "TableOptions",
     "TableSource",

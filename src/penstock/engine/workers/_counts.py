@@ -8,13 +8,10 @@ from functools import cache
 
 from penstock.engine._options import Workers
 from penstock.errors import InvalidInputError
-from penstock.plan import RankPartitioner
 
 _FEW_WORKERS = 3
 """So many threads and fewer share a GIL without loss."""
-_THREADS_PER_PROCESS = 2
-"""Where no function of the user holds the GIL: while one reads or plans, the other decodes or gathers."""
-_LITTLE_BYTES = 64 << 20
+_SMALL_TABLE_BYTES = 64 << 20
 """A table that is read before processes have started."""
 
 
@@ -23,17 +20,14 @@ class WorkerCounts:
     """What builds the batches of a rank."""
 
     processes: int
-    """Worker processes; 0 for threads of this process."""
-    lane_owners: int
-    """Processes that own lanes; the others only run functions."""
+    """Processes that build, besides one that reads; 0 for threads of this process."""
     threads: int
-    """Threads that build, in each process."""
+    """Threads of this process that build."""
     notes: tuple[str, ...] = ()
 
 
 def choose_workers(
     workers: Workers,
-    partitioner: RankPartitioner,
     *,
     functions: bool,
     table_bytes: int,
@@ -42,17 +36,16 @@ def choose_workers(
 ) -> WorkerCounts:
     """Decide what builds batches.
 
-    Processes own equally many lanes, so that their rows are evenly spaced in a batch. `functions` says whether
-    functions of the user are called, `threads_because` why only threads can be used, and `send_error` why another
-    process cannot get what it needs. Raises `InvalidInputError` if processes are asked for and impossible.
+    `functions` says whether functions of the user are called, which hold the GIL; `threads_because` why only threads
+    can be used, and `send_error` why another process cannot get what it needs. Raises `InvalidInputError` if processes
+    are asked for and impossible.
     """
     count = workers.count
-    threads = WorkerCounts(0, 0, max(1, count))
-    little = count <= _FEW_WORKERS or (table_bytes < _LITTLE_BYTES and not functions)
-    if workers.type == "thread" or (workers.type == "auto" and little) or count == 0:
-        return threads
+    fast = not functions and (count <= _FEW_WORKERS or table_bytes < _SMALL_TABLE_BYTES)
+    if workers.type == "thread" or (workers.type == "auto" and fast) or count == 0:
+        return WorkerCounts(0, max(1, count))
     if threads_because is not None:
-        return WorkerCounts(0, 0, count, () if workers.type == "auto" else (f"threads are used: {threads_because}",))
+        return WorkerCounts(0, count, () if workers.type == "auto" else (f"threads are used: {threads_because}",))
     error = send_error()
     if error is not None:
         if workers.type == "process":
@@ -61,18 +54,12 @@ def choose_workers(
                 f"these cannot ({type(error).__name__}: {error}); or use threads"
             ) from error
         note = f"threads are used, because transforms and decoders cannot be sent to other processes: {error}"
-        return WorkerCounts(0, 0, count, (note,))
+        return WorkerCounts(0, count, (note,))
     denied = _descriptor_error()
     if denied is not None:
         note = f"threads are used, because this system does not let processes share memory: {denied}"
-        return WorkerCounts(0, 0, count, (note,))
-    processes = count if functions else -(-count // _THREADS_PER_PROCESS)
-    owners = max(n for n in range(1, processes + 1) if partitioner.lanes_per_rank % n == 0)
-    if partitioner.lanes_per_rank == 1:  # without lanes, each process builds whole spans
-        owners = processes
-    if not functions:
-        processes = owners
-    return WorkerCounts(processes, owners, 1 if functions else max(1, count // processes))
+        return WorkerCounts(0, count, (note,))
+    return WorkerCounts(count, 1)
 
 
 @cache

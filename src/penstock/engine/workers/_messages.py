@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,15 +25,14 @@ import numpy.typing as npt
 from penstock.device import SharedMemory
 from penstock.engine._stats import BadSample, WorkerStats
 from penstock.errors import InvalidInputError, PenstockError, SampleError, text_of
-from penstock.plan import Places, SpanSteps
 
 _MAX_PACKET_BYTES = 4 << 10
 """Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
 _ALIGNMENT = 64
-_MAX_DESCRIPTORS = 250
-"""Descriptors in one packet; Linux allows 253."""
-_SEND_BUFFER_BYTES = 4 << 10
-"""Of a worker process: a few packets, because the system limits the descriptors that are on their way."""
+_MAX_DESCRIPTORS = 8
+"""Descriptors in one packet."""
+_SEND_BUFFER_BYTES = 32 << 10
+"""Of a worker process: some packets, because the system limits the descriptors that are on their way."""
 _REFUSED_S, _RETRY_S = 60.0, 0.01
 
 
@@ -66,7 +65,10 @@ class RemoteError(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Start to read at a position of an epoch; ends any earlier run."""
+    """To the reader: start to read at a position of an epoch, into shared memory whose descriptor accompanies this.
+
+    Ends any earlier run.
+    """
 
     run: int
     epoch: int
@@ -74,87 +76,96 @@ class Run(NamedTuple):
     number: int
     """Of the first span from there on."""
     first: int
-    """The first span to build: this process may replace one that built those before."""
+    """The first span to publish: this process may replace one that published those before."""
+    limit: int
+    """See `Release`."""
 
 
-class Assign(NamedTuple):
-    """Build the spans below `limit`, in these slots."""
+class Release(NamedTuple):
+    """To the reader: some spans are built, so that their rows can be freed; those below `limit` can be built next."""
 
     run: int
-    slots: Mapping[int, int]
-    """The slot of each span, by its number."""
-    new: Sequence[int]
-    """Slots whose descriptors accompany the message."""
-    dropped: Sequence[int]
-    """Slots that are not used any more."""
+    numbers: Sequence[int]
     limit: int
 
 
 class Pause(NamedTuple):
-    """Start no requests until the next `Resume`."""
+    """To the reader: start no requests until the next `Resume`."""
 
     run: int
 
 
 class Resume(NamedTuple):
-    """Read, at most up to the end of the epoch after this one."""
+    """To the reader: read, at most up to the end of the epoch after this one."""
 
     run: int
     epoch: int
 
 
 class Stop(NamedTuple):
-    """End a run."""
+    """To the reader: end a run."""
 
     run: int
 
 
-class Finish(NamedTuple):
-    """Make the batches of a span whose rows are all in its slot, but for the columns in `parts`."""
-
-    run: int
-    steps: SpanSteps
-    slot: int
-    spare: int | None
-    """A slot for the batches, if the process has none; then that of the span is its next one."""
-    parts: Sequence[tuple[Places, Shipment]]
-    bad: dict[int, BadSample]
-    failure: tuple[int, RemoteError] | None
-
-
-class Part(NamedTuple):
-    """A process has written its rows of a span; `shipment` has the columns that are not in the slot."""
+class Published(NamedTuple):
+    """From the reader: a span can be built, or not because of an error."""
 
     run: int
     number: int
-    places: Places
-    shipment: Shipment | None
-    bad: dict[int, BadSample]
-    """By index in the span."""
-    failure: tuple[int, RemoteError] | None
+    place: tuple[int, int]
+    """Start and size of its task in shared memory."""
     blocks_drawn: int
+    padding: int
+    error: RemoteError | None
     stats: WorkerStats | None
     """None shortly after the last ones."""
 
 
-class FinishedSpan(NamedTuple):
-    """The batches of a span; `batches` is the error if the first one failed."""
+class Build(NamedTuple):
+    """To a builder: make the batches of a span, or write some of its rows."""
 
     run: int
     number: int
+    memory: int
+    """The shared memory of the window."""
+    place: tuple[int, int]
+    """Start and size of the task there."""
     slot: int
-    """Where arrays of the batches are: the slot of the span, or the spare one in exchange for it."""
-    batches: Shipment | RemoteError
+    rows: tuple[int, int] | None
+    """The rows to write to the slot; None to make all batches."""
+    new_memory: bool
+    """Whether the descriptor of the memory accompanies this, and takes the place of earlier ones."""
+    new_slot: bool
+    """Whether the descriptor of the slot accompanies this."""
+    dropped: Sequence[int]
+    """Slots that are not used any more."""
+
+
+class Built(NamedTuple):
+    """From a builder: what was built of a span."""
+
+    run: int
+    number: int
+    rows: tuple[int, int] | None
+    batches: Shipment | RemoteError | None
+    """The batches, or the error if the first one failed; None if all is in the slot."""
     bad: dict[int, BadSample]
+    """By index in the span."""
+    failure: tuple[int, RemoteError] | None
+    """The first row that could not be used, and why."""
     stats: WorkerStats | None
+    """None shortly after the last ones."""
 
 
 class Failed(NamedTuple):
-    """The run has failed in this process, at the first span that it has not answered."""
+    """The process cannot start, or, of the reader, the run has failed."""
 
     run: int | None
     """None if the process could not start."""
     error: RemoteError
+    number: int
+    """The first span that will not be published or built."""
     stats: WorkerStats
 
 
@@ -164,16 +175,11 @@ class StatsUpdate(NamedTuple):
     stats: WorkerStats
 
 
-def pickle_message(message: Any, descriptors: int) -> bytes:
-    """A message that is accompanied by some descriptors, for several channels."""
-    return pickle.dumps((message, descriptors), 5)
-
-
 class Channel:
     """One end of the connection between a loader and a worker process; raises `OSError` or `EOFError` at its end.
 
-    Any thread may send, one receives. The main thread of a worker process does nothing but receive, so that the loop
-    never waits for a process that waits for the loop.
+    Any thread may send, one receives. The loop sends a builder no more than a few messages that are not answered, and
+    the main thread of the reader does nothing but receive: so the loop never waits for a process that waits for it.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -192,18 +198,13 @@ class Channel:
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message, and copies of descriptors."""
-        self.send_pickled(pickle_message(message, len(descriptors)), descriptors)
-
-    def send_pickled(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send what `pickle_message` returned."""
-        memory = None
-        if len(message) > _MAX_PACKET_BYTES:
-            memory = SharedMemory.create(len(message))
-            memory.bytes[: len(message)] = np.frombuffer(message, np.uint8)
-            message, descriptors = b"0", [memory.fd, *descriptors]
+        packet, memory = pickle.dumps((message, len(descriptors)), 5), None
+        if len(packet) > _MAX_PACKET_BYTES:
+            memory = SharedMemory.create(len(packet))
+            memory.bytes[: len(packet)] = np.frombuffer(packet, np.uint8)
+            packet, descriptors = b"0", [memory.fd, *descriptors]
         with self._lock:
-            for first in range(0, max(1, len(descriptors)), _MAX_DESCRIPTORS):
-                self._send_packet(b"1" if first else message, descriptors[first : first + _MAX_DESCRIPTORS])
+            self._send_packet(packet, descriptors)
 
     def _send_packet(self, packet: bytes, descriptors: Sequence[int]) -> None:
         gives_up = time.monotonic() + _REFUSED_S
@@ -228,8 +229,7 @@ class Channel:
             message, count = pickle.loads(SharedMemory(descriptors.pop(0)).bytes.data)
         else:
             message, count = pickle.loads(packet)
-        while len(descriptors) < count:
-            descriptors += self._receive_packet()[1]
+        assert len(descriptors) == count
         return message, descriptors
 
     def _receive_packet(self) -> tuple[bytes, list[int]]:

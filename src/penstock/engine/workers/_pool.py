@@ -1,7 +1,6 @@
 """The worker processes of a loader: started by exec, replaced when they die, gone when the loader is."""
 
 import os
-import resource
 import selectors
 import socket
 import subprocess
@@ -18,16 +17,19 @@ import cloudpickle
 from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.workers._counts import WorkerCounts
-from penstock.engine.workers._messages import Channel, pickle_message
-from penstock.engine.workers._share import LoaderSource
-from penstock.engine.workers._slots import Slot, SlotLayout, SlotPool, mixture_columns, table_columns
-from penstock.engine.workers._worker_main import WorkerSpec
+from penstock.engine.workers._builder_main import BuilderSpec
+from penstock.engine.workers._messages import Channel
+from penstock.engine.workers._reader_main import ReaderSpec
+from penstock.engine.workers._slots import SlotLayout, SlotPool, mixture_columns, table_columns
+from penstock.engine.workers._source import LoaderSource
 from penstock.runners import start_python
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """glibc would come to keep freed images of up to 32 MiB, some in each arena, and so twice the memory that is in use."""
 _KILL_S = 1.0
+_SLOT_SLACK = 1.25
+"""Bytes of a slot for results, relative to those expected; larger ones get memory of their own."""
+_MODULES = "_reader_main", "_builder_main"
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 _ids = count()
@@ -36,14 +38,20 @@ _ids = count()
 class WorkerProcess:
     """A running worker process."""
 
-    def __init__(self, worker: int, spec: SharedMemory) -> None:
+    def __init__(self, module: str, spec: SharedMemory) -> None:
         self.id = next(_ids)  # unlike the pid, never used again
         self.started = True
         """False once it has said that it could not start."""
+        self.memory: int | None = None
+        """The shared memory of a window that it has mapped."""
+        self.slots: set[int] = set()
+        """The slots that it has mapped."""
+        self.dropped: list[int] = []
+        """Slots that it can unmap."""
         self.channel, theirs = Channel.pair()
         with theirs:
             self._process = start_python(
-                "penstock.engine.workers._worker_main", theirs.fileno(), spec.fd, worker,
+                f"penstock.engine.workers.{module}", theirs.fileno(), spec.fd,
                 descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
             )  # fmt: skip
         self.pid = self._process.pid
@@ -68,42 +76,41 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """The worker processes, the memory that they share, and who says what."""
+    """The reader, the builders, the memory that they share, and who says what; the reader is number 0."""
 
     def __init__(
         self,
         source: LoaderSource,
         formatter: BatchFormatter,
         placement: Placement | None,
-        counts: WorkerCounts,
+        builders: int,
         collector: StatsCollector,
     ) -> None:
-        self.source, self.counts, self.collector = source, counts, collector
-        functions = formatter.on_host
+        self.source, self.collector, self._builders = source, collector, builders
         mixed = source.mixed_columns
         if mixed is None:
             columns = table_columns(source.tables[0].layout, source.options.decode)
         else:
             columns = mixture_columns(mixed)
-        self.slot_layout = SlotLayout.of(
-            columns, source.pipeline.batches_per_span * source.options.batch_size,
-            flags_rows=source.flags_rows, positions=functions, tables=functions and mixed is not None,
-            row_ids=functions or formatter.needs_keys or (placement is not None and placement.needs_keys),
-        )  # fmt: skip
+        rows = source.pipeline.batches_per_span * source.options.batch_size
+        self.slot_layout = SlotLayout.of(columns, rows, flags_rows=source.flags_rows)
         in_slot = {column.name for column in self.slot_layout.columns}
-        ships_parts = any(name not in in_slot for name in source.names)
-        self.finishes = functions or ships_parts
-        """Whether a process makes the batches of a span when all its rows are there."""
-        self.max_depth = self._max_depth() if ships_parts else source.pipeline.spans.depth
-        """Spans built ahead of the loop."""
+        self.fills_slots = not formatter.on_host and all(name in in_slot for name in source.names)
+        """Whether a span is complete when its rows are in its slot, so that several builders can write them."""
+        size = self.slot_layout.size
+        if not self.fills_slots:
+            size = max(size, round(_SLOT_SLACK * source.pipeline.spans.span_bytes))
         accelerator = None if placement is None else placement.accelerator
-        self.slots = SlotPool(
-            self.slot_layout.size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin
-        )
-        self._spec = cloudpickle.dumps(
-            WorkerSpec(source, worker_formatter(formatter), self.slot_layout, counts.lane_owners)
-        )
-        self._spec_memory: SharedMemory | None = None
+        self.slots = SlotPool(size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin)
+        self.keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
+        """Whether tasks have keys of random numbers."""
+        worker = worker_formatter(formatter)
+        positions = source.needs_positions or formatter.on_host
+        self._specs = [
+            cloudpickle.dumps(ReaderSpec(source, self.keys or worker.needs_keys, positions)),
+            cloudpickle.dumps(BuilderSpec(source, worker, self.slot_layout)),
+        ]
+        self._spec_memory: list[SharedMemory] = []
         self.processes: list[WorkerProcess] = []
         self._selector: selectors.BaseSelector | None = None
         self._wake: socket.socket | None = None
@@ -116,19 +123,6 @@ class ProcessPool:
         weakref.finalize(self, _end_all, self.processes, self._handles)
         _pools.add(self)
 
-    def _max_depth(self) -> int:
-        """The spans that can be built ahead if this process holds a descriptor for each part of each."""
-        depth, owners = self.source.pipeline.spans.depth, self.counts.lane_owners
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY or depth * owners <= limit // 2:
-            return depth
-        possible = max(2, limit // 2 // owners)
-        self.collector.note(
-            f"the limit of open files ({limit}) leaves room to build {possible} spans ahead instead of {depth}; raise "
-            "it (ulimit -n)"
-        )
-        return possible
-
     def open(self) -> int:
         """Start the processes that do not run; returns the number of a new run."""
         with self._lock:
@@ -140,11 +134,10 @@ class ProcessPool:
                     end.setblocking(False)
                 self._selector.register(receiver, selectors.EVENT_READ, None)
             if not self._running:
-                self._spec_memory = SharedMemory.create(len(self._spec))
-                self._spec_memory.bytes[: len(self._spec)] = memoryview(self._spec)
+                self._spec_memory = [_shared(spec) for spec in self._specs]
                 started: list[WorkerProcess] = []
                 try:
-                    for worker in range(self.counts.processes):
+                    for worker in range(1 + self._builders):
                         started.append(self._started(worker))
                 except BaseException:
                     self._end(started)
@@ -157,22 +150,21 @@ class ProcessPool:
             return self._runs
 
     def _started(self, worker: int) -> WorkerProcess:
-        assert self._spec_memory is not None
         assert self._selector is not None
-        process = WorkerProcess(worker, self._spec_memory)
+        process = WorkerProcess(_MODULES[min(worker, 1)], self._spec_memory[min(worker, 1)])
         self._selector.register(process.channel, selectors.EVENT_READ, process)
         return process
 
-    def receive(self) -> Sequence[tuple[int, Any, list[int]]]:
-        """Wait for messages: for each the worker, the message and its descriptors; the message is None if it died.
+    def receive(self, *, wait: bool = True) -> Sequence[tuple[int, Any, list[int]]]:
+        """The messages that are there: for each the worker, the message and its descriptors; None if it died.
 
-        Returns nothing if `wake` is called in another thread.
+        With `wait`, waits for one. Returns nothing if `wake` is called in another thread.
         """
-        found: list[tuple[int, Any, list[int]]] = []
+        messages: list[tuple[int, Any, list[int]]] = []
         selector = self._selector
         if selector is None:
-            return found
-        for key, _ in selector.select():
+            return messages
+        for key, _ in selector.select(None if wait else 0):
             process: WorkerProcess | None = key.data
             if process is None:
                 with suppress(BlockingIOError, OSError):
@@ -182,10 +174,10 @@ class ProcessPool:
                 continue
             worker = self.processes.index(process)
             try:
-                found.append((worker, *process.channel.receive()))
+                messages.append((worker, *process.channel.receive()))
             except (EOFError, OSError):
-                found.append((worker, None, []))
-        return found
+                messages.append((worker, None, []))
+        return messages
 
     def wake(self) -> None:
         """Make `receive` return, in whatever thread it waits."""
@@ -211,16 +203,13 @@ class ProcessPool:
         with suppress(OSError):
             self.processes[worker].channel.send(message, descriptors)
 
-    def broadcast(self, message: Any) -> None:
-        """Send a message to all processes."""
-        pickled = pickle_message(message, 0)
-        for process in self.processes[:]:
-            with suppress(OSError):
-                process.channel.send_pickled(pickled)
-
-    def is_mapped(self, slot: Slot) -> bool:
-        """Whether all processes have mapped a slot."""
-        return all(process.id in slot.mapped_by for process in self.processes)
+    def share_dropped(self) -> None:
+        """Let all processes unmap the slots that were dropped."""
+        dropped = self.slots.take_dropped()
+        for process in self.processes if dropped else ():
+            mapped = process.slots.intersection(dropped)
+            process.slots -= mapped
+            process.dropped += mapped
 
     def close(self) -> None:
         """End all processes at once."""
@@ -248,6 +237,12 @@ class ProcessPool:
         self.slots.abandon()
         _close_all(self._handles)
         self._selector = self._wake = None
+
+
+def _shared(data: bytes) -> SharedMemory:
+    memory = SharedMemory.create(len(data))
+    memory.bytes[: len(data)] = memoryview(data)
+    return memory
 
 
 def worker_formatter(formatter: BatchFormatter) -> BatchFormatter:

@@ -1,27 +1,30 @@
-"""A run in worker processes, as the loop sees it: assign spans, collect their parts, deliver batches in order.
+"""A run in worker processes, as the loop sees it: route tasks from the reader to builders, deliver batches in order.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- Each span has a slot. The processes that own lanes write their rows into it, and say so. When all rows are there, this
-  process delivers views of the slot; or, if functions are called or columns have a variable size, one worker process
-  makes the batches. This process reads, decodes and copies no row.
-- Spans are assigned in order, as many as may be built ahead, and delivered in order; so are errors.
-- This process has no thread of its own: messages are handled while the loop waits for a batch.
-- If a worker process dies, another one takes over its share from the first span that is not answered, and unfinished
-  spans are finished by others: a process writes the batches that functions make to a spare slot of its own, and gets
-  that of the span in exchange, while it has more to finish. If processes die three times before a span is delivered,
-  the run fails.
-- Slots of a stopped run are not reused, because processes may still write to them.
+- The reader publishes spans whose rows are all in the shared window. This process gives each to the builder with least
+  to do, in order, with a slot for the batches. It owns all shared memory, and reads, decodes and copies no row.
+- A span that is not built yet is never further ahead of the loop than memory allows. Batches are delivered in order; so
+  are errors.
+- The reader may free the rows of a span when every builder that was to read them has answered, or has been reaped;
+  never because of a time-out.
+- If fewer spans are ready than builders, several builders write the rows of a span, if no function sees them.
+- This process has no thread of its own: messages are handled while the loop waits for a batch, and at each batch.
+- A builder that dies costs its tasks, which another one gets. A reader that dies is replaced by one with a new window,
+  which begins at the first span that is not published; what was published stays in the old one until it is built. If
+  processes die three times before a span is delivered, the run fails.
+- Slots of a stopped run are not reused, because builders may still write to them, and neither is its window.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from penstock.device import SharedRegions
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import (
@@ -33,13 +36,15 @@ from penstock.engine.assembly import (
     GatheredRows,
     Placement,
 )
+from penstock.engine.window import BuildTask, arena_bytes, read_task
+from penstock.engine.workers._lists import expand
 from penstock.engine.workers._messages import (
-    Assign,
+    Build,
+    Built,
     Failed,
-    Finish,
-    FinishedSpan,
-    Part,
     Pause,
+    Published,
+    Release,
     RemoteError,
     Resume,
     Run,
@@ -49,49 +54,62 @@ from penstock.engine.workers._messages import (
     unpack,
 )
 from penstock.engine.workers._pool import ProcessPool
-from penstock.engine.workers._share import DeliveredSpan
-from penstock.engine.workers._slots import HIDDEN, ROW_IDS, Slot
-from penstock.engine.workers._worker_main import SlotRows
+from penstock.engine.workers._slots import Slot
+from penstock.engine.workers._source import DeliveredSpan
 from penstock.errors import PenstockError
-from penstock.plan import Places, SpanSteps
+from penstock.plan import SpanSteps
+from penstock.table import Int64Array
 
+_READER = 0
 _MAX_DEATHS = 3
-_BUILT_AHEAD = 2
+_IN_FLIGHT = 2
+"""Tasks of a builder: one that it does, and the next."""
+_MIN_ROWS = 16
+"""Rows that are worth a task of their own."""
+_PLACED_AHEAD = 2
 """Spans whose transfer to a device begins before the loop asks for them."""
+
+_numbers = count()
+
+RowRange = tuple[int, int]
+
+
+class _WindowMemory(NamedTuple):
+    """The memory of a window."""
+
+    number: int
+    regions: SharedRegions
 
 
 @dataclass(slots=True, eq=False)
 class _PendingSpan:
-    """A span that is assigned and not delivered."""
+    """A span that is published and not delivered."""
 
     steps: SpanSteps
-    slot: Slot
-    missing: set[int]
-    """The workers whose part is missing."""
-    parts: list[tuple[Places, Shipment, int | None]] = field(default_factory=list)
-    """Columns that are not in the slot, with a descriptor of their memory."""
+    published: Published
+    memory: _WindowMemory
+    keys: Int64Array | None
+    slot: Slot | None = None
+    waiting: list[RowRange | None] = field(default_factory=lambda: [None])
+    """What no builder has got yet: the whole span, or some rows."""
+    builders: dict[RowRange | None, int] = field(default_factory=dict)
+    """Who has got what, and has not answered."""
     bad: dict[int, BadSample] = field(default_factory=dict)
     failure: tuple[int, RemoteError] | None = None
     error: BaseException | None = None
-    blocks_drawn: int = 0
-    finisher: int | None = None
-    """The worker that makes the batches."""
     batches: tuple[Shipment, int | None] | None = None
-    """What it made, with a descriptor of its memory."""
+    """What a builder made, with a descriptor of its memory."""
     delivered: DeliveredSpan | None = None
 
-    def close_parts(self) -> None:
-        """Close the descriptors of the parts."""
-        for *_, descriptor in self.parts:
-            if descriptor is not None:
-                os.close(descriptor)
-        self.parts = []
+    @property
+    def is_built(self) -> bool:
+        return not self.waiting and not self.builders
 
     def close(self) -> None:
-        """Close the descriptors of all that was not delivered."""
-        self.close_parts()
+        """Close the descriptor of what was not delivered."""
         if self.batches is not None and self.batches[1] is not None:
             os.close(self.batches[1])
+            self.batches = None
 
 
 class _EpochStart(NamedTuple):
@@ -110,19 +128,23 @@ class ProcessRun:
         self._pool, self._formatter, self._placement = pool, formatter, placement
         self._source = pool.source
         self._assemble = BatchAssembler(formatter, placement, (), pool.collector, row_keys=self._source.row_keys)
-        self._shares = [
-            self._source.share(worker, pool.counts.lane_owners) for worker in range(pool.counts.lane_owners)
-        ]
-        self._steps: Iterator[SpanSteps] = iter(())
-        self._unassigned: SpanSteps | None = None
-        self._pending: dict[int, _PendingSpan] = {}
-        self._spares: dict[int, Slot] = {}
-        """The slots that workers write the next batches of functions to."""
         self._ahead = BuildAhead(self._source.pipeline.spans)
+        self._schedule: Iterator[SpanSteps] = iter(())
+        self._steps: dict[int, SpanSteps] = {}
+        """Spans that are not published yet, as far as they are known."""
+        self._pending: dict[int, _PendingSpan] = {}
+        self._ready: list[int] = []
+        """Published spans of which something is waiting for a builder, as a heap."""
+        self._load: dict[int, int] = {}
+        """Unanswered tasks of each builder, by its process."""
+        self._released: list[int] = []
+        self._memory: _WindowMemory | None = None
         self._next = 0
+        self._known = 0
+        """The number after that of the last known span."""
         self._deaths = 0
-        self._errors: dict[int, Exception] = {}
-        """Errors of workers that answer no more spans."""
+        self._failure: tuple[Exception, int] | None = None
+        """An error that ends the run, and the first span that will not be built."""
         self._stopped = self._paused = False
         self._run = self._reading_epoch = 0
         self._epochs: list[_EpochStart] = []
@@ -133,251 +155,250 @@ class ProcessRun:
         self._run = self._pool.open()
         self._reading_epoch = epoch
         self._epochs = [_EpochStart(epoch, consumed, 0)]
-        self._steps = self._source.schedule.run(epoch, consumed)
-        self._pool.broadcast(Run(self._run, epoch, consumed, 0, 0))
-        self._assign()
+        self._schedule = self._source.schedule.run(epoch, consumed)
+        self._start_reader(self._epochs[0], 0)
+
+    def _start_reader(self, start: _EpochStart, first: int) -> None:
+        self._memory = _WindowMemory(next(_numbers), SharedRegions.create())
+        limit = self._next + self._ahead.depth
+        self._pool.send(_READER, Run(self._run, *start, first, limit), [self._memory.regions.fd])
 
     def resume(self, epoch: int) -> None:
         """See `SpanStream`."""
         self._reading_epoch, self._paused = epoch, False
-        self._pool.broadcast(Resume(self._run, epoch))
-        self._assign()
+        self._pool.send(_READER, Resume(self._run, epoch))
 
     def pause(self) -> None:
         """See `SpanStream`."""
         self._paused = True
-        self._pool.broadcast(Pause(self._run))
+        self._pool.send(_READER, Pause(self._run))
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
         """See `SpanStream`."""
         if self._stopped:
             return
         self._stopped = True
-        self._pool.broadcast(Stop(self._run))
+        self._pool.send(_READER, Stop(self._run))
         self._pool.wake()
         pending, self._pending = list(self._pending.values()), {}
         for span in pending:
             span.close()
-            self._pool.slots.drop(span.slot)
-        while self._spares:
-            self._pool.slots.drop(self._spares.popitem()[1])
+            if span.slot is not None:
+                self._pool.slots.drop(span.slot)
+        self._memory = None
 
     def next_span(self) -> DeliveredSpan | None:
         """See `SpanStream`."""
         started = time.perf_counter()
+        self._receive(wait=False)
         while not self._stopped:
             span = self._pending.get(self._next)
-            if span is None:
-                raise PenstockError("a loader was read past its end")
-            if span.error is not None:
+            if span is not None and span.error is not None:
                 raise span.error
-            if span.delivered is None and self._is_complete(span):
-                self._deliver(span)
-            if span.delivered is not None:
+            if span is not None and span.is_built:
+                delivered = span.delivered or self._deliver(span)
                 del self._pending[self._next]
                 self._next += 1
                 self._deaths = 0
-                self._assign()
+                self._dispatch()
                 self._place_ahead()
                 self._pool.collector.add_time("loop", "starved", time.perf_counter() - started)
-                return span.delivered
-            self._receive()
+                return delivered
+            if self._failure is not None and self._next >= self._failure[1]:
+                raise self._failure[0]
+            if self._steps_of(self._next) is None and span is None:
+                raise PenstockError("a loader was read past its end")
+            self._receive(wait=True)
         return None
 
-    def _is_complete(self, span: _PendingSpan) -> bool:
-        return span.batches is not None if self._pool.finishes else not span.missing
+    def _steps_of(self, number: int) -> SpanSteps | None:
+        """The steps of a span that is not published; None after the last one."""
+        while self._known <= number:
+            steps = next(self._schedule, None)
+            if steps is None:
+                break
+            self._known = steps.number + 1
+            self._steps[steps.number] = steps
+            if steps.epoch > self._epochs[-1].epoch:
+                self._epochs = [self._epochs[-1], _EpochStart(steps.epoch, 0, steps.number)]
+        return self._steps.get(number)
 
     def _place_ahead(self) -> None:
         """Begin the transfer of the next spans to a device."""
         if self._placement is None:
             return
-        for number in range(self._next, self._next + _BUILT_AHEAD):
+        for number in range(self._next, self._next + _PLACED_AHEAD):
             span = self._pending.get(number)
-            if span is None or span.error is not None or not self._is_complete(span):
+            if span is None or span.error is not None or not span.is_built:
                 return
             if span.delivered is None:
-                self._deliver(span)
+                span.delivered = self._deliver(span)
 
-    def _assign(self) -> None:
-        """Assign spans as far ahead as there are slots for, and not beyond the next epoch."""
-        fresh: dict[int, _PendingSpan] = {}
-        limit = self._next + min(self._ahead.depth, self._pool.max_depth)
-        while self._next + len(self._pending) + len(fresh) < limit:
-            steps = self._unassigned or next(self._steps, None)
-            self._unassigned = steps
-            if steps is None or steps.epoch > self._reading_epoch + 1:
+    def _dispatch(self) -> None:
+        """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
+        limit = self._next + self._ahead.depth
+        while self._ready and self._ready[0] < limit:
+            builders = [(self._load.get(each.id, 0), worker) for worker, each in self._builders()]
+            load, worker = min(builders, default=(_IN_FLIGHT, 0))
+            if load >= _IN_FLIGHT:
                 break
-            self._unassigned = None
-            if steps.epoch > self._epochs[-1].epoch:
-                self._epochs = [self._epochs[-1], _EpochStart(steps.epoch, 0, steps.number)]
-            owners = {share.worker for share in self._shares if share.owns(steps)}
-            span = _PendingSpan(steps, self._pool.slots.take(), owners)
-            for worker in owners:
-                span.error = span.error or self._errors.get(worker)
-            fresh[steps.number] = span
-        self._pending |= fresh
-        if not fresh:
+            span = self._pending[self._ready[0]]
+            idle = sum(not each for each, _ in builders)
+            self._split(span, idle // max(1, sum(number < limit for number in self._ready)))
+            self._send(span, span.waiting.pop(0), worker)
+            if not span.waiting:
+                heappop(self._ready)
+        if self._released:
+            self._pool.send(_READER, Release(self._run, self._released, limit))
+            self._released = []
+
+    def _builders(self) -> list[tuple[int, Any]]:
+        return [(worker, each) for worker, each in enumerate(self._pool.processes) if worker and each.started]
+
+    def _split(self, span: _PendingSpan, parts: int) -> None:
+        """Let several builders write the rows of a span, if nobody has begun."""
+        rows = span.steps.rows
+        if not self._pool.fills_slots or span.waiting != [None]:
             return
-        dropped = self._pool.slots.take_dropped()
-        if all(self._pool.is_mapped(span.slot) for span in fresh.values()):
-            slots = {number: span.slot.number for number, span in fresh.items()}
-            self._pool.broadcast(Assign(self._run, slots, [], dropped, max(fresh) + 1))
+        parts = max(1, min(parts, rows // _MIN_ROWS))
+        bounds = [number * rows // parts for number in range(parts + 1)]
+        span.waiting = list(pairwise(bounds))
+
+    def _send(self, span: _PendingSpan, rows: RowRange | None, worker: int) -> None:
+        process = self._pool.processes[worker]
+        if span.slot is None:
+            span.slot = self._pool.slots.take()
+        new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
+        descriptors = [span.memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
+        process.memory = span.memory.number
+        process.slots.add(span.slot.number)
+        self._pool.share_dropped()
+        dropped, process.dropped = process.dropped, []
+        message = Build(
+            self._run, span.steps.number, span.memory.number, span.published.place, span.slot.number, rows,
+            new_memory, new_slot, dropped,
+        )  # fmt: skip
+        span.builders[rows] = worker
+        self._load[process.id] = self._load.get(process.id, 0) + 1
+        self._pool.send(worker, message, descriptors)
+
+    def _receive(self, *, wait: bool) -> None:
+        """Handle all messages that are there; with `wait`, wait for one."""
+        while messages := self._pool.receive(wait=wait):
+            wait = False
+            for worker, message, descriptors in messages:
+                self._handle(worker, message, descriptors)
+        if not self._stopped:
+            self._dispatch()
+
+    def _handle(self, worker: int, message: Any, descriptors: list[int]) -> None:
+        descriptor = descriptors[0] if descriptors else None
+        if message is None:
+            self._replace(worker)
             return
-        for worker in range(len(self._pool.processes)):
-            self._send_slots(worker, fresh, dropped)
-
-    def _send_slots(self, worker: int, spans: dict[int, _PendingSpan], dropped: list[int]) -> None:
-        process = self._pool.processes[worker].id
-        new = [span.slot for span in spans.values() if process not in span.slot.mapped_by]
-        for slot in new:
-            slot.mapped_by.add(process)
-        slots = {number: span.slot.number for number, span in spans.items()}
-        message = Assign(self._run, slots, [slot.number for slot in new], dropped, max(spans) + 1)
-        self._pool.send(worker, message, [slot.memory.fd for slot in new])
-
-    def _receive(self) -> None:
-        """Wait for messages, and handle them."""
-        for worker, message, descriptors in self._pool.receive():
-            descriptor = descriptors[0] if descriptors else None
-            if message is None:
-                self._replace(worker)
-                continue
-            if message.stats is not None:
-                self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
-            if isinstance(message, StatsUpdate):
-                continue
-            if isinstance(message, Failed) and message.run in (None, self._run):
-                self._fail(worker, message.error.revive(), started=message.run is not None)
-            elif message.run != self._run or self._stopped:
-                for each in descriptors:
-                    os.close(each)
-            elif isinstance(message, Part):
-                self._take_part(worker, message, descriptor)
-            else:
-                self._take_batches(worker, message, descriptor)
-        if not self._stopped:  # spans may be smaller than expected
-            self._assign()
-
-    def _fail(self, worker: int, error: Exception, *, started: bool) -> None:
-        """Raise the error of a worker at the first span that waits for it; if it has not `started`, it makes none."""
-        self._errors[worker] = error
-        self._pool.processes[worker].started = started
-        for span in self._pending.values():
-            if worker in span.missing or (not started and span.finisher == worker and span.batches is None):
-                span.error = span.error or error
-
-    def _take_part(self, worker: int, part: Part, descriptor: int | None) -> None:
-        span = self._pending.get(part.number)
-        if span is None:  # another thread has stopped the run
-            if descriptor is not None:
-                os.close(descriptor)
+        if message.stats is not None:
+            self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
+        if isinstance(message, StatsUpdate):
             return
-        span.missing.discard(worker)
-        span.bad |= part.bad
-        span.blocks_drawn += part.blocks_drawn
-        if part.failure is not None and (span.failure is None or part.failure[0] < span.failure[0]):
-            span.failure = part.failure
-        if part.shipment is not None:
-            span.parts.append((part.places, part.shipment, descriptor))
-        if not span.missing:
-            self._record(span, [descriptor for *_, descriptor in span.parts])
-            if self._pool.finishes:
-                self._finish(span)
+        if isinstance(message, Failed) and message.run in (None, self._run):
+            self._failure = message.error.revive(), message.number
+            self._pool.processes[worker].started = message.run is not None
+        elif isinstance(message, Built) and message.run == self._run and not self._stopped:
+            self._take(worker, message, descriptor)
+        elif isinstance(message, Published) and message.run == self._run and not self._stopped:
+            self._take_published(message)
+        elif descriptor is not None:
+            os.close(descriptor)
 
-    def _record(self, span: _PendingSpan, descriptors: Sequence[int | None]) -> None:
-        """Measure a span, of which these descriptors have what is not in the slot."""
-        sizes = (os.fstat(descriptor).st_size for descriptor in descriptors if descriptor is not None)
-        self._ahead.record(span.slot.memory.bytes.nbytes + sum(sizes))
-
-    def _finish(self, span: _PendingSpan) -> None:
-        """Let the worker with least to do make the batches of a span."""
-        busy = [0] * len(self._pool.processes)
-        for other in self._pending.values():
-            if other.finisher is not None and other.batches is None:
-                busy[other.finisher] += 1
-        span.finisher = busy.index(min(busy))
-        if not self._pool.processes[span.finisher].started:
-            span.error = span.error or self._errors.get(span.finisher)
-        descriptors = [descriptor for *_, descriptor in span.parts if descriptor is not None]
-        parts = [(places, shipment) for places, shipment, _ in span.parts]
-        spare = self._new_spare(span.finisher) if self._formatter.on_host else None
-        message = Finish(self._run, span.steps, span.slot.number, spare, parts, dict(span.bad), span.failure)
-        self._pool.send(span.finisher, message, descriptors)
-
-    def _new_spare(self, worker: int) -> int | None:
-        """The number of a slot for the batches that a worker makes, None if it has one."""
-        if worker in self._spares:
-            return None
-        slot = self._spares[worker] = self._pool.slots.take()
-        process = self._pool.processes[worker].id
-        if process not in slot.mapped_by:
-            slot.mapped_by.add(process)
-            self._pool.send(worker, Assign(self._run, {}, [slot.number], [], 0), [slot.memory.fd])
-        return slot.number
-
-    def _take_batches(self, worker: int, finished: FinishedSpan, descriptor: int | None) -> None:
-        span = self._pending.get(finished.number)
-        if span is None or span.batches is not None:
-            if descriptor is not None:
-                os.close(descriptor)
-        elif isinstance(finished.batches, RemoteError):
-            span.error = finished.batches.revive()
+    def _take_published(self, message: Published) -> None:
+        steps = self._steps_of(message.number)
+        if steps is None:  # by the reader before this one
+            self._released.append(message.number)
+            return
+        assert self._memory is not None
+        del self._steps[message.number]
+        task: BuildTask | None = None
+        if self._pool.keys and self._placement is not None and message.error is None:
+            task = read_task(arena_bytes(self._memory.regions, *message.place))
+        keys = None if task is None or task.keys is None else task.keys.copy()
+        span = self._pending[message.number] = _PendingSpan(steps, message, self._memory, keys)
+        if message.error is not None:
+            span.error, span.waiting = message.error.revive(), []
+            self._released.append(message.number)
         else:
-            span.close_parts()
-            if finished.slot != span.slot.number:
-                span.slot, self._spares[worker] = self._spares[worker], span.slot
-            span.batches, span.bad = (finished.batches, descriptor), finished.bad
-            self._record(span, [descriptor])
-            busy = any(other.finisher == worker and other.batches is None for other in self._pending.values())
-            if worker in self._spares and not busy:
-                self._pool.slots.give_back(self._spares.pop(worker))
+            heappush(self._ready, message.number)
 
-    def _deliver(self, span: _PendingSpan) -> None:
-        """Make what the loop gets of a complete span."""
-        steps = span.steps
-        memory = self._pool.slots.lease(span.slot)
-        columns = self._pool.slot_layout.arrays(memory, steps.rows)
-        row_ids = columns.get(ROW_IDS, np.zeros(0, np.int64))
+    def _take(self, worker: int, built: Built, descriptor: int | None) -> None:
+        process = self._pool.processes[worker]
+        self._load[process.id] -= 1
+        span = self._pending.get(built.number)
+        if span is None or span.builders.pop(built.rows, None) is None:
+            if descriptor is not None:
+                os.close(descriptor)
+            return
+        span.bad |= built.bad
+        if isinstance(built.batches, RemoteError):
+            span.error = span.error or built.batches.revive()
+        elif built.batches is not None:
+            span.batches = built.batches, descriptor
+        if built.failure is not None and (span.failure is None or built.failure[0] < span.failure[0]):
+            span.failure = built.failure
+        if span.is_built:
+            self._release(span)
+
+    def _release(self, span: _PendingSpan) -> None:
+        """Let the reader free the rows of a span, and measure it."""
+        if self._memory is not None and span.memory.number == self._memory.number:
+            self._released.append(span.steps.number)
+        assert span.slot is not None
+        own = 0 if span.batches is None or span.batches[1] is None else os.fstat(span.batches[1]).st_size
         if span.batches is None:
-            found: Columns = {name: values for name, values in columns.items() if not name.startswith(HIDDEN)}
-            if PAD in found:
-                found[PAD] = found.pop(PAD)
-            rows = SlotRows(steps, self._source.key_epoch(steps), row_ids, {})
+            own = self._pool.slot_layout.size
+        else:
+            own += sum(size for in_slot, _, size in span.batches[0].arrays if in_slot)
+        self._ahead.record(own)
+
+    def _deliver(self, span: _PendingSpan) -> DeliveredSpan:
+        """What the loop gets of a span that is built."""
+        steps = span.steps
+        assert span.slot is not None
+        memory = self._pool.slots.lease(span.slot)
+        if span.batches is None:
+            columns: Columns = dict(self._pool.slot_layout.arrays(memory, steps.rows))
+            if PAD in columns:
+                columns[PAD] = columns.pop(PAD)
             failure = None if span.failure is None else (span.failure[0], span.failure[1].revive())
-            batches = self._assemble(rows, GatheredRows(found, span.bad, failure), steps.batch_rows).batches
+            task = BuildTask(steps, [], span.keys)
+            batches = self._assemble(task, GatheredRows(columns, span.bad, failure)).batches
         else:
             shipment, descriptor = span.batches
             span.batches = shipment, None
-            batches = self._received(unpack(shipment, descriptor, memory), steps, row_ids)
-        padding = self._source.padding(steps)
-        span.delivered = DeliveredSpan(steps, batches, span.bad, span.blocks_drawn, padding)
+            batches = self._received(unpack(shipment, descriptor, memory), steps, span.keys)
+        return DeliveredSpan(steps, batches, span.bad, span.published.blocks_drawn, span.published.padding)
 
-    def _received(self, batches: list[Any], steps: SpanSteps, row_ids: Any) -> list[Any]:
-        """Batches as a worker process made them, converted and transferred."""
-        found: list[Any] = []
+    def _received(self, batches: list[Any], steps: SpanSteps, key_ids: Int64Array | None) -> list[Any]:
+        """Batches as a builder made them, converted and transferred."""
+        received: list[Any] = []
         formatter, placement = self._formatter, self._placement
-        keys = None
-        if placement is not None and placement.needs_keys:
-            keys = self._source.row_keys(steps, row_ids)
+        keys = None if key_ids is None else self._source.row_keys(steps, key_ids)
         start = 0
         for batch, rows in zip(batches, steps.batch_rows, strict=False):
             if isinstance(batch, RemoteError):
-                found.append(Failure(batch.revive()))
+                received.append(Failure(batch.revive()))
                 break
+            batch = expand(batch)
             made = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
             if placement is not None:
                 made = placement.place(made, None if keys is None else keys.part(start, rows))
-            found.append(made)
+            received.append(made)
             start += rows
-        return found
+        return received
 
     def _replace(self, worker: int) -> None:
         """Start another process in place of one that died, with all that is left of its work."""
         if self._stopped:
             return
         code = self._pool.replace(worker)
-        if worker in self._spares:
-            self._pool.slots.drop(self._spares.pop(worker))
         self._deaths += 1
         if self._deaths >= _MAX_DEATHS:
             raise PenstockError(
@@ -385,14 +406,16 @@ class ProcessRun:
                 "look for a transform or a decoder that crashes or takes too much memory"
             )
         self._pool.collector.note(f"a worker process ended (exit code {code}) and was started again")
-        unanswered = [number for number, span in self._pending.items() if worker in span.missing]
-        first = min(unanswered, default=self._next + len(self._pending))
-        start = next(start for start in reversed(self._epochs) if start.number <= first)
-        self._pool.send(worker, Run(self._run, *start, first))
-        self._pool.send(worker, Pause(self._run) if self._paused else Resume(self._run, self._reading_epoch))
-        open_spans = {number: span for number, span in self._pending.items() if span.delivered is None}
-        if open_spans:
-            self._send_slots(worker, open_spans, [])
-        for span in open_spans.values():
-            if span.finisher == worker and span.batches is None and span.error is None:
-                self._finish(span)
+        if worker == _READER:
+            first = next(number for number in range(self._next, self._known + 1) if number not in self._pending)
+            start = next(start for start in reversed(self._epochs) if start.number <= first)
+            self._released = []
+            self._start_reader(start, first)
+            self._pool.send(_READER, Pause(self._run) if self._paused else Resume(self._run, self._reading_epoch))
+        for number, span in self._pending.items():
+            lost = [rows for rows, builder in span.builders.items() if builder == worker]
+            for rows in lost:
+                del span.builders[rows]
+            if lost and not span.waiting:
+                heappush(self._ready, number)
+            span.waiting += lost

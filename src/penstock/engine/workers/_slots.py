@@ -1,4 +1,4 @@
-"""Slots: shared memory for the rows of one span each, which worker processes write and the loop's process delivers."""
+"""Slots: shared memory for the batches of one span each, which builders write and the loop's process delivers."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,8 @@ import numpy.typing as npt
 
 from penstock.device import SharedMemory, forks
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly import PAD, SOURCE, AnySpan, ColumnShape, MixedColumn, sample_shapes
-from penstock.engine.planning import FixedColumn, Layout, Span
-from penstock.engine.window import PreallocatedColumn, RowsAt
-from penstock.plan import Places
-
-HIDDEN = "\0"
-ROW_IDS, POSITIONS = "\0row_ids", "\0positions"
-TABLES, EPOCHS, TABLE_ROW_IDS = "\0tables", "\0epochs", "\0table_row_ids"
-"""Names of hidden columns; no column of a table has them."""
+from penstock.engine.assembly import PAD, SOURCE, ColumnShape, MixedColumn, sample_shapes
+from penstock.engine.planning import Layout
 
 _ALIGNMENT = 64
 _MAX_OPEN = 128
@@ -70,31 +63,17 @@ class SlotLayout:
 
     columns: tuple[SharedColumn, ...]
     size: int
-    """Bytes of a slot."""
+    """Bytes of all columns."""
 
     @classmethod
-    def of(
-        cls, columns: Sequence[RowShape], rows: int, *, flags_rows: bool, row_ids: bool, positions: bool, tables: bool
-    ) -> "SlotLayout":
-        """Columns of rows of a fixed shape, and what else is known of each row."""
-        hidden = (
-            (ROW_IDS, row_ids),
-            (POSITIONS, positions),
-            *((name, tables) for name in (TABLES, EPOCHS, TABLE_ROW_IDS)),
-        )
-        wanted = [*columns, *[(PAD, np.dtype(bool), ())] * flags_rows]
-        wanted += [(name, np.dtype(np.int64), ()) for name, needed in hidden if needed]
-        found: list[SharedColumn] = []
+    def of(cls, columns: Sequence[RowShape], rows: int, *, flags_rows: bool) -> "SlotLayout":
+        """Columns of rows of a fixed shape."""
+        shared: list[SharedColumn] = []
         end = 0
-        for name, dtype, shape in wanted:
-            found.append(SharedColumn(name, dtype, shape, end))
+        for name, dtype, shape in [*columns, *[(PAD, np.dtype(bool), ())] * flags_rows]:
+            shared.append(SharedColumn(name, dtype, shape, end))
             end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return cls(tuple(found), end)
-
-    @property
-    def values_end(self) -> int:
-        """Where the hidden columns start, which are needed after the batches are made."""
-        return min((column.offset for column in self.columns if column.name.startswith(HIDDEN)), default=self.size)
+        return cls(tuple(shared), end)
 
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, Column]:
         """The columns of a slot, for a span of some rows."""
@@ -112,8 +91,6 @@ class Slot:
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.memory = number, SharedMemory.create(size)
-        self.mapped_by: set[int] = set()
-        """The processes that have mapped it, by `WorkerProcess.id`."""
         self.is_open = True
         """Whether it has a descriptor."""
 
@@ -187,73 +164,3 @@ class _LeasedMemory:
             self._pool.give_back(self._slot)
         else:  # a forked process may still read it
             self._pool.drop(self._slot)
-
-
-class MappedSlots:
-    """The slots of a loader in a worker process; memory for batches that rows are read into (`BatchMemory`)."""
-
-    in_budget = False  # the process of the loop accounts for them
-
-    def __init__(self, layout: SlotLayout) -> None:
-        self._layout = layout
-        self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self._assigned: dict[int, int] = {}
-
-    def map(self, new: Sequence[int], descriptors: Sequence[int], dropped: Sequence[int]) -> None:
-        """Map new slots, and unmap dropped ones."""
-        for number in dropped:
-            self._memory.pop(number, None)
-        for number, descriptor in zip(new, descriptors, strict=True):
-            self._memory[number] = SharedMemory(descriptor).bytes
-
-    def assign(self, slots: Mapping[int, int]) -> None:
-        """Set the slots of spans."""
-        self._assigned |= slots
-
-    def reset(self) -> None:
-        """Forget which slots spans have."""
-        self._assigned = {}
-
-    def memory(self, slot: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a slot."""
-        return self._memory[slot]
-
-    def columns(self, slot: int, rows: int) -> dict[str, Column]:
-        """The columns of a slot."""
-        return self._layout.arrays(self._memory[slot], rows)
-
-    def span_columns(self, span: AnySpan) -> dict[str, Column]:
-        """The columns of a span's slot, with the rows of all processes."""
-        return self.columns(self._assigned[span.number], span.steps.rows)
-
-    def release(self, span: AnySpan) -> None:
-        """Forget the slot of a span that is built."""
-        del self._assigned[span.number]
-
-    def accepts(self, span: Span) -> bool:  # noqa: ARG002
-        """See `BatchMemory`."""
-        return True
-
-    def is_available(self, span: Span) -> bool:
-        """See `BatchMemory`."""
-        return span.number in self._assigned
-
-    def column(self, span: Span, column: FixedColumn) -> PreallocatedColumn:
-        """See `BatchMemory`."""
-        values = self.span_columns(span)[column.name]
-        memory = values.reshape(-1).view(np.uint8).data
-        row_bytes = values.nbytes // len(values)
-        if isinstance(span.places, slice):
-            rows = range(len(values))[span.places]
-            return PreallocatedColumn(values[span.places], memory, row_bytes, rows)
-        return PreallocatedColumn(RowsAt(values, span.places), memory, row_bytes, span.places)
-
-
-def write_rows(columns: Mapping[str, Column], places: Places, found: Mapping[str, Any]) -> None:
-    """Write rows to their places in a slot, unless they are there already."""
-    for name, values in columns.items():
-        written = found.get(name)
-        if written is None or isinstance(written, RowsAt):  # which are rows of the slot
-            continue
-        if not (isinstance(places, slice) and np.may_share_memory(values, written)):
-            values[places] = written

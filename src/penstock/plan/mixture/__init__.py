@@ -1,18 +1,16 @@
 """The order of a mixture: from which source each row comes, which rank reads it, and where a state continues."""
 
 from penstock.plan.mixture._order import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
-from penstock.plan.mixture._ranks import MixturePartitioner, MixtureShare, SourceRows
+from penstock.plan.mixture._ranks import MixturePartitioner
 from penstock.plan.mixture._state import MixturePoint, MixtureSpec, MixtureState, State
 
 __all__ = [
     "MixtureOrder",
     "MixturePartitioner",
     "MixturePoint",
-    "MixtureShare",
     "MixtureSpec",
     "MixtureState",
     "Segment",
-    "SourceRows",
     "State",
     "lay_out",
     "mixture_rows",

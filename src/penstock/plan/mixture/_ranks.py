@@ -8,25 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.plan._partition import RankPartitioner
-from penstock.plan._schedule import SpanSteps
+from penstock.plan._steps import SourceRows, SpanSteps
 from penstock.plan.mixture._order import MixtureOrder
 from penstock.types import cached_property
 
 Int64Array = npt.NDArray[np.int64]
 
 _MEASURED_ROWS = 1 << 16
-
-
-class SourceRows(NamedTuple):
-    """The rows of a span that come from one source."""
-
-    places: Int64Array
-    """Which rows of the span these are."""
-    numbers: Int64Array
-    """For each its number among the rows of the source, over all its epochs."""
-    padding: npt.NDArray[np.bool_] | None
-    moved: npt.NDArray[np.bool_]
-    """Mask of the rows that another rank owns."""
 
 
 class RankRows(NamedTuple):
@@ -86,6 +74,16 @@ class MixturePartitioner(RankPartitioner):
         """The row of the mixture, over all epochs, at a position of an epoch."""
         return self.origin[2] + (epoch - self.origin[0]) * self.rows + position - self.origin[1]
 
+    def source_rows(self, span: SpanSteps) -> list[SourceRows]:
+        """See `RankPartitioner`."""
+        sources, numbers, padding, moved = self.rank_rows(span)
+        each: list[SourceRows] = []
+        for source in range(len(self.source_lanes)):
+            places = np.flatnonzero(sources == source)
+            mask = None if padding is None else padding[places]
+            each.append(SourceRows(places, numbers[places], mask, moved[places]))
+        return each
+
     def rank_rows(self, span: SpanSteps) -> RankRows:
         """The source of each row of this rank in a span, and its number in the source."""
         count = min(len(span.batch_rows) * self.step_rows, self.rows - span.start)
@@ -134,38 +132,3 @@ class MixturePartitioner(RankPartitioner):
         readers = np.empty_like(owners)
         np.put_along_axis(readers, order, ordered, axis=1)
         return owners, readers
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureShare:
-    """The rows of a rank that one of its workers builds, by source; see `LaneShare`."""
-
-    worker: int
-    num_workers: int
-    partitioner: MixturePartitioner
-
-    def owns(self, span: SpanSteps) -> bool:
-        """Whether the worker builds some rows of a span, or, by lanes, could."""
-        by_lane = any(map(self.by_lane, self.partitioner.source_lanes))
-        return by_lane or span.number % self.num_workers == self.worker
-
-    def by_lane(self, lanes: int) -> bool:
-        """Whether workers own lanes of a source with so many lanes; else a worker builds its rows of whole spans."""
-        return self.partitioner.source_lanes_per_rank(lanes) >= self.num_workers
-
-    def rows(self, span: SpanSteps) -> list[SourceRows]:
-        """The rows of a span that the worker builds, for each source."""
-        partitioner, count = self.partitioner, self.num_workers
-        sources, numbers, padding, moved = partitioner.rank_rows(span)
-        found: list[SourceRows] = []
-        for source, lanes in enumerate(partitioner.source_lanes):
-            here = sources == source
-            if count > 1 and self.by_lane(lanes):
-                shared = 1 if partitioner.whole_batches else gcd(lanes, partitioner.world.num_ranks)
-                here &= numbers % lanes // shared % count == self.worker
-            elif span.number % count != self.worker:
-                here[:] = False
-            places = np.flatnonzero(here)
-            masked = None if padding is None else padding[places]
-            found.append(SourceRows(places, numbers[places], masked, moved[places]))
-        return found

@@ -1,0 +1,172 @@
+"""Rows in the window, as a builder finds them: in this process, or in memory that processes share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.table import Int64Array, RawColumn, RowPages, take
+from penstock.types import Buffer
+
+_REFERENCES = "\0references of "
+"""Prefix of the columns of a written batch that have references to blobs; no column of a table has it."""
+
+
+class EncodedRows:
+    """The encoded values of a column as offsets into pages; a view of each value would be an object per row."""
+
+    def __init__(self, chunks: Sequence[pa.Array], view: Callable[[Buffer], Any]) -> None:
+        """The rows of arrays of bytes, or of lists of numbers, as slices of a `view` of their memory."""
+        bounds = [_byte_bounds(chunk) for chunk in chunks]
+        self._memory = [view(chunk.buffers()[-1] or b"") for chunk in chunks]
+        self._chunk = np.repeat(np.arange(len(chunks)), [len(chunk) for chunk in chunks])
+        self.starts = np.concatenate([each[:-1] for each in bounds])
+        self._ends = np.concatenate([each[1:] for each in bounds])
+        if any(chunk.null_count for chunk in chunks):
+            self._chunk[np.concatenate([~np.asarray(chunk.is_valid()) for chunk in chunks])] = -1
+
+    def memory(self, rows: Int64Array) -> list[Any]:
+        """The memory that holds each value; None for a null."""
+        return [None if chunk < 0 else self._memory[chunk] for chunk in self._chunk[rows].tolist()]
+
+    def values(self, rows: Int64Array) -> list[Any]:
+        """The bytes of each value; None for a null."""
+        places = zip(self.memory(rows), self.starts[rows].tolist(), self._ends[rows].tolist(), strict=True)
+        return [None if memory is None else memory[start:end] for memory, start, end in places]
+
+
+def _byte_bounds(chunk: pa.Array) -> npt.NDArray[np.int64]:
+    """Where each value of an array starts in its last buffer, and the end."""
+    width = np.dtype(np.int64 if chunk.type == pa.large_binary() else np.int32)
+    bounds = np.frombuffer(chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width.itemsize).astype(np.int64)
+    if pa.types.is_list(chunk.type):
+        bounds = (bounds + chunk.values.offset) * (chunk.type.value_type.bit_width // 8)
+    return bounds
+
+
+@dataclass(slots=True)
+class BlockColumns:
+    """The columns of a block that are not in the slab."""
+
+    raw: dict[str, RawColumn]
+    _encoded: dict[str, EncodedRows] = field(default_factory=dict)
+
+    def encoded(self, name: str, view: Callable[[Buffer], Any]) -> EncodedRows | None:
+        """The encoded values of a column; None if some are blobs or links."""
+        encoded = self._encoded.get(name)
+        if encoded is None:
+            cells = self.raw[name]
+            if cells.references is not None or pa.types.is_struct(cells.chunks[0].type):
+                return None
+            encoded = self._encoded[name] = EncodedRows(cells.chunks, view)
+        return encoded
+
+    def as_batch(self) -> pa.RecordBatch:
+        """All columns, for `write_batch`."""
+        arrays = {name: cells.array for name, cells in self.raw.items()}
+        arrays |= {_REFERENCES + name: cells.references for name, cells in self.raw.items() if cells.references}
+        return pa.record_batch(list(arrays.values()), list(arrays))
+
+    @classmethod
+    def from_bytes(cls, data: npt.NDArray[np.uint8]) -> "BlockColumns":
+        """Inverse of `write_batch`; the columns are views of the bytes."""
+        batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+        raw = {
+            name: RawColumn(None, (array,), arrays.get(_REFERENCES + name))
+            for name, array in arrays.items()
+            if not name.startswith(_REFERENCES)
+        }
+        return cls(raw)
+
+
+def batch_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes that `write_batch` needs."""
+    sink = pa.MockOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return int(sink.size())
+
+
+def write_batch(batch: pa.RecordBatch, memory: npt.NDArray[np.uint8]) -> None:
+    """Write a batch as an Arrow stream."""
+    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(pa.py_buffer(memory)), batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+class WindowRows(NamedTuple):
+    """Where rows are in the window."""
+
+    slab_rows: Int64Array
+    """For each row its index in the slab."""
+    blocks: Sequence[BlockColumns]
+    """Those that hold columns of variable size; none if there is no such column."""
+    block_index: Int64Array
+    """For each row the index of its block."""
+    rows: Int64Array
+    """For each row its index in that block."""
+    pages: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPages]]
+    """Columns that are not in the window: a mask of the rows that are not, None for all, and where their pages are."""
+
+    def take(self, indices: Int64Array | slice) -> "WindowRows":
+        """Some of the rows."""
+        pages = {name: _taken(mask, places, indices) for name, (mask, places) in self.pages.items()}
+        if not self.blocks:
+            return self._replace(slab_rows=self.slab_rows[indices], pages=pages)
+        return WindowRows(self.slab_rows[indices], self.blocks, self.block_index[indices], self.rows[indices], pages)
+
+    def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
+        """The bytes of each value of a column; None if some are blobs or links."""
+        values: list[Any] = [None] * len(self.rows)
+        for number, here in self._by_block():
+            encoded = self.blocks[number].encoded(name, view)
+            if encoded is None:
+                return None
+            for index, value in zip(here.tolist(), encoded.values(self.rows[here]), strict=True):
+                values[index] = value
+        return values
+
+    def raw_column(self, name: str) -> RawColumn:
+        """A column of variable size."""
+        arrays: list[pa.Array] = []
+        references: list[pa.Array | None] = []
+        places: list[Int64Array] = []
+        for number, here in self._by_block():
+            cells = self.blocks[number].raw[name]
+            assert cells.array is not None
+            arrays.append(take(cells.array, self.rows[here]))
+            references.append(None if cells.references is None else take(cells.references, self.rows[here]))
+            places.append(here)
+        order = np.concatenate(places)
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        array = take(pa.concat_arrays(arrays), back)
+        if all(part is None for part in references):
+            return RawColumn(None, (array,))
+        kind = next(part.type for part in references if part is not None)
+        whole = [
+            pa.nulls(len(values), kind) if part is None else part
+            for values, part in zip(arrays, references, strict=True)
+        ]
+        return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
+
+    def _by_block(self) -> list[tuple[int, Int64Array]]:
+        """The blocks that hold rows, each with the indices of its rows."""
+        order = np.argsort(self.block_index, kind="stable")
+        ordered = self.block_index[order]
+        bounds = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1)).tolist()
+        return [(int(ordered[first]), order[first:end]) for first, end in pairwise(bounds)]
+
+
+def _taken(
+    mask: npt.NDArray[np.bool_] | None, pages: RowPages, indices: Int64Array | slice
+) -> tuple[npt.NDArray[np.bool_] | None, RowPages]:
+    if mask is None:
+        return None, pages.take(indices)
+    number = np.cumsum(mask) - 1
+    taken = mask[indices]
+    return taken, pages.take(number[indices][taken])

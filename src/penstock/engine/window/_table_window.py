@@ -1,0 +1,234 @@
+"""The blocks of one table: what they read, and how their pages are parsed into the slab and into Arrow arrays."""
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.device import BufferPool, ByteAllocator
+from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Span
+from penstock.engine.window._arena import Arena
+from penstock.engine.window._block_requests import BlockRequest, BlockRequests, reads_by_row
+from penstock.engine.window._page_cache import PageCache, PageRuns
+from penstock.engine.window._rows import BlockColumns, batch_bytes, write_batch
+from penstock.engine.window._slab import Slab
+from penstock.errors import NotFoundError
+from penstock.format import Field
+from penstock.format.kinds import Linked
+from penstock.table import PageRequest, Pages, RawColumn, Reader, copy_dense, gather, read_direct, read_pages
+from penstock.types import ByteRange
+
+_MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
+"""Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
+
+_numbers = count()
+
+
+class WindowBlock:
+    """A block in the window: requested, filled, read by spans, freed. Only the window changes it."""
+
+    __slots__ = (
+        "admitted",
+        "bytes",
+        "closed",
+        "columns",
+        "error",
+        "filled",
+        "number",
+        "pages",
+        "pending_requests",
+        "pending_spans",
+        "place",
+        "plan",
+        "request",
+        "requests",
+        "slab_start",
+        "table",
+        "waiting_spans",
+    )  # fmt: skip
+
+    def __init__(self, table: int, plan: PlannedBlock, request: BlockRequest) -> None:
+        self.number, self.table, self.plan, self.request = next(_numbers), table, plan, request
+        self.requests: list[PageRequest] = list(request.requests)
+        self.pages = Pages()
+        self.pending_requests = 0
+        self.bytes = request.slab_bytes + request.variable_bytes
+        """Bytes of its rows in the window."""
+        self.slab_start = 0
+        """Index of its first row in the slab."""
+        self.columns = BlockColumns({})
+        """Columns that are not in the slab, unless they are in shared memory."""
+        self.place: tuple[int, int] | None = None
+        """Start and size of the same in shared memory."""
+        self.filled = self.admitted = False
+        self.closed = False
+        """Whether no span planned later needs it."""
+        self.error: BaseException | None = None
+        self.pending_spans = 0
+        """Spans that need it and are not built yet."""
+        self.waiting_spans: list[Span] = []
+        """Spans that cannot be built until it is filled."""
+
+
+class TableWindow:
+    """Reads and fills blocks; its methods change no accounting, so any thread may call them."""
+
+    def __init__(
+        self,
+        number: int,
+        reader: Reader,
+        layout: Layout,
+        slab: Slab,
+        *,
+        heaviest: Field | None,
+        page_cache: PageCache | None,
+        arena: Arena | None,
+        allocate: ByteAllocator | None,
+        budget_bytes: int,
+        by_row: bool,
+    ) -> None:
+        """With `page_cache`, all columns but the heaviest come from it; `allocate` gives memory for pages.
+
+        Columns of variable size are copied to the `arena`, if there is one. With `by_row`, builders read large rows of
+        local files themselves.
+        """
+        self._number, self._reader, self.layout, self.slab = number, reader, layout, slab
+        self._page_cache, self.arena = page_cache, arena
+        # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
+        spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
+        self._page_buffers = BufferPool(spare, allocate)
+        self._names = {field.id: field.name for field in layout.fields}
+        by_row = by_row and reader.store.is_local
+        self.reads_by_row = [field.name for field in layout.fields if by_row and reads_by_row(field)]
+        """Columns that builders may read."""
+        self._requests = BlockRequests(
+            layout,
+            in_slab=[column for column in layout.fixed if slab.on_host(column.name)],
+            heaviest=heaviest,
+            page_cache=page_cache,
+            is_local=reader.store.is_local,
+            by_row=by_row,
+        )
+
+    def new_block(self, plan: PlannedBlock) -> WindowBlock:
+        """A block that is not admitted yet."""
+        block = WindowBlock(self._number, plan, self._requests.for_block(plan))
+        for group in block.request.cacheable:
+            assert self._page_cache is not None
+            runs = self._page_cache.get(group)
+            if runs is None:
+                block.requests.append(group)
+            else:
+                block.pages.add_all(group.file, runs)
+        block.pending_requests = len(block.requests)
+        return block
+
+    def prefetch(self, block: WindowBlock) -> None:
+        """Say that builders will read rows of a block."""
+        for pages in block.request.row_pages.values():
+            for number, key in enumerate(pages.keys):
+                mine = pages.pages[pages.pages[:, 0] == number]
+                self._reader.store.prefetch(key, ByteRange(int(mine[0, 1]), int(mine[-1, 2])))
+
+    def read(self, block: WindowBlock, number: int) -> tuple[PageRuns, int]:
+        """Read one request of a block: returns its pages, none for a direct read, and the bytes fetched."""
+        request, rows = block.requests[number], block.request.direct.get(number)
+        try:
+            if rows is not None:
+                self._read_direct(block, number, rows)
+                return [], request.bytes
+            if self._page_cache is not None and self._requests.is_cacheable(request):
+                runs, fetched = self._page_cache.get_or_read(request)
+                return runs, request.bytes if fetched else 0
+            store = self._reader.store
+            return read_pages(store, request, self._allocate_pages if store.is_local else None), request.bytes
+        except NotFoundError:
+            with self._reader.missing_as_corrupt():
+                raise
+
+    def _read_direct(self, block: WindowBlock, number: int, rows: range) -> None:
+        request = block.requests[number]
+        where = self._names[request.file.fields[0]], block.slab_start + rows.start, len(rows)
+        values = self.slab.buffer(*where)
+        read_direct(self._reader.store, request, values.reshape(-1).view(np.uint8).data)
+        self.slab.flush(*where)
+
+    def _allocate_pages(self, size: int) -> memoryview:
+        """A buffer for pages; cheaper than mapping the file, which costs a page fault per 4 KiB and an unmap."""
+        room: memoryview = self._page_buffers.allocate((size,), np.uint8).data
+        return room
+
+    def fill(self, block: WindowBlock) -> None:
+        """Parse a block's pages into the slab, and into columns of variable size."""
+        self._fill_fixed(block)
+        raw: dict[str, RawColumn] = {}
+        for field in self.layout.variable:
+            if not block.plan.source.reads(field.id):
+                continue
+            cells = gather(self._reader.snapshot.schema, field, [block.plan.fragment_rows], block.pages, as_arrow=True)
+            if isinstance(field.kind, Linked):  # neighbouring links are read in one request
+                cells = RawColumn(None, (self._reader.load_external(field, cells),))
+            elif block.request.sparse and self.arena is None:  # a slice would keep the whole page in memory
+                copied = pa.concat_arrays([*cells.chunks, cells.chunks[0].slice(0, 0)])
+                cells = RawColumn(None, (copied,), cells.references)
+            raw[field.name] = cells
+        block.columns = BlockColumns(raw)
+        if self.arena is not None and raw:
+            batch = block.columns.as_batch()
+            size = batch_bytes(batch)
+            block.place = self.arena.allocate(size), size
+            write_batch(batch, self.arena.bytes(*block.place))
+            block.columns = BlockColumns({})
+
+    def _fill_fixed(self, block: WindowBlock) -> None:
+        first, end = block.slab_start, block.slab_start + block.plan.rows
+        there = {block.requests[number].file.fields[0] for number in block.request.direct}
+        for column in self.layout.fixed:
+            mask = self.slab.masks.get(column.name)
+            if column.field is not None and not block.plan.source.reads(column.field.id):
+                continue
+            if (column.field is None or column.field.id not in there) and column.name not in block.request.row_pages:
+                values = self.slab.buffer(column.name, first, block.plan.rows)
+                self._fill_column(column, block, values, None if mask is None else mask[first:end])
+                self.slab.flush(column.name, first, block.plan.rows)
+            elif mask is not None:
+                mask[first:end] = True
+
+    def _fill_column(
+        self, column: FixedColumn, block: WindowBlock, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
+    ) -> None:
+        fragment_rows = block.plan.fragment_rows
+        if column.field is None:
+            values[:] = fragment_rows.fragment.row_ids_at(fragment_rows.rows)
+            return
+        light = self._cached_column(column.field, block)
+        if light is not None:
+            values[:] = light
+        if light is not None or copy_dense(column.field, fragment_rows, block.pages, values):
+            if mask is not None:
+                mask[:] = True
+            return
+        cells = gather(self._reader.snapshot.schema, column.field, [fragment_rows], block.pages)
+        filled = self._reader.decode(column.field, cells)
+        values[:] = filled.values
+        if mask is not None:
+            mask[:] = True if filled.mask is None else filled.mask
+
+    def _cached_column(self, field: Field, block: WindowBlock) -> npt.NDArray[Any] | None:
+        """A fixed-width column from the page cache, if the rows are contiguous there."""
+        cached = block.request.cached_columns
+        values = cached.get(field.id)
+        if values is None and self._page_cache is not None:
+            values = self._page_cache.column(field, block.plan.fragment_rows)
+            if values is not None:
+                cached[field.id] = values
+        return values
+
+
+def null_columns(layout: Layout, rows: int) -> BlockColumns:
+    """Columns of nulls, for a damaged block; its rows are read one by one later."""
+    return BlockColumns(
+        {field.name: RawColumn(None, (pa.nulls(rows, field.kind.arrow_type),)) for field in layout.variable}
+    )

@@ -1,0 +1,121 @@
+"""What a builder gets: the rows of a span, and where each is. In shared memory if the builder is another process."""
+
+import pickle
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.planning import RowIdentity, SpanSamples
+from penstock.engine.window._arena import Arena
+from penstock.engine.window._rows import WindowRows
+from penstock.plan import Places, SpanSteps
+from penstock.table import Int64Array
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableTask:
+    """The rows of a task that come from one table."""
+
+    table: int
+    places: Places
+    """Which rows of the task these are."""
+    located: WindowRows
+    """Where they are, or the draws of their samples."""
+    samples: SpanSamples | None
+    padding: npt.NDArray[np.bool_] | None
+    """Mask of the rows that only pad the epoch's last step."""
+    epochs: int | Int64Array
+    """The epoch of all rows, or of each."""
+    positions: Int64Array | None
+    """The positions of the rows in the table, or the numbers of samples; None if they are not needed."""
+    damaged: tuple[int, ...]
+    """The rows, or samples, that need a block that could not be read."""
+    slab_capacity: int
+    """Rows of the slab."""
+
+    def __len__(self) -> int:
+        return len(self.located.slab_rows if self.samples is None else self.samples.numbers)
+
+    def part(self, first: int, end: int) -> "TableTask":
+        """The rows among those from `first` to `end` of the task."""
+        places: Places = slice(None)
+        if not isinstance(self.places, slice):
+            first_place = first
+            first, end = np.searchsorted(self.places, (first, end)).tolist()
+            places = self.places[first:end] - first_place
+        here, samples = slice(first, end), None
+        if self.samples is not None:
+            samples = self.samples.part(first, end)
+            here = slice(int(self.samples.offsets[first]), int(self.samples.offsets[end]))
+        return replace(
+            self,
+            places=places,
+            located=self.located.take(here),
+            samples=samples,
+            padding=None if self.padding is None else self.padding[first:end],
+            epochs=self.epochs if isinstance(self.epochs, int) else self.epochs[first:end],
+            positions=None if self.positions is None else self.positions[first:end],
+            damaged=tuple(index - first for index in self.damaged if first <= index < end),
+        )
+
+    def identity(self, index: int) -> RowIdentity:
+        """Which row of the table a row is."""
+        assert self.positions is not None
+        epoch = self.epochs if isinstance(self.epochs, int) else int(self.epochs[index])
+        return RowIdentity(self.table, int(self.positions[index]), epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class BuildTask:
+    """The rows of a span, all of which are in the window."""
+
+    steps: SpanSteps
+    tables: list[TableTask]
+    keys: Int64Array | None
+    """What random numbers of each row depend on, besides the seed and the epoch; None if there are none."""
+
+    def part(self, first: int, end: int) -> "BuildTask":
+        """Some consecutive rows."""
+        tables = [part for table in self.tables if len(part := table.part(first, end))]
+        return BuildTask(self.steps, tables, None if self.keys is None else self.keys[first:end])
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables))
+
+    def identity(self, index: int) -> RowIdentity:
+        """Which row of which table a row is."""
+        for table in self.tables:
+            if isinstance(table.places, slice):
+                return table.identity(index)
+            at = int(np.searchsorted(table.places, index))
+            if at < len(table.places) and table.places[at] == index:
+                return table.identity(at)
+        raise IndexError(index)
+
+
+def write_task(task: BuildTask, arena: Arena) -> tuple[int, int]:
+    """Write a task to shared memory; returns its start and size."""
+    buffers: list[memoryview] = []
+    pickled = pickle.dumps(task, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
+    sizes = [len(pickled), *(buffer.nbytes for buffer in buffers)]
+    header = np.array([len(sizes), *sizes], np.int64)
+    starts = header.nbytes + np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)])
+    start, size = arena.allocate(int(starts[-1])), int(starts[-1])
+    memory = arena.bytes(start, size)
+    memory[: header.nbytes] = header.view(np.uint8)
+    for at, buffer in zip(starts.tolist(), (memoryview(pickled), *buffers), strict=False):
+        memory[at : at + len(buffer)].data[:] = buffer
+    return start, size
+
+
+def read_task(memory: npt.NDArray[np.uint8]) -> BuildTask:
+    """Inverse of `write_task`; its arrays are views of the memory."""
+    count = int(memory[:8].view(np.int64)[0])
+    sizes = memory[8 : 8 * (count + 1)].view(np.int64).tolist()
+    starts = 8 * (count + 1) + np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)])
+    parts = [memory[at : at + size] for at, size in zip(starts.tolist(), sizes, strict=False)]
+    task: BuildTask = pickle.loads(parts[0].data, buffers=parts[1:])
+    return task

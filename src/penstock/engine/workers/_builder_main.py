@@ -1,0 +1,184 @@
+"""A builder: a process that makes batches of spans in the shared window, and calls the user's functions.
+
+The contract; if the code disagrees with this list, the code is wrong:
+
+- It has no state but its maps of shared memory: a task names a span, its rows in the window, and a slot.
+- It maps the window read-only, and functions get copies of what they may change.
+- It does one task after the other, in its main thread, so that nothing contends for its GIL. Whatever a user's
+  function, its result or its error raises becomes a message.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.device import SharedMemory, SharedRegions
+from penstock.engine.assembly import (
+    BatchAssembler,
+    BatchFormatter,
+    Failure,
+    GatheredRows,
+    SpanGatherer,
+)
+from penstock.engine.window import (
+    BlockColumns,
+    BuildTask,
+    SlabColumns,
+    TableMemory,
+    arena_bytes,
+    null_columns,
+    read_task,
+)
+from penstock.engine.workers._lists import compact
+from penstock.engine.workers._messages import Build, Built, Channel, pack, portable
+from penstock.engine.workers._process import ProcessStats, run_process
+from penstock.engine.workers._slots import SlotLayout
+from penstock.engine.workers._source import LoaderSource
+from penstock.table import Allocator
+
+_BLOCKS_CACHED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderSpec:
+    """Everything that a builder has to know."""
+
+    source: LoaderSource
+    formatter: BatchFormatter
+    slots: SlotLayout
+
+
+def main(channel_fd: int, spec_fd: int) -> None:
+    """Serve the loader at the other end of a channel."""
+    run_process(channel_fd, spec_fd, _Builder)
+
+
+class _MappedWindow:
+    """The window of another process."""
+
+    def __init__(self, source: LoaderSource, regions: SharedRegions) -> None:
+        self._regions, self._layouts = regions, [table.layout for table in source.tables]
+        self.slabs = [
+            SlabColumns(layout.fixed, TableMemory(regions, number)) for number, layout in enumerate(self._layouts)
+        ]
+        self._blocks: dict[int, BlockColumns] = {}
+        """The block that was used longest ago comes first."""
+
+    def task(self, place: tuple[int, int]) -> BuildTask:
+        """A task, with the columns of its blocks."""
+        task = read_task(arena_bytes(self._regions, *place))
+        for index, rows in enumerate(task.tables):
+            self.slabs[rows.table].extend(rows.slab_capacity)
+            if rows.located.blocks:
+                blocks = [self._columns(rows.table, *described) for described in rows.located.blocks]  # type: ignore[misc]
+                object.__setattr__(rows, "located", rows.located._replace(blocks=blocks))
+            task.tables[index] = rows
+        return task
+
+    def _columns(self, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:
+        columns = self._blocks.pop(number, None)
+        if columns is None:
+            columns = null_columns(self._layouts[table], rows)
+            if size:
+                columns = BlockColumns.from_bytes(arena_bytes(self._regions, start, size))
+        self._blocks[number] = columns
+        if len(self._blocks) > _BLOCKS_CACHED:
+            del self._blocks[next(iter(self._blocks))]
+        return columns
+
+
+class _Builder:
+    def __init__(self, channel: Channel, spec: BuilderSpec) -> None:
+        self._channel, self._spec, self._stats = channel, spec, ProcessStats(spec.source)
+        source, collector = spec.source, self._stats.collector
+        self._gatherers, replacers = source.gatherers(source.selections(), collector)
+        self._assemble = BatchAssembler(spec.formatter, None, replacers, collector, row_keys=source.row_keys)
+        self._mixed = source.mixed_columns
+        self._window: _MappedWindow | None = None
+        self._slots: dict[int, npt.NDArray[np.uint8]] = {}
+
+    def serve(self) -> None:
+        """Build until the channel is closed."""
+        while True:
+            started = time.perf_counter()
+            message, descriptors = self._channel.receive()
+            self._stats.collector.add_time("worker", "starved", time.perf_counter() - started)
+            self._map(message, descriptors)
+            with self._stats.collector.timed("worker", "busy"):
+                built, memory = self._build(message)
+            self._channel.send(built, [] if memory is None else [memory.fd])
+            del built, memory
+
+    def _map(self, message: Build, descriptors: Sequence[int]) -> None:
+        left = list(descriptors)
+        if message.new_memory:
+            self._window = _MappedWindow(self._spec.source, SharedRegions(left.pop(0), writable=False))
+        for number in message.dropped:
+            self._slots.pop(number, None)
+        if message.new_slot:
+            self._slots[message.slot] = SharedMemory(left.pop(0)).bytes
+
+    def _build(self, message: Build) -> tuple[Built, SharedMemory | None]:
+        shipment: Any = None
+        memory = failure = None
+        bad: dict[int, Any] = {}
+        try:
+            gathered, shipment, memory = self._batches(message)
+            bad = gathered.bad
+            if shipment is None and gathered.failure is not None:
+                failure = gathered.failure[0], portable(gathered.failure[1])
+        except BaseException as error:
+            shipment = portable(error)
+        return Built(message.run, message.number, message.rows, shipment, bad, failure, self._stats.new()), memory
+
+    def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
+        assert self._window is not None
+        task, slot = self._window.task(message.place), self._slots[message.slot]
+        gather = SpanGatherer(self._gatherers, self._window.slabs, self._mixed)
+        columns = self._spec.slots.arrays(slot, task.steps.rows)
+        if message.rows is not None:
+            first, end = message.rows
+            task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
+            gathered = gather(task, _allocators(columns))
+            _write(columns, gathered)
+            gathered.bad = {first + index: bad for index, bad in gathered.bad.items()}
+            if gathered.failure is not None:
+                gathered.failure = first + gathered.failure[0], gathered.failure[1]
+            return gathered, None, None
+        functions = self._spec.formatter.on_host
+        gathered = gather(task, _allocators({} if functions else columns))
+        built = self._assemble(task, gathered)
+        to_transport = self._spec.formatter.to_transport
+        batches = [
+            portable(batch.error) if isinstance(batch, Failure) else compact(to_transport(batch))
+            for batch in built.batches
+        ]
+        gathered.columns = {}  # before their successors are packed
+        del built
+        shipment, memory = pack(batches, slot, into_slot=True)
+        return gathered, shipment, memory
+
+
+def _allocators(columns: dict[str, npt.NDArray[Any]]) -> Any:
+    def of(name: str) -> Allocator:
+        column = columns.get(name)
+
+        def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            fits = column is not None and column.shape == tuple(shape) and column.dtype == dtype
+            return column if fits and column is not None else np.empty(shape, dtype)
+
+        return allocate
+
+    return of
+
+
+def _write(columns: dict[str, npt.NDArray[Any]], gathered: GatheredRows) -> None:
+    """Write columns to the slot that are not there yet."""
+    for name, values in columns.items():
+        written = gathered.columns.get(name)
+        if written is not None and not np.may_share_memory(values, written):
+            values[:] = written

@@ -1,0 +1,301 @@
+"""Read a plan with a pool of threads into one window; say which spans have all their rows there.
+
+The contract; if the code disagrees with this list, the code is wrong:
+
+- Spans are admitted in plan order, and blocks get memory in that order. So a block of the next span never waits for
+  memory that a later span holds.
+- Blocks are admitted shortly before a thread can fetch them: a block in the fetcher's queue would hold memory of the
+  window long before it is written, and so spread the window over more memory than it needs.
+- If nothing in flight can free memory, the next block is admitted over budget; reading never deadlocks on memory.
+- After the last span of an epoch come the spans of the next one, as far as the window has room, and none after that.
+- Between epochs reading is paused: requests in flight complete, and none starts.
+- A thread takes the most urgent task: continue the plan, build a span (if threads build), read a page of a local file.
+  So there are no more threads than cores that can use them; each further thread would contend for the GIL. Only
+  requests to remote stores have threads of their own.
+- `stop` ends every thread after its current task. Threads hold no reference to the user's iterator, so dropping the
+  iterator stops its run. An error that ends a thread ends the run.
+"""
+
+import atexit
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Condition, Thread, current_thread
+
+from penstock.engine._stats import StatsCollector
+from penstock.engine.planning import Planner, Span
+from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlock
+from penstock.errors import CorruptError
+
+_PLANNED_AHEAD = 64
+_MAX_BACKLOG = 64
+"""Requests in the fetcher's queue at which planning stops; it continues at half of them, so that it works in runs."""
+_JOIN_S = 0.5
+
+_running: "weakref.WeakSet[SpanReader]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_running.clear)
+
+
+class SpanReader:
+    """The threads of one run of a loader, from a position in an epoch on; what is done with its spans is a subclass's.
+
+    A subclass overrides `_on_ready` and `_on_failure`, and calls `_release` for each span that is built.
+    """
+
+    _builds = False
+    """Whether the threads build spans too."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        window: Window,
+        fetcher: Fetcher | None,
+        *,
+        threads: int,
+        tolerant: bool,
+        collector: StatsCollector,
+        init_thread: Callable[[], None] | None = None,
+    ) -> None:
+        """Without a fetcher the threads read by themselves. Each thread calls `init_thread` first.
+
+        With `tolerant`, damaged pages are left to the builders instead of failing the span.
+        """
+        self._planner, self._window, self._fetcher = planner, window, fetcher
+        self._tolerant, self._collector, self._init_thread = tolerant, collector, init_thread
+        self._lock = window.lock
+        self._task_ready = Condition(self._lock)
+        self._plan: Iterator[None] = iter(())
+        self._planning = False
+        """Whether a thread is planning, or the plan is exhausted."""
+        self._blocked_since: float | None = None
+        self._read_queue: deque[tuple[WindowBlock, int]] = deque()
+        self._limit = 0
+        """The plan is at most so many spans, and a few more, ahead."""
+        self._next_number = 0
+        """The number after that of the last admitted span."""
+        self._idle_threads = 0
+        self._unbuilt = 0
+        """Spans that are admitted and not built yet."""
+        self._filling = 0
+        """Blocks that are admitted and not filled yet."""
+        self._stopped = self._joined = self._paused = False
+        self._reading_epoch = self._planning_epoch = 0
+        self._threads = [Thread(target=self._thread_main, name="penstock-reader", daemon=True) for _ in range(threads)]
+
+    def start(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> None:
+        """Start to read at a position, where span `number` begins; spans before `first` are skipped."""
+        self._plan = self._admit_spans(epoch, consumed, number, first)
+        self._reading_epoch = self._planning_epoch = epoch
+        _running.add(self)
+        for thread in self._threads:
+            thread.start()
+
+    def resume(self, epoch: int) -> None:
+        """Continue reading, at most up to the end of the epoch after this one."""
+        with self._lock:
+            self._paused, self._reading_epoch = False, epoch
+            self._task_ready.notify_all()
+        if self._fetcher is not None:
+            self._fetcher.pause(False)
+
+    def pause(self) -> None:
+        """Start no more requests until `resume`."""
+        self._paused = True
+        if self._fetcher is not None:
+            self._fetcher.pause(True)
+
+    def stop(self, *, wait: bool = False) -> None:
+        """Stop every thread; with `wait`, join them for a moment."""
+        with self._lock:
+            self._stopped = True
+            self._read_queue.clear()
+            self._task_ready.notify_all()
+        if self._fetcher is not None:
+            self._fetcher.stop()
+        if wait and not self._joined:
+            self._joined = True
+            ends = time.monotonic() + _JOIN_S
+            for thread in self._threads:
+                if thread is not current_thread() and thread.is_alive():  # another thread may still start them
+                    thread.join(max(0.0, ends - time.monotonic()))
+
+    def _on_ready(self, span: Span) -> None:
+        """All rows of a span are in the window; called with the lock."""
+        raise NotImplementedError
+
+    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
+        """The run ends by an error after all admitted spans, or at once if not all will be built (`broken`)."""
+        raise NotImplementedError
+
+    def _next_build(self) -> Callable[[], None] | None:
+        """The next span to build in a thread of this; called with the lock."""
+        return None
+
+    def _waiting_state(self) -> str | None:
+        """As what the time of a thread without a task counts."""
+        return None
+
+    def _thread_main(self) -> None:
+        try:
+            if self._init_thread is not None:
+                self._init_thread()
+            while (task := self._wait_for_task()) is not None:
+                task()
+                del task
+        except BaseException as error:
+            self._on_failure(error, broken=True)
+
+    def _wait_for_task(self) -> Callable[[], None] | None:
+        """Wait for the next task; None after `stop`."""
+        with self._lock:
+            while not self._stopped:
+                task = self._next_task()
+                if task is not None:
+                    return task
+                state, started = self._waiting_state(), time.perf_counter()
+                self._idle_threads += 1
+                self._task_ready.wait()
+                self._idle_threads -= 1
+                if state is not None:
+                    self._collector.add_time("worker", state, time.perf_counter() - started)
+            return None
+
+    def _next_task(self) -> Callable[[], None] | None:
+        if self._can_plan():
+            self._planning = True
+            return self._continue_plan
+        build = self._next_build()
+        if build is not None:
+            return build
+        if self._read_queue and not self._paused:
+            return partial(self._read_local, *self._read_queue.popleft())
+        return None
+
+    def _can_plan(self) -> bool:
+        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD or self._paused
+        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1
+        far_ahead = far_ahead or (self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG)
+        return not self._planning and not far_ahead and self._blocked_since is None
+
+    def _continue_plan(self) -> None:
+        try:
+            continues = next(self._plan, self) is None
+        except BaseException as error:
+            continues = False
+            self._on_failure(error, broken=False)
+        with self._lock:
+            self._planning = not continues
+
+    def _admit_spans(self, epoch: int, consumed: int, number: int, first: int) -> Iterator[None]:
+        """Admit spans in order; yields after each one, between epochs, and while a block waits for memory."""
+        for planned in self._planner.planned_spans(epoch, consumed, number, first):
+            self._window.register(planned)
+            for span in planned.spans:
+                for block in self._window.unadmitted(span):
+                    while not self._try_admit(block):
+                        yield
+                    self._request(block)
+                self._admit(span)
+                yield
+            if planned.last:
+                self._planning_epoch += 1
+                yield
+
+    def _try_admit(self, block: WindowBlock) -> bool:
+        with self._lock:
+            if self._blocked_since is not None:
+                return False
+            if not self._window.admit(block, force=not self._unbuilt and not self._filling):
+                self._blocked_since = time.perf_counter()
+                return False
+            self._filling += 1
+        return True
+
+    def _memory_freed(self, *, by_thread: bool) -> None:
+        """Let the plan continue if memory or the backlog held it up; called with the lock.
+
+        Threads of this continue by themselves; others must wake one.
+        """
+        if self._blocked_since is not None:
+            self._collector.add_time("fetch", "blocked", time.perf_counter() - self._blocked_since)
+            self._blocked_since = None
+        elif self._fetcher is None or self._fetcher.backlog > _MAX_BACKLOG // 2:
+            return
+        if self._idle_threads and not by_thread and self._can_plan():
+            self._task_ready.notify()
+
+    def _request(self, block: WindowBlock) -> None:
+        """Request the pages of a block."""
+        self._window.prefetch(block)
+        indices = range(len(block.requests))
+        if not indices:
+            self._fill(block)
+        if self._fetcher is None:
+            with self._lock:
+                self._read_queue += [(block, index) for index in indices]
+                self._task_ready.notify(len(indices))
+            return
+        for index in indices:
+            read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
+            self._fetcher.submit(Request(read, answer))
+
+    def _admit(self, span: Span) -> None:
+        """Queue a span whose blocks have all been requested."""
+        with self._lock:
+            self._unbuilt += 1
+            self._next_number = span.number + 1
+            self._on_admitted(span)
+            if self._window.await_blocks(span):
+                self._on_ready(span)
+
+    def _on_admitted(self, span: Span) -> None:
+        """A span will be ready; called in order, with the lock."""
+
+    def _read_local(self, block: WindowBlock, index: int) -> None:
+        started, size = time.perf_counter(), 0
+        pages: PageRuns | BaseException
+        try:
+            pages, size = self._window.read(block, index)
+        except BaseException as error:
+            pages = error
+        seconds = time.perf_counter() - started
+        self._collector.record_get(size, seconds)
+        if self._builds:
+            self._collector.add_time("worker", "starved", seconds)  # a thread reads only when no span can be built
+        self._on_response(block, index, pages)
+
+    def _on_response(self, block: WindowBlock, index: int, pages: PageRuns | BaseException) -> None:
+        try:
+            if self._window.add_pages(block, index, pages):
+                self._fill(block)
+        except BaseException as error:  # in a thread of the fetcher, which must not end
+            self._on_failure(error, broken=True)
+
+    def _fill(self, block: WindowBlock) -> None:
+        ready = [] if self._stopped else self._window.fill(block)
+        with self._lock:
+            for span in ready:
+                self._on_ready(span)
+            self._filling -= 1
+            self._memory_freed(by_thread=self._fetcher is None)
+
+    def _release(self, span: Span, *, by_thread: bool) -> None:
+        """Free what a span needed that is built; called with the lock."""
+        self._window.release(span)
+        self._unbuilt -= 1
+        self._memory_freed(by_thread=by_thread)
+
+    def _read_error(self, span: Span) -> BaseException | None:
+        """Why a span cannot be built; None if it can."""
+        errors = self._window.errors(span)
+        return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop all threads before the interpreter shuts down."""
+    for reader in list(_running):
+        reader.stop(wait=True)

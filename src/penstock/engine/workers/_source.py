@@ -1,0 +1,288 @@
+"""What a rank reads, and how: the planner, the window and the gatherers of its tables, in any process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.device import Accelerator, ByteAllocator, SharedRegions
+from penstock.engine._memory_budget import SpanMemory
+from penstock.engine._options import LoaderOptions
+from penstock.engine._stats import BadSample, StatsCollector
+from penstock.engine.assembly import (
+    MixedColumn,
+    MixedRows,
+    RowGatherer,
+    RowKeys,
+    RowReplacer,
+    mixed_columns,
+    new_collator,
+)
+from penstock.engine.planning import (
+    Layout,
+    Planner,
+    PlanOptions,
+    Rows,
+    Selection,
+    Span,
+    TablePlanner,
+    make_selection,
+)
+from penstock.engine.window import (
+    Arena,
+    DeviceSlab,
+    Fetcher,
+    PageCache,
+    Slab,
+    TableMemory,
+    TableWindow,
+    Window,
+    WindowBudget,
+)
+from penstock.plan import (
+    MixturePartitioner,
+    OrderSpec,
+    RankPartitioner,
+    Schedule,
+    SpanSteps,
+    WeightedDraw,
+    derive_key,
+    random_u64,
+)
+from penstock.table import Int64Array, Reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """How the rows of a table are read."""
+
+    plan: PlanOptions
+    by_row: bool
+    """Whether builders read large rows of local files themselves."""
+    slab_rows: int
+    cache_pages: bool
+    """Whether pages of light columns are cached."""
+    image_cache_bytes: int
+    """For decoded images that windows share, of one process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """How a rank reads; decided once for all its workers."""
+
+    tables: tuple[TableOptions, ...]
+    plan_rows: int
+    """Rows that are planned together."""
+    batches_per_span: int
+    spans: SpanMemory
+    """Spans that are built ahead of the loop."""
+    window_bytes: int
+    on_device: bool
+    """Whether the slab is in device memory."""
+    threads: int
+    """Threads that plan and read local files, and without worker processes build."""
+    builders: int
+    """How many of them may build at a time."""
+    fetch_threads: int
+    """Largest number of requests in flight to a remote store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSource:
+    """Rows and columns of a table, and their order."""
+
+    name: str
+    """In a mixture."""
+    reader: Reader
+    names: tuple[str, ...]
+    rows: Rows
+    draw: WeightedDraw | None
+    order: OrderSpec
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.reader.snapshot.schema, self.names, self.rows)
+
+    def selection(self) -> Selection:
+        """The selected rows and columns."""
+        order = self.order
+        return make_selection(
+            self.reader, self.names, self.rows, shuffled=order.shuffled, draw=self.draw, seed=order.seed
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSource:
+    """The rows of a rank and how they are read; a worker process gets a copy."""
+
+    tables: tuple[TableSource, ...]
+    names: tuple[str, ...]
+    """The columns of batches."""
+    partitioner: RankPartitioner
+    options: LoaderOptions
+    pipeline: PipelineOptions
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.partitioner, self.pipeline.batches_per_span)
+
+    def row_keys(self, steps: SpanSteps, keys: Int64Array) -> RowKeys:
+        """Keys of the random numbers of a span's rows, given their `key_ids`, which in a mixture have the epoch."""
+        return RowKeys(self.options.seed, 0 if self.is_mixture else steps.epoch, keys)
+
+    def key_ids(self, span: Span) -> Int64Array:
+        """What tells the random numbers of a span's rows apart: row ids; each draw of a row has its own.
+
+        In a mixture they depend on the seed and the epoch of the table too.
+        """
+        if not self.is_mixture:
+            [rows] = span.tables
+            if self.tables[0].draw is None:
+                return rows.row_ids
+            return rows.row_ids ^ random_u64(0, self.partitioner.span_positions(span.steps)[0]).view(np.int64)
+        keys = np.empty(span.steps.rows, np.int64)
+        for rows in span.tables:
+            places, seed = np.arange(len(keys))[rows.places], self.tables[rows.table].order.seed
+            epochs, row_ids = np.broadcast_to(rows.epochs, len(rows)), rows.row_ids
+            for epoch in np.unique(epochs).tolist():
+                here = epochs == epoch
+                keys[places[here]] = random_u64(derive_key(seed, epoch), row_ids[here]).view(np.int64)
+        return keys
+
+    @property
+    def is_mixture(self) -> bool:
+        return isinstance(self.partitioner, MixturePartitioner)
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether builders have to know which rows of the table they get: to name, or replace, a bad one."""
+        plain = all(not table.layout.variable for table in self.tables)
+        return not plain or self.options.bad_samples.tolerant or any(table.by_row for table in self.pipeline.tables)
+
+    @property
+    def flags_rows(self) -> bool:
+        """Whether batches have a `_pad` column."""
+        return self.options.flags_rows(self.partitioner.world)
+
+    @property
+    def mixed_columns(self) -> list[MixedColumn] | None:
+        """The columns of a mixture; None for a single table."""
+        if not self.is_mixture:
+            return None
+        return mixed_columns([table.layout for table in self.tables], self.names, self.options.decode)
+
+    def selections(self) -> list[Selection]:
+        """The selected rows and columns of each table."""
+        return [table.selection() for table in self.tables]
+
+    def planner(self, selections: Sequence[Selection]) -> Planner:
+        """A planner of all rows."""
+        tables = [
+            TablePlanner(number, selections[number], self.tables[number].order, options.plan)
+            for number, options in enumerate(self.pipeline.tables)
+        ]
+        return Planner(tables, self.schedule, self.pipeline.plan_rows)
+
+    def fetcher(self, collector: StatsCollector) -> Fetcher | None:
+        """Threads for remote stores; None if all are local."""
+        if all(table.reader.store.is_local for table in self.tables):
+            return None
+        return Fetcher(collector, max_threads=self.pipeline.fetch_threads)
+
+    def window(
+        self,
+        selections: Sequence[Selection],
+        collector: StatsCollector,
+        page_caches: Sequence[PageCache | None],
+        *,
+        regions: SharedRegions | None = None,
+        arena: Arena | None = None,
+        accelerator: Accelerator | None = None,
+        page_allocator: ByteAllocator | None = None,
+    ) -> Window:
+        """An empty window, in memory of this process, or in that of `regions` and `arena`, which processes share."""
+        options = self.pipeline
+        tables: list[TableWindow] = []
+        for number, table in enumerate(self.tables):
+            layout, rows = table.layout, options.tables[number].slab_rows
+            slab: Slab
+            if options.on_device and accelerator is not None:
+                slab = DeviceSlab(layout.fixed, rows, accelerator=accelerator, on_copied=collector.record_device_copy)
+            else:
+                slab = Slab(layout.fixed, rows, None if regions is None else TableMemory(regions, number))
+            tables.append(
+                TableWindow(
+                    number,
+                    table.reader,
+                    layout,
+                    slab,
+                    heaviest=selections[number].heaviest,
+                    page_cache=page_caches[number],
+                    arena=arena,
+                    allocate=page_allocator,
+                    budget_bytes=options.window_bytes,
+                    by_row=options.tables[number].by_row,
+                )
+            )
+        return Window(tables, WindowBudget(options.window_bytes, collector))
+
+    def page_caches(self) -> list[PageCache | None]:
+        """For each table one that all its windows share, if its light columns are cached."""
+        each = zip(self.tables, self.pipeline.tables, strict=True)
+        return [PageCache(table.reader.store) if options.cache_pages else None for table, options in each]
+
+    def gatherers(
+        self, selections: Sequence[Selection], collector: StatsCollector, accelerator: Accelerator | None = None
+    ) -> tuple[list[RowGatherer], list[RowReplacer]]:
+        """For each table what gathers its rows, and what replaces bad ones."""
+        mixed = self.mixed_columns
+        gatherers: list[RowGatherer] = []
+        replacers: list[RowReplacer] = []
+        for number, table in enumerate(self.tables):
+            there = accelerator if mixed is None else None
+            collator = new_collator(
+                table.reader, table.layout, self.options.decode.only(table.layout.names), there,
+                image_cache_bytes=self.pipeline.tables[number].image_cache_bytes,
+            )  # fmt: skip
+            collator.on_read = collector.record_get
+            replacer = RowReplacer(
+                collator, selections[number], self.options.bad_samples, there,
+                seed=table.order.seed, flag=self.flags_rows,
+                mixed=None if mixed is None else MixedRows(number, table.name, mixed),
+            )  # fmt: skip
+            gatherers.append(RowGatherer(collator, replacer, flag=self.flags_rows))
+            replacers.append(replacer)
+        return gatherers, replacers
+
+
+class DeliveredSpan(NamedTuple):
+    """The batches of a span, for the loop."""
+
+    steps: SpanSteps
+    batches: Sequence[Any]
+    """A `Failure` is the last item."""
+    bad: dict[int, BadSample]
+    """Rows of the span that were replaced."""
+    blocks_drawn: int
+    padding: int
+    """Rows that only pad the last step."""
+
+
+class SpanStream(Protocol):
+    """The spans of a run, in order, made by threads or by worker processes."""
+
+    def start(self, epoch: int, consumed: int) -> None:
+        """Start to read at a position of an epoch."""
+
+    def resume(self, epoch: int) -> None:
+        """Continue to read, at most up to the end of the epoch after this one."""
+
+    def pause(self) -> None:
+        """Start no more requests until `resume`."""
+
+    def next_span(self) -> DeliveredSpan | None:
+        """The next span, None after `stop`; raises the error that occurred in it."""
+
+    def stop(self, *, wait: bool = False) -> None:
+        """End the run; with `wait`, wait for a moment until nothing of it runs."""
