@@ -1,6 +1,7 @@
 """Rows of several spans that were located together."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -16,7 +17,8 @@ class LocatedRows:
 
     def __init__(self, found: BlockLocations, composition: Composition | None, *, resident: bool) -> None:
         """With `resident`, the blocks are all blocks of the table, and each span has all of them."""
-        self._blocks, self._resident = flat_blocks(found.blocks), resident
+        self._blocks = cast("list[PlannedBlock]", found.blocks) if resident else flat_blocks(found.blocks)
+        self._resident = resident
         self._block_index, self._rows = found.block_index, found.rows
         self._samples: SpanSamples | None = None
         self._anchor = None if composition is None else composition.anchor

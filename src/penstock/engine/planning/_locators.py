@@ -16,6 +16,7 @@ from penstock.table import Int64Array
 
 _MANIFEST_READERS = 32
 SECTIONS_CACHED = 64
+_NO_ROWS = np.zeros(0, np.int64)
 
 PartBlocksOf = Callable[[int, int], list[Block]]
 """Returns the blocks of a part of a section, in table order."""
@@ -86,9 +87,11 @@ class _LaneLocator(BlockLocator):
         lanes = self._epoch.lanes
         block_index, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         blocks: list[Planned] = []
-        by_lane = list(self._by_lane(positions))
-        self._open_cursors([(lane, positions[here] // lanes) for lane, here in by_lane if lane not in self._cursors])
-        for lane, here in by_lane:
+        lane_positions = list(by_lane(positions, lanes))
+        self._open_cursors(
+            [(lane, positions[here] // lanes) for lane, here in lane_positions if lane not in self._cursors]
+        )
+        for lane, here in lane_positions:
             offsets = positions[here] // lanes
             back = None
             if duplicates:
@@ -104,21 +107,6 @@ class _LaneLocator(BlockLocator):
         if len(fresh) > 1 and self._selection.coarse:
             cursors = thread_map(lambda new: self._cursor(*new), fresh, max_workers=_MANIFEST_READERS)
             self._cursors.update(zip((lane for lane, _ in fresh), cursors, strict=True))
-
-    def _by_lane(self, positions: Int64Array) -> Iterator[tuple[int, slice | Int64Array]]:
-        """The lanes of some positions, each with the indices of its positions."""
-        lanes = self._epoch.lanes
-        stride = int(positions[1] - positions[0]) if len(positions) > 1 else 1
-        if stride > 0 and lanes % stride == 0 and (np.diff(positions) == stride).all():
-            period = lanes // stride  # positions of one rank visit its lanes in a fixed cycle
-            for first, lane in enumerate((positions[:period] % lanes).tolist()):
-                yield lane, slice(first, None, period)
-            return
-        in_lane = positions % lanes
-        order = np.argsort(in_lane, kind="stable")
-        bounds = np.flatnonzero(np.diff(in_lane[order], prepend=-1, append=-1)).tolist()
-        for first, end in pairwise(bounds):
-            yield int(in_lane[order[first]]), order[first:end]
 
     def _lane(self, lane: int, offsets: Int64Array) -> BlockLocations:
         """The blocks of one lane for some increasing offsets."""
@@ -149,6 +137,21 @@ class _LaneLocator(BlockLocator):
 
     def _close(self, lane: int, offset: int) -> None:
         """Release blocks whose last row is at or before an offset."""
+
+
+def by_lane(positions: Int64Array, lanes: int) -> Iterator[tuple[int, slice | Int64Array]]:
+    """The lanes of some positions, each with the indices of its positions."""
+    stride = int(positions[1] - positions[0]) if len(positions) > 1 else 1
+    if stride > 0 and lanes % stride == 0 and (np.diff(positions) == stride).all():
+        period = lanes // stride  # positions of one rank visit its lanes in a fixed cycle
+        for first, lane in enumerate((positions[:period] % lanes).tolist()):
+            yield lane, slice(first, None, period)
+        return
+    in_lane = positions % lanes
+    order = np.argsort(in_lane, kind="stable")
+    bounds = np.flatnonzero(np.diff(in_lane[order], prepend=-1, append=-1)).tolist()
+    for first, end in pairwise(bounds):
+        yield int(in_lane[order[first]]), order[first:end]
 
 
 class _BlockCache:
@@ -218,32 +221,63 @@ class WholeBlocks(_LaneLocator):
                 self._closed.append(planned)
 
 
-class ResidentBlocks(_LaneLocator):
+class ResidentBlocks(BlockLocator):
     """Blocks that an earlier epoch has read, all of which stay in the window; all of them are given each time."""
 
     def __init__(
-        self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, resident: Sequence[PlannedBlock]
+        self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, resident: "ResidentTable"
     ) -> None:
-        """The blocks are in table order."""
-        super().__init__(selection, part_blocks, epoch, trim=False)
-        self._resident = list(resident)
-        self._starts = np.array([selection.first_index(block.source) for block in resident], np.int64)
+        self._table, self._epoch = resident, epoch
+        source = _BlockCache(selection, epoch, part_blocks)
+        indices = [
+            np.arange(first, first + len(block))
+            for block, _, _ in walk(epoch, source, 0, epoch.rows)
+            for first in (selection.first_index(block),)
+        ]
+        self._index = np.concatenate(indices)
+        """For each place of the epoch the index of its row among the selected ones."""
+        self._lanes: dict[int, tuple[int, int, Int64Array]] = {}
+        """For each lane its next chunk, the offset at which the one before starts, and the rows of that."""
 
-    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
-        index = super().find(positions, duplicates=duplicates).rows
-        number = np.searchsorted(self._starts, index, side="right") - 1
-        return BlockLocations(self._resident, number, index - self._starts[number])
+    def take_closed(self) -> list[Planned]:
+        return []
 
-    def _to_planned_blocks(
-        self,
-        lane: int,  # noqa: ARG002
-        blocks: list[LaneBlock],
-        holders: Int64Array,
-        rows: Int64Array,
-    ) -> BlockLocations:
-        """The index of each row among the selected ones: lanes end inside blocks, and elsewhere in each epoch."""
-        firsts = np.array([self._selection.first_index(block.block) - block.first for block in blocks], np.int64)
-        return BlockLocations([], holders, firsts[holders] + rows)
+    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:  # noqa: ARG002
+        places = np.empty(len(positions), np.int64)
+        for lane, here in by_lane(positions, self._epoch.lanes):
+            places[here] = self._lane(lane, positions[here] // self._epoch.lanes)
+        index = self._index[places]
+        number = self._table.block_of[index]
+        return BlockLocations(self._table.blocks, number, index - self._table.starts[number])
+
+    def _lane(self, lane: int, offsets: Int64Array) -> Int64Array:
+        """The places of the epoch at some offsets of a lane."""
+        spread = self._epoch.lane_order(lane)
+        rows = np.empty(len(offsets), np.int64)
+        left = np.arange(len(offsets))
+        while len(left):
+            first = int(offsets[left].min())
+            number, start, chunk = self._lanes.get(lane, (0, 0, _NO_ROWS))
+            if first < start or number == 0:
+                number = spread.chunk_of(first)
+                start, chunk = spread.rows_before(number), spread.chunk(number)
+                number += 1
+            while first >= start + len(chunk):
+                start, chunk, number = start + len(chunk), spread.chunk(number), number + 1
+            self._lanes[lane] = number, start, chunk
+            inside = offsets[left] < start + len(chunk)
+            rows[left[inside]] = chunk[offsets[left[inside]] - start]
+            left = left[~inside]
+        return rows + self._epoch.lane_start(lane)
+
+
+class ResidentTable:
+    """All blocks of a table in table order, and which of them holds each row."""
+
+    def __init__(self, selection: Selection, blocks: Sequence[PlannedBlock]) -> None:
+        self.blocks = sorted(blocks, key=lambda block: selection.first_index(block.source))
+        self.starts = np.array([selection.first_index(block.source) for block in self.blocks], np.int64)
+        self.block_of = np.repeat(np.arange(len(self.blocks)), [block.rows for block in self.blocks])
 
 
 class PartialBlocks(_LaneLocator):

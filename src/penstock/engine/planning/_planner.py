@@ -16,6 +16,7 @@ from penstock.engine.planning._locators import (
     PartBlocksOf,
     PartialBlocks,
     ResidentBlocks,
+    ResidentTable,
     ScatteredLocator,
     WholeBlocks,
 )
@@ -97,6 +98,7 @@ class TablePlanner:
         """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
         """The blocks of the first epoch that was read as a whole, if they stay in the window."""
+        self._table: ResidentTable | None = None
         self._epoch = -1
         self._locator: BlockLocator | None = None
         self._page_locator: BlockLocator | None = None
@@ -183,8 +185,8 @@ class TablePlanner:
         if selection.scattered:
             return ScatteredLocator(selection, options.page_bytes)
         if self._resident:
-            self._resident.sort(key=lambda block: self._selection.first_index(block.source))
-            return ResidentBlocks(self._selection, self._part_blocks, epoch, self._resident)
+            self._table = self._table or ResidentTable(self._selection, self._resident)
+            return ResidentBlocks(self._selection, self._part_blocks, epoch, self._table)
         if options.by_blocks and not by_pages:
             resident = self._resident if options.resident and not resumed else None
             trim = options.trim and first

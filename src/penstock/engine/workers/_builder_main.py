@@ -8,6 +8,7 @@ The contract; if the code disagrees with this list, the code is wrong:
   function, its result or its error raises becomes a message.
 """
 
+import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,14 +48,21 @@ _BLOCKS_CACHED = 256
 class BuilderSpec:
     """Everything that a builder has to know."""
 
-    source: LoaderSource
-    formatter: BatchFormatter
+    source: bytes
+    """A `LoaderSource`, pickled, because to open a store may start threads."""
+    formatter: bytes
+    """A `BatchFormatter`, pickled."""
     slots: SlotLayout
 
 
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
-    run_process(channel_fd, spec_fd, _Builder)
+    run_process(channel_fd, spec_fd, new_builder)
+
+
+def new_builder(channel: Channel, spec: BuilderSpec, formatter: BatchFormatter | None = None) -> "_Builder":
+    """A builder, whose formatter may have been unpickled before."""
+    return _Builder(channel, pickle.loads(spec.source), formatter or pickle.loads(spec.formatter), spec.slots)
 
 
 class _MappedWindow:
@@ -92,11 +100,12 @@ class _MappedWindow:
 
 
 class _Builder:
-    def __init__(self, channel: Channel, spec: BuilderSpec) -> None:
-        self._channel, self._spec, self._stats = channel, spec, ProcessStats(spec.source)
-        source, collector = spec.source, self._stats.collector
+    def __init__(self, channel: Channel, source: LoaderSource, formatter: BatchFormatter, layout: SlotLayout) -> None:
+        self._channel, self._source, self._formatter, self._layout = channel, source, formatter, layout
+        self._stats = ProcessStats(source)
+        collector = self._stats.collector
         self._gatherers, replacers = source.gatherers(source.selections(), collector)
-        self._assemble = BatchAssembler(spec.formatter, None, replacers, collector, row_keys=source.row_keys)
+        self._assemble = BatchAssembler(formatter, None, replacers, collector, row_keys=source.row_keys)
         self._mixed = source.mixed_columns
         self._window: _MappedWindow | None = None
         self._slots: dict[int, npt.NDArray[np.uint8]] = {}
@@ -116,7 +125,7 @@ class _Builder:
     def _map(self, message: Build, descriptors: Sequence[int]) -> None:
         left = list(descriptors)
         if message.new_memory:
-            self._window = _MappedWindow(self._spec.source, SharedRegions(left.pop(0), writable=False))
+            self._window = _MappedWindow(self._source, SharedRegions(left.pop(0), writable=False))
         for number in message.dropped:
             self._slots.pop(number, None)
         if message.new_slot:
@@ -139,7 +148,7 @@ class _Builder:
         assert self._window is not None
         task, slot = self._window.task(message.place), self._slots[message.slot]
         gather = SpanGatherer(self._gatherers, self._window.slabs, self._mixed)
-        columns = self._spec.slots.arrays(slot, task.steps.rows)
+        columns = self._layout.arrays(slot, task.steps.rows)
         if message.rows is not None:
             first, end = message.rows
             task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
@@ -149,10 +158,10 @@ class _Builder:
             if gathered.failure is not None:
                 gathered.failure = first + gathered.failure[0], gathered.failure[1]
             return gathered, None, None
-        functions = self._spec.formatter.on_host
+        functions = self._formatter.on_host
         gathered = gather(task, _allocators({} if functions else columns))
         built = self._assemble(task, gathered)
-        to_transport = self._spec.formatter.to_transport
+        to_transport = self._formatter.to_transport
         batches = [
             portable(batch.error) if isinstance(batch, Failure) else compact(to_transport(batch))
             for batch in built.batches

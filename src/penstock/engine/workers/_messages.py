@@ -169,6 +169,28 @@ class Failed(NamedTuple):
     stats: WorkerStats
 
 
+class Fork(NamedTuple):
+    """To the template: become a builder in another process, whose channel accompanies this."""
+
+
+class Forked(NamedTuple):
+    """From the template: the new process; None if it cannot fork, because it has threads."""
+
+    pid: int | None
+
+
+class Reap(NamedTuple):
+    """To the template: wait for the end of a process."""
+
+    pid: int
+
+
+class Reaped(NamedTuple):
+    """From the template: the exit code of that process."""
+
+    code: int
+
+
 class StatsUpdate(NamedTuple):
     """Statistics of a process that has sent nothing else for a moment."""
 

@@ -1,7 +1,9 @@
 """The worker processes of a loader: started by exec, replaced when they die, gone when the loader is."""
 
 import os
+import pickle
 import selectors
+import signal
 import socket
 import subprocess
 import weakref
@@ -18,7 +20,7 @@ from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
-from penstock.engine.workers._messages import Channel
+from penstock.engine.workers._messages import Channel, Failed, Fork, Reap
 from penstock.engine.workers._reader_main import ReaderSpec
 from penstock.engine.workers._slots import SlotLayout, SlotPool, mixture_columns, table_columns
 from penstock.engine.workers._source import LoaderSource
@@ -29,16 +31,15 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str
 _KILL_S = 1.0
 _SLOT_SLACK = 1.25
 """Bytes of a slot for results, relative to those expected; larger ones get memory of their own."""
-_MODULES = "_reader_main", "_builder_main"
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 _ids = count()
 
 
 class WorkerProcess:
-    """A running worker process."""
+    """A running worker process: started by exec, or forked from a template that was."""
 
-    def __init__(self, module: str, spec: SharedMemory) -> None:
+    def __init__(self, module: str, spec: SharedMemory, template: "Template | None" = None) -> None:
         self.id = next(_ids)  # unlike the pid, never used again
         self.started = True
         """False once it has said that it could not start."""
@@ -49,30 +50,77 @@ class WorkerProcess:
         self.dropped: list[int] = []
         """Slots that it can unmap."""
         self.channel, theirs = Channel.pair()
+        self._template, self._process = template, None
         with theirs:
-            self._process = start_python(
-                f"penstock.engine.workers.{module}", theirs.fileno(), spec.fd,
-                descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
-            )  # fmt: skip
-        self.pid = self._process.pid
+            pid = None if template is None else template.fork(theirs)
+            if pid is None:
+                self._template = None
+                self._process = start_python(
+                    f"penstock.engine.workers.{module}", theirs.fileno(), spec.fd,
+                    descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
+                )  # fmt: skip
+                pid = self._process.pid
+        self.pid: int = pid
 
     def kill(self) -> None:
         """Kill it, without waiting."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int | None:
         """Close the channel, and wait until the process has ended; returns its exit code."""
         self.channel.close()
+        if self._process is None:
+            self.kill()  # it may have closed its channel and not exited
+            return None if self._template is None else self._template.reap(self.pid)
         try:
             return self._process.wait(_KILL_S)
-        except subprocess.TimeoutExpired:  # it closed its channel but did not exit
+        except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
 
     def abandon(self) -> None:
         """Close the channel in a forked process, which is not the parent of the worker."""
         self.channel.close()
-        self._process.returncode = 0
+        if self._process is not None:
+            self._process.returncode = 0
+
+
+class Template:
+    """The process that builders are forked from."""
+
+    def __init__(self, spec: SharedMemory) -> None:
+        self.process = WorkerProcess("_template_main", spec)
+
+    def fork(self, theirs: socket.socket) -> int | None:
+        """The pid of a new process that has one end of a channel; None if it has to be started by exec.
+
+        Raises the error of a template that could not start.
+        """
+        answer = self._ask(Fork(), [theirs.fileno()])
+        if isinstance(answer, Failed):
+            raise answer.error.revive()
+        return None if answer is None else answer.pid
+
+    def reap(self, pid: int) -> int | None:
+        """Wait for the end of a process that was forked; returns its exit code, None if that is not known."""
+        answer = self._ask(Reap(pid))
+        return None if answer is None else answer.code
+
+    def end(self) -> None:
+        """End it; the processes that were forked must have ended before."""
+        self.process.kill()
+        self.process.reap()
+
+    def _ask(self, message: Any, descriptors: Sequence[int] = ()) -> Any:
+        try:
+            self.process.channel.send(message, descriptors)
+            return self.process.channel.receive()[0]
+        except (EOFError, OSError):  # it has died
+            return None
 
 
 class ProcessPool:
@@ -108,8 +156,10 @@ class ProcessPool:
         positions = source.needs_positions or formatter.on_host
         self._specs = [
             cloudpickle.dumps(ReaderSpec(source, self.keys or worker.needs_keys, positions)),
-            cloudpickle.dumps(BuilderSpec(source, worker, self.slot_layout)),
+            pickle.dumps(BuilderSpec(cloudpickle.dumps(source), cloudpickle.dumps(worker), self.slot_layout)),
         ]
+        self._templates: list[Template] = []
+        """The process that builders are forked from, while they run."""
         self._spec_memory: list[SharedMemory] = []
         self.processes: list[WorkerProcess] = []
         self._selector: selectors.BaseSelector | None = None
@@ -120,7 +170,7 @@ class ProcessPool:
         self._running = False
         self._lock = RLock()
         """Held while processes are started or ended, by any thread."""
-        weakref.finalize(self, _end_all, self.processes, self._handles)
+        weakref.finalize(self, _end_all, self.processes, self._templates, self._handles)
         _pools.add(self)
 
     def open(self) -> int:
@@ -137,6 +187,7 @@ class ProcessPool:
                 self._spec_memory = [_shared(spec) for spec in self._specs]
                 started: list[WorkerProcess] = []
                 try:
+                    self._templates[:] = [Template(self._spec_memory[1])]
                     for worker in range(1 + self._builders):
                         started.append(self._started(worker))
                 except BaseException:
@@ -151,7 +202,11 @@ class ProcessPool:
 
     def _started(self, worker: int) -> WorkerProcess:
         assert self._selector is not None
-        process = WorkerProcess(_MODULES[min(worker, 1)], self._spec_memory[min(worker, 1)])
+        reader, builder = self._spec_memory
+        if worker:
+            process = WorkerProcess("_builder_main", builder, *self._templates)
+        else:
+            process = WorkerProcess("_reader_main", reader)
         self._selector.register(process.channel, selectors.EVENT_READ, process)
         return process
 
@@ -227,11 +282,15 @@ class ProcessPool:
                     self._selector.unregister(process.channel)
             process.reap()
             self.collector.forget_requests(process.pid)
+        while self._templates:
+            self._templates.pop().end()
 
     def abandon(self) -> None:
         """In a forked process: forget the processes and the memory, which are the parent's."""
         for process in self.processes:
             process.abandon()
+        while self._templates:
+            self._templates.pop().process.abandon()
         self.processes.clear()
         self._running, self._lock = False, RLock()
         self.slots.abandon()
@@ -254,11 +313,15 @@ def worker_formatter(formatter: BatchFormatter) -> BatchFormatter:
     return made
 
 
-def _end_all(processes: list[WorkerProcess], handles: list[socket.socket | selectors.BaseSelector]) -> None:
+def _end_all(
+    processes: list[WorkerProcess], templates: list[Template], handles: list[socket.socket | selectors.BaseSelector]
+) -> None:
     for process in processes:
         process.kill()
     for process in processes:
         process.reap()
+    for template in templates:
+        template.end()
     _close_all(handles)
 
 

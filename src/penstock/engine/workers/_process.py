@@ -8,6 +8,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 """
 
 import os
+import pickle
 import select
 import signal
 import socket
@@ -17,9 +18,8 @@ import traceback
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 
@@ -37,22 +37,32 @@ class Role(Protocol):
         """Handle messages until the channel is closed."""
 
 
-def run_process(channel_fd: int, spec_fd: int, role: Callable[[Channel, Any], Role]) -> None:
-    """Serve the loader at the other end of a channel."""
+def run_process(channel_fd: int, spec_fd: int, role: Callable[[Channel, Any], Role], *, threads: bool = True) -> None:
+    """Serve the loader at the other end of a channel, in a process that was started by exec."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def new_role(channel: Channel) -> Role:
+        spec = pickle.loads(os.pread(spec_fd, os.fstat(spec_fd).st_size, 0))
+        os.close(spec_fd)
+        _skip_pandas()
+        return role(channel, spec)
+
+    serve(channel_fd, new_role, threads=threads)
+
+
+def serve(channel_fd: int, new_role: Callable[[Channel], Role], *, threads: bool = True) -> NoReturn:
+    """Handle messages until the channel is closed; without `threads`, the process must stay without any."""
     channel = Channel(socket.socket(fileno=channel_fd))
-    start_thread("penstock-parent", _exit_with_parent, channel.fileno())
-    run_thread(_serve, channel, spec_fd, role)
+    if threads:
+        start_thread("penstock-parent", _exit_with_parent, channel.fileno())
+    run_thread(_serve, channel, new_role)
     os._exit(0)  # threads may be inside a request
 
 
-def _serve(channel: Channel, spec_fd: int, role: Callable[[Channel, Any], Role]) -> None:
+def _serve(channel: Channel, new_role: Callable[[Channel], Role]) -> None:
     try:
-        spec = cloudpickle.loads(os.pread(spec_fd, os.fstat(spec_fd).st_size, 0))
-        os.close(spec_fd)
-        _skip_pandas()
-        process = role(channel, spec)
+        process = new_role(channel)
     except BaseException as error:
         channel.send(Failed(None, portable(error), 0, StatsCollector().of_process(0)))
         while True:  # until the other end is closed

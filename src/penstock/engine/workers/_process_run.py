@@ -64,6 +64,8 @@ _READER = 0
 _MAX_DEATHS = 3
 _IN_FLIGHT = 2
 """Tasks of a builder: one that it does, and the next."""
+_SLOT_SLACK = 1.25
+"""Bytes of a slot relative to the largest results so far."""
 _MIN_ROWS = 16
 """Rows that are worth a task of their own."""
 _PLACED_AHEAD = 2
@@ -350,13 +352,14 @@ class ProcessRun:
         """Let the reader free the rows of a span, and measure it."""
         if self._memory is not None and span.memory.number == self._memory.number:
             self._released.append(span.steps.number)
-        assert span.slot is not None
-        own = 0 if span.batches is None or span.batches[1] is None else os.fstat(span.batches[1]).st_size
         if span.batches is None:
-            own = self._pool.slot_layout.size
-        else:
-            own += sum(size for in_slot, _, size in span.batches[0].arrays if in_slot)
-        self._ahead.record(own)
+            self._ahead.record(self._pool.slot_layout.size)
+            return
+        (_, arrays, _), descriptor = span.batches
+        size = sum(size for _, _, size in arrays)
+        self._ahead.record(size)
+        if descriptor is not None:  # new memory costs a page fault per page
+            self._pool.slots.grow(round(_SLOT_SLACK * size))
 
     def _deliver(self, span: _PendingSpan) -> DeliveredSpan:
         """What the loop gets of a span that is built."""

@@ -114,7 +114,7 @@ class SlotPool:
         """A slot that nobody uses."""
         while self._free:
             slot = self._free.popleft()
-            if slot.is_open and len(self._free) <= self._max_idle:
+            if slot.is_open and len(self._free) <= self._max_idle and len(slot.memory.bytes) >= self._size:
                 return slot
             self.drop(slot)
         self._created += 1
@@ -123,6 +123,10 @@ class SlotPool:
         if self._on_create is not None:
             self._on_create(slot.memory)
         return slot
+
+    def grow(self, size: int) -> None:
+        """Have slots of at least this size from now on."""
+        self._size = max(self._size, size)
 
     def lease(self, slot: Slot) -> npt.NDArray[np.uint8]:
         """The memory of a slot; it returns to the pool when the last view of it is dropped."""
