@@ -51,6 +51,13 @@ class SizedTable:
         return self.selection.reader.store.is_local
 
     @property
+    def by_row_bytes(self) -> int:
+        """Bytes of a row's columns that builders can read from files."""
+        if not self.is_local or self.selection.composition is not None:
+            return 0
+        return sum(known.fixed_row_bytes or 0 for known in self.layout.fields if reads_by_row(known))
+
+    @property
     def fixed_bytes(self) -> int:
         """Bytes of a row's columns of a fixed shape."""
         return max(1, sum(column.row_bytes for column in self.layout.fixed))
@@ -187,9 +194,9 @@ class LoaderSizing:
         by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
         in_device = self.accelerator is not None and by_blocks and budget.on_device
         resident = by_blocks and self._fits(budget, in_device=in_device)
-        by_row = not in_device and not resident and table.is_local and selection.composition is None
+        by_row = self.accelerator is None and not resident and table.by_row_bytes > 0
         rows = len(selection) * selection.rows_per_sample
-        slab_rows = min(budget.window_bytes / table.fixed_bytes, rows)
+        slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - by_row * table.by_row_bytes), rows)
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
         page_bytes *= selection.heavy_row_bytes / selection.row_bytes
         return TableOptions(
@@ -199,7 +206,7 @@ class LoaderSizing:
                 resident=resident,
                 trim=not self._options.bad_samples.tolerant,
             ),
-            by_row=by_row and any(reads_by_row(known) for known in table.layout.fields),
+            by_row=by_row,
             slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
             cache_pages=self._caches_pages and table.light_bytes > 0,
             image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables))
@@ -219,9 +226,14 @@ class LoaderSizing:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
 
+    def _window_bytes(self, table: SizedTable) -> int:
+        """Bytes of a table's window, without the columns that builders read from files."""
+        held = 1.0 if self.accelerator is not None else 1 - table.by_row_bytes / table.selection.row_bytes
+        return round(max(0.0, held) * table.window_bytes)
+
     @cached_property
     def _window_need(self) -> int:
-        return sum(table.window_bytes for table in self._tables)
+        return sum(map(self._window_bytes, self._tables))
 
     @property
     def _plan_rows(self) -> int:
@@ -323,7 +335,7 @@ class LoaderSizing:
             functions=self._formatter.on_host or options.decode.has_functions,
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
-            window_bytes=sum(table.window_bytes for table in blocks),
+            window_bytes=sum(map(self._window_bytes, blocks)),
             device_row_bytes=sum(column.row_bytes for column in device_columns),
             cache_bytes=min(images, self.budget_bytes // 4) + self._page_cache_bytes * self._caches_pages,
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,

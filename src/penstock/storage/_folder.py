@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from penstock.errors import PenstockError
 from penstock.storage import _errors
 from penstock.storage._buffers import MAX_BUFFERS, byte_view, new_buffer
 from penstock.storage._keys import TEMPORARY_PREFIX, check_key, object_uri
@@ -94,13 +93,6 @@ class FolderStore(Store):
         with _translated("read", uri):
             for first in range(0, len(buffers), MAX_BUFFERS):
                 start = _scatter(file.fd, start, buffers[first : first + MAX_BUFFERS], uri)
-
-    def prefetch(self, key: str, byte_range: ByteRange) -> None:
-        """Let the system read a range into its cache."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError, PenstockError):
-                file = self._open_files.get(key, self._open)
-                os.posix_fadvise(file.fd, byte_range.start, byte_range.end - byte_range.start, os.POSIX_FADV_WILLNEED)
 
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
         """Read the ranges one by one; each costs little more than the system call."""

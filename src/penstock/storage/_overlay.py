@@ -61,10 +61,6 @@ class OverlayStore(Store):
         """Fill buffers from memory, or from the other store."""
         self._holder(key).read_into(key, start, buffers)
 
-    def prefetch(self, key: str, byte_range: ByteRange) -> None:
-        """Tell the store that holds the key."""
-        self._holder(key).prefetch(key, byte_range)
-
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
         """Fill the buffers of keys in memory, and those of the other store with one call."""
         below = []

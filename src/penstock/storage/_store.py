@@ -77,9 +77,6 @@ class Store(ABC):
         """Fill consecutive buffers with the bytes of an object from offset `start` on."""
         fill(buffers, self.get(key, byte_range=ByteRange(start, start + sum(map(len, buffers)))))
 
-    def prefetch(self, key: str, byte_range: ByteRange) -> None:  # noqa: B027
-        """Say that a range will be read soon; a store may ignore it."""
-
     def read_scattered(self, parts: Sequence[tuple[str, int, memoryview]]) -> None:
         """Fill each buffer from a key and an offset; for many small ranges of many objects."""
         for key, start, buffer in parts:

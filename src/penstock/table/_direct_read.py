@@ -1,16 +1,19 @@
 """Direct reads: pages of one fixed-width column, read into the rows' destination without an intermediate copy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.errors import CorruptError
-from penstock.format import corrupt_error, crc32c, values_match, verify_pages
+from penstock.format import values_match, verify_pages
 from penstock.storage import Store
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest
 from penstock.types import ByteRange
+
+_CHECKED = 1 << 20
+"""Bytes of pages that are verified together."""
 
 
 def direct_row_range(request: PageRequest, field_id: int, row_bytes: int, selected: FragmentRows) -> range | None:
@@ -53,62 +56,84 @@ def _read(store: Store, request: PageRequest, out: memoryview) -> None:
         raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")
 
 
-class RowPages(NamedTuple):
-    """Where rows are that have a page each, so that one row can be read and verified by itself."""
+def check_pages(store: Store, request: PageRequest) -> None:
+    """Read pages and verify them, a few at a time, in memory that stays in the processor's cache.
+
+    Raises `CorruptError` for a damaged page.
+    """
+    file, offsets = request.file, request.file.offsets
+    scratch = np.empty(0, np.uint8)
+    for first, end in _page_runs(request):
+        size = offsets[end] - offsets[first]
+        if len(scratch) < size:
+            scratch = np.empty(size, np.uint8)
+        data = scratch[:size].data
+        for attempt in range(2):
+            store.read_into(file.key, offsets[first], [data])
+            try:
+                verify_pages(file, first, end, data, f"{store.uri}/{file.key}")
+                break
+            except CorruptError:  # perhaps damaged in transit: retry once
+                if attempt:
+                    raise
+
+
+def _page_runs(request: PageRequest) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive pages, each with its end, that have at most as many bytes as are verified together."""
+    offsets, first, end = request.file.offsets, request.pages[0], request.pages[0]
+    for page in request.pages:
+        if end > first and (page > end or offsets[page + 1] - offsets[first] > _CHECKED):
+            yield first, end
+            first = page
+        end = page + 1
+    yield first, end
+
+
+class RowPlaces(NamedTuple):
+    """Where rows of one fixed-width column are in files whose pages are verified."""
 
     keys: Sequence[str]
     """Of files."""
-    pages: Int64Array
-    """For each row the number of its file, the start and the end of its page there, the start of its values in the
-    page, and the checksum of the page; of shape (rows, 5)."""
+    places: Int64Array
+    """For each row the number of its file, and its offset there; of shape (rows, 2)."""
 
     @classmethod
-    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int) -> "RowPages | None":
-        """The pages of one column of some rows; None if a page holds several rows, or must be parsed."""
+    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int) -> "RowPlaces | None":
+        """The places of some rows; None if a page must be parsed."""
         rows = selected.rows
         files = selected.fragment.files_between(field_id, int(rows[0]), int(rows[-1]) + 1) if len(rows) else ()
         parts: list[Int64Array] = []
         for number, file in enumerate(files):
-            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes or (file.page_rows != 1).any():
+            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes:
                 return None
             here = rows[np.searchsorted(rows, file.row_start) : np.searchsorted(rows, file.row_start + file.rows)]
-            page = here - file.row_start
-            values = np.array(file.values_at(field_id, row_bytes))
-            starts, crcs = np.asarray(file.page_offsets, np.int64), np.asarray(file.page_crcs, np.int64)
-            parts.append(
-                np.stack([np.full(len(page), number), starts[page], starts[page + 1], values[page], crcs[page]], axis=1)
-            )
-        pages = np.concatenate(parts) if parts else np.zeros((0, 5), np.int64)
-        return cls([file.key for file in files], pages) if len(pages) == len(rows) else None
+            inside = here - file.row_start
+            ends = np.asarray(file.page_ends, np.int64)
+            page = np.searchsorted(ends, inside, side="right")
+            first = ends[page] - np.asarray(file.page_rows, np.int64)[page]
+            starts = np.asarray(file.page_offsets, np.int64)[page] + np.array(file.values_at(field_id, row_bytes))[page]
+            parts.append(np.stack([np.full(len(page), number), starts + (inside - first) * row_bytes], axis=1))
+        places = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+        return cls([file.key for file in files], places) if len(places) == len(rows) else None
 
     @classmethod
-    def joined(cls, parts: Sequence["RowPages"]) -> "RowPages":
+    def joined(cls, parts: Sequence["RowPlaces"]) -> "RowPlaces":
         """The rows of all parts, one after the other."""
         keys: list[str] = []
-        pages = np.concatenate([part.pages for part in parts])
+        places = np.concatenate([part.places for part in parts])
         end = 0
         for part in parts:
-            pages[end : end + len(part.pages), 0] += len(keys)
-            end += len(part.pages)
+            places[end : end + len(part.places), 0] += len(keys)
+            end += len(part.places)
             keys += part.keys
-        return cls(keys, pages)
+        return cls(keys, places)
 
-    def take(self, rows: Int64Array | slice) -> "RowPages":
+    def take(self, rows: Int64Array | slice) -> "RowPlaces":
         """Some of the rows."""
-        return RowPages(self.keys, self.pages[rows])
+        return RowPlaces(self.keys, self.places[rows])
 
-    def read(self, store: Store, row_view: Callable[[int], memoryview]) -> dict[int, CorruptError]:
-        """Read each row into its memory, and verify its page; returns the errors of damaged rows by index."""
-        errors: dict[int, CorruptError] = {}
-        for index, (file, start, end, value, crc) in enumerate(self.pages.tolist()):
-            row = row_view(index)
-            rest = memoryview(bytearray(end - start - len(row)))
-            head, tail = rest[:value], rest[value:]
-            for _ in range(2):  # perhaps damaged in transit: retry once
-                store.read_into(self.keys[file], start, (head, row, tail))
-                if crc32c(tail, crc32c(row, crc32c(head))) == crc:
-                    break
-            else:
-                uri = f"{store.uri}/{self.keys[file]}"
-                errors[index] = corrupt_error(uri, f"the checksum of its page at byte {start} does not match")
-        return errors
+    def read(self, store: Store, row_view: Callable[[int], memoryview]) -> None:
+        """Read each row into its memory."""
+        store.read_scattered(
+            [(self.keys[file], start, row_view(row)) for row, (file, start) in enumerate(self.places.tolist())]
+        )

@@ -11,7 +11,7 @@ from penstock.engine.planning import Block, FixedColumn, Layout, PlannedBlock
 from penstock.engine.window._page_cache import PageCache
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import FragmentRows, PageRequest, RowPages, direct_row_range, page_requests
+from penstock.table import FragmentRows, PageRequest, RowPlaces, direct_row_range, page_requests
 
 _MAX_MEMOIZED = 16 << 10
 _MIN_PAGE_ROW_BYTES = 32 << 10
@@ -23,8 +23,10 @@ class BlockRequest(NamedTuple):
     requests: Sequence[PageRequest]
     direct: dict[int, range]
     """Indices of requests that are read directly into the slab, and the rows that each fills."""
-    row_pages: Mapping[str, RowPages]
-    """Columns that builders read row by row, so that they are not in the window."""
+    checked: set[int]
+    """Indices of requests whose pages are only verified."""
+    row_places: Mapping[str, RowPlaces]
+    """Columns that builders read row by row from verified pages, so that they are not in the window."""
     slab_range: range
     """Its rows in the slab, with unwanted rows of shared pages: below 0, and after the last row."""
     cacheable: Sequence[PageRequest]
@@ -64,6 +66,7 @@ class BlockRequests:
         fields = [column.field for column in layout.fixed if column.field is not None]
         self._fixed_width = [(field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes]
         self._by_row = [field for field in fields if by_row and reads_by_row(field)]
+        self._never_cached = {self._heaviest_id, *(field.id for field in self._by_row)}
         linked = [field for field in layout.variable if isinstance(field.kind, Linked)]
         self._row_bytes = [(column.field.id if column.field else 0, column.row_bytes) for column in in_slab]
         self._row_bytes += [(field.id, field.kind.typical_bytes) for field in linked if isinstance(field.kind, Linked)]
@@ -77,27 +80,29 @@ class BlockRequests:
 
     def is_cacheable(self, request: PageRequest) -> bool:
         """Whether the pages go through the page cache."""
-        return self._page_cache is not None and self._heaviest_id not in request.file.fields
+        return self._page_cache is not None and self._never_cached.isdisjoint(request.file.fields)
 
     def _build(self, block: Block) -> BlockRequest:
         fragment_rows = FragmentRows(block.fragment, block.stored_rows)
         cacheable: list[PageRequest] = []
         requests: list[PageRequest] = []
-        row_pages: dict[str, RowPages] = {}
+        row_places: dict[str, RowPlaces] = {}
         elsewhere: set[int] = set()
         for field in self._by_row:
-            pages = RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0) if block.reads(field.id) else None
-            if pages is not None:
-                row_pages[field.name] = pages
+            places = RowPlaces.of(fragment_rows, field.id, field.fixed_row_bytes or 0)
+            if places is not None:
+                row_places[field.name] = places
                 elsewhere.add(field.id)
-        ids = [field_id for field_id in self._ids if block.reads(field_id) and field_id not in elsewhere]
+        ids = [field_id for field_id in self._ids if block.reads(field_id)]
         for request in page_requests([fragment_rows], ids):
             if self._page_cache is not None and self.is_cacheable(request):
                 cacheable += self._page_cache.groups(request)
             else:
                 requests.append(request)
         most = None if isinstance(block.selected, range) else 2 * len(block)
-        direct = self._direct_requests(requests, fragment_rows, most) if self._is_local else {}
+        checked = {index for index, request in enumerate(requests) if elsewhere.issuperset(request.file.fields)}
+        width = [(field_id, size) for field_id, size in self._fixed_width if field_id not in elsewhere]
+        direct = self._direct_requests(requests, fragment_rows, width, most) if self._is_local else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
         row_bytes = sum(
@@ -108,18 +113,25 @@ class BlockRequests:
         return BlockRequest(
             requests,
             direct,
-            row_pages,
+            checked,
+            row_places,
             slab_range,
             cacheable,
             {},
             slab_bytes=len(slab_range) * row_bytes,
             variable_bytes=round(share * sum(request.bytes for request in variable)),
-            raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
+            raw_bytes=sum(
+                request.bytes for index, request in enumerate(requests) if index not in checked.union(direct)
+            ),
             sparse=share < 0.5,
         )
 
     def _direct_requests(
-        self, requests: Sequence[PageRequest], fragment_rows: FragmentRows, most: int | None
+        self,
+        requests: Sequence[PageRequest],
+        fragment_rows: FragmentRows,
+        fixed_width: Sequence[tuple[int, int]],
+        most: int | None,
     ) -> dict[int, range]:
         """The requests that can be read directly to their destination; for a column, all or none.
 
@@ -129,7 +141,7 @@ class BlockRequests:
         """
         direct: dict[int, range] = {}
         wanted = range(len(fragment_rows.rows))
-        for field_id, row_bytes in self._fixed_width:
+        for field_id, row_bytes in fixed_width:
             indices = [index for index, request in enumerate(requests) if request.file.fields == (field_id,)]
             rows = [direct_row_range(requests[index], field_id, row_bytes, fragment_rows) for index in indices]
             parts = [part for part in rows if part is not None]

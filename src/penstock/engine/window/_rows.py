@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.table import Int64Array, RawColumn, RowPages, take
+from penstock.table import Int64Array, RawColumn, RowPlaces, take
 from penstock.types import Buffer
 
 _REFERENCES = "\0references of "
@@ -109,15 +109,15 @@ class WindowRows(NamedTuple):
     """For each row the index of its block."""
     rows: Int64Array
     """For each row its index in that block."""
-    pages: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPages]]
-    """Columns that are not in the window: a mask of the rows that are not, None for all, and where their pages are."""
+    files: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPlaces]]
+    """Columns that are read from files: a mask of the rows that are, None for all, and where they are."""
 
     def take(self, indices: Int64Array | slice) -> "WindowRows":
         """Some of the rows."""
-        pages = {name: _taken(mask, places, indices) for name, (mask, places) in self.pages.items()}
+        files = {name: _taken(mask, places, indices) for name, (mask, places) in self.files.items()}
         if not self.blocks:
-            return self._replace(slab_rows=self.slab_rows[indices], pages=pages)
-        return WindowRows(self.slab_rows[indices], self.blocks, self.block_index[indices], self.rows[indices], pages)
+            return self._replace(slab_rows=self.slab_rows[indices], files=files)
+        return WindowRows(self.slab_rows[indices], self.blocks, self.block_index[indices], self.rows[indices], files)
 
     def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
         """The bytes of each value of a column; None if some are blobs or links."""
@@ -163,10 +163,10 @@ class WindowRows(NamedTuple):
 
 
 def _taken(
-    mask: npt.NDArray[np.bool_] | None, pages: RowPages, indices: Int64Array | slice
-) -> tuple[npt.NDArray[np.bool_] | None, RowPages]:
+    mask: npt.NDArray[np.bool_] | None, places: RowPlaces, indices: Int64Array | slice
+) -> tuple[npt.NDArray[np.bool_] | None, RowPlaces]:
     if mask is None:
-        return None, pages.take(indices)
+        return None, places.take(indices)
     number = np.cumsum(mask) - 1
     taken = mask[indices]
-    return taken, pages.take(number[indices][taken])
+    return taken, places.take(number[indices][taken])

@@ -17,8 +17,17 @@ from penstock.engine.window._slab import Slab
 from penstock.errors import NotFoundError
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import PageRequest, Pages, RawColumn, Reader, copy_dense, gather, read_direct, read_pages
-from penstock.types import ByteRange
+from penstock.table import (
+    PageRequest,
+    Pages,
+    RawColumn,
+    Reader,
+    check_pages,
+    copy_dense,
+    gather,
+    read_direct,
+    read_pages,
+)
 
 _MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
 """Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
@@ -91,8 +100,8 @@ class TableWindow:
     ) -> None:
         """With `page_cache`, all columns but the heaviest come from it; `allocate` gives memory for pages.
 
-        Columns of variable size are copied to the `arena`, if there is one. With `by_row`, builders read large rows of
-        local files themselves.
+        Columns of variable size are copied to the `arena`, if there is one. With `by_row`, pages of large local rows
+        are only verified, and builders read the rows.
         """
         self._number, self._reader, self.layout, self.slab = number, reader, layout, slab
         self._page_cache, self.arena = page_cache, arena
@@ -125,17 +134,13 @@ class TableWindow:
         block.pending_requests = len(block.requests)
         return block
 
-    def prefetch(self, block: WindowBlock) -> None:
-        """Say that builders will read rows of a block."""
-        for pages in block.request.row_pages.values():
-            for number, key in enumerate(pages.keys):
-                mine = pages.pages[pages.pages[:, 0] == number]
-                self._reader.store.prefetch(key, ByteRange(int(mine[0, 1]), int(mine[-1, 2])))
-
     def read(self, block: WindowBlock, number: int) -> tuple[PageRuns, int]:
         """Read one request of a block: returns its pages, none for a direct read, and the bytes fetched."""
         request, rows = block.requests[number], block.request.direct.get(number)
         try:
+            if number in block.request.checked:
+                check_pages(self._reader.store, request)
+                return [], request.bytes
             if rows is not None:
                 self._read_direct(block, number, rows)
                 return [], request.bytes
@@ -189,7 +194,7 @@ class TableWindow:
             mask = self.slab.masks.get(column.name)
             if column.field is not None and not block.plan.source.reads(column.field.id):
                 continue
-            if (column.field is None or column.field.id not in there) and column.name not in block.request.row_pages:
+            if (column.field is None or column.field.id not in there) and column.name not in block.request.row_places:
                 values = self.slab.buffer(column.name, first, block.plan.rows)
                 self._fill_column(column, block, values, None if mask is None else mask[first:end])
                 self.slab.flush(column.name, first, block.plan.rows)

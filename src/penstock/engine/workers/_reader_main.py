@@ -8,6 +8,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 - A message of an earlier run is dropped.
 """
 
+import sys
 import time
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -33,6 +34,8 @@ from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
 
 _STATS_S = 0.5
+_SWITCH_S = 1e-4
+"""A thread that has read gets the GIL this soon from one that plans: it needs it again after each system call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class ReaderSpec:
 
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
+    sys.setswitchinterval(_SWITCH_S)
     run_process(channel_fd, spec_fd, _Reader)
 
 

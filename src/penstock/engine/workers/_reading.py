@@ -229,7 +229,6 @@ class SpanReader:
 
     def _request(self, block: WindowBlock) -> None:
         """Request the pages of a block."""
-        self._window.prefetch(block)
         indices = range(len(block.requests))
         if not indices:
             self._fill(block)
