@@ -43,6 +43,10 @@ class MemoryNeeds:
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
     window_bytes: int
     """Bytes of that window."""
+    window_row_bytes: float
+    """Bytes of a row there."""
+    spans_read: int
+    """Spans that builders read at a time, or are to read next, while the window moves on: their rows stay in it."""
     device_row_bytes: int
     """Bytes of a row's columns whose window may be on the device."""
     cache_bytes: int
@@ -131,7 +135,8 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
-    spare = left - max(quarter, need)
+    read = round(needs.spans_read * batches_per_span * needs.batch_size * needs.window_row_bytes)
+    spare = left - max(quarter, need + read)
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     size = batches_per_span * batch_bytes

@@ -27,6 +27,7 @@ _SKEW = 2.0
 """Largest bytes of a window, relative to average rows."""
 _SLAB_SLACK = 4
 """Rows of the slab, which has memory only where it is written, relative to those expected: room for fragmentation."""
+_TASKS_PER_BUILDER, _SPAN_BYTES = 2, 16 << 20
 _PAGE_SHARE = 8
 """Fraction (1/n) of the window for pages that are read together, if blocks are not read as a whole."""
 _DEVICE_WORKERS = 3  # one submits while the device executes for the others; more only contend
@@ -194,7 +195,7 @@ class LoaderSizing:
         by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
         in_device = self.accelerator is not None and by_blocks and budget.on_device
         resident = by_blocks and self._fits(budget, in_device=in_device)
-        by_row = self.accelerator is None and not resident and table.by_row_bytes > 0
+        by_row = not resident and self._by_row_bytes(table) > 0
         rows = len(selection) * selection.rows_per_sample
         slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - by_row * table.by_row_bytes), rows)
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
@@ -226,10 +227,29 @@ class LoaderSizing:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
 
+    def _by_row_bytes(self, table: SizedTable) -> int:
+        return 0 if self.accelerator is not None else table.by_row_bytes
+
     def _window_bytes(self, table: SizedTable) -> int:
         """Bytes of a table's window, without the columns that builders read from files."""
-        held = 1.0 if self.accelerator is not None else 1 - table.by_row_bytes / table.selection.row_bytes
+        held = 1 - self._by_row_bytes(table) / table.selection.row_bytes
         return round(max(0.0, held) * table.window_bytes)
+
+    @property
+    def _window_row_bytes(self) -> float:
+        """Bytes of an average row in the window."""
+        return sum(
+            table.share * max(0, table.selection.row_bytes - self._by_row_bytes(table)) for table in self._tables
+        )
+
+    @property
+    def _spans_read(self) -> int:
+        return _TASKS_PER_BUILDER * self.workers.processes
+
+    @property
+    def _read_bytes(self) -> int:
+        """Bytes in the window of the spans that builders read."""
+        return self._spans_read * round(max(_SPAN_BYTES, self._options.batch_size * self._window_row_bytes))
 
     @cached_property
     def _window_need(self) -> int:
@@ -283,7 +303,7 @@ class LoaderSizing:
             return self._options.memory_budget
         larger = 3 if self._formatter.on_host else 1  # than what functions get
         batches = 8 + self._options.workers.count * self._copies * larger
-        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
+        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes + self._read_bytes
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
@@ -336,6 +356,8 @@ class LoaderSizing:
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
             window_bytes=sum(map(self._window_bytes, blocks)),
+            window_row_bytes=self._window_row_bytes,
+            spans_read=self._spans_read,
             device_row_bytes=sum(column.row_bytes for column in device_columns),
             cache_bytes=min(images, self.budget_bytes // 4) + self._page_cache_bytes * self._caches_pages,
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,

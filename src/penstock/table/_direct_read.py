@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import CorruptError
-from penstock.format import values_match, verify_pages
+from penstock.format import crc32c, values_match, verify_pages
 from penstock.storage import Store
-from penstock.table._pages import FragmentRows, Int64Array, PageRequest
+from penstock.table._pages import FragmentRows, Int64Array, PageRequest, read_pages
 from penstock.types import ByteRange
 
 _CHECKED = 1 << 20
@@ -61,21 +61,16 @@ def check_pages(store: Store, request: PageRequest) -> None:
 
     Raises `CorruptError` for a damaged page.
     """
-    file, offsets = request.file, request.file.offsets
-    scratch = np.empty(0, np.uint8)
+    file, offsets, crcs = request.file, request.file.offsets, request.file.page_crcs
+    scratch = memoryview(b"")
     for first, end in _page_runs(request):
-        size = offsets[end] - offsets[first]
+        start, size = offsets[first], offsets[end] - offsets[first]
         if len(scratch) < size:
-            scratch = np.empty(size, np.uint8)
-        data = scratch[:size].data
-        for attempt in range(2):
-            store.read_into(file.key, offsets[first], [data])
-            try:
-                verify_pages(file, first, end, data, f"{store.uri}/{file.key}")
-                break
-            except CorruptError:  # perhaps damaged in transit: retry once
-                if attempt:
-                    raise
+            scratch = np.empty(size, np.uint8).data
+        store.read_into(file.key, start, [scratch[:size]])
+        for page in range(first, end):
+            if crc32c(scratch[offsets[page] - start : offsets[page + 1] - start]) != crcs[page]:
+                read_pages(store, PageRequest(file, (page,)))  # retries once, or raises
 
 
 def _page_runs(request: PageRequest) -> Iterator[tuple[int, int]]:
