@@ -25,11 +25,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "storage/_retry.py retry parameters": (9, "three are the clock, the sleep and the jitter that tests replace"),
     "dataset/ files": (26, "one noun or verb of the front door per file"),
     "table/ files": (28, "one operation on rows or columns per file"),
-    "engine/workers/_pipeline.py Pipeline methods": (27, "the scheduler: every method runs under its one lock"),
-    "engine/workers/_pipeline.py Pipeline.__init__ parameters": (
-        10,
-        "built in one place, from stages that know nothing of it",
-    ),
+    "engine/workers/_reading.py SpanReader methods": (25, "the scheduler: every method runs under its one lock"),
     "engine/planning/_selection.py Selection methods": (34, "one method per level of rows: leaves, sections, blocks"),
     "engine/assembly/_formatter.py NumpyFormatter methods": (24, "what adapters override, each a few lines"),
     "testing/_stores.py StoreTests methods": (27, "one method per rule of the store contract"),

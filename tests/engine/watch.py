@@ -40,14 +40,17 @@ def open_files(pid: int | str = "self") -> int:
 
 
 def worker_processes() -> list[int]:
-    """The worker processes of this process, zombies aside."""
+    """The worker processes of this process, zombies aside: the reader, the template of builders, and builders."""
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread or a process that ends meanwhile
-            for pid in (task / "children").read_text().split():
-                with suppress(OSError):
-                    if b"_worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        found.append(int(pid))
+    parents = ["self"]
+    while parents:
+        for task in Path(f"/proc/{parents.pop()}/task").iterdir():
+            with suppress(OSError):  # a thread or a process that ends meanwhile
+                for pid in (task / "children").read_text().split():
+                    with suppress(OSError):
+                        if b"penstock.engine.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                            found.append(int(pid))
+                            parents.append(pid)
     return found
 
 

@@ -1,7 +1,7 @@
 """How large everything is: workers, spans, the window and the budget of memory, given the table and the options."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cloudpickle
 
@@ -46,6 +46,8 @@ class SizedTable:
     """Whether each lane is read by a single rank."""
     share: float
     """The largest share of the rows of a batch that come from it."""
+    on_device: bool = False
+    """Whether a device builds batches."""
 
     @property
     def is_local(self) -> bool:
@@ -54,7 +56,7 @@ class SizedTable:
     @property
     def by_row_bytes(self) -> int:
         """Bytes of a row's columns that builders can read from files."""
-        if not self.is_local or self.selection.composition is not None:
+        if not self.is_local or self.selection.composition is not None or self.on_device:
             return 0
         return sum(known.fixed_row_bytes or 0 for known in self.layout.fields if reads_by_row(known))
 
@@ -74,7 +76,13 @@ class SizedTable:
         """Bytes of that window."""
         rows = self.window_rows
         # Blocks are permuted, so the largest rows come together only in part.
-        return round(min(self.selection.largest_rows_bytes(rows), _SKEW * rows * self.selection.row_bytes))
+        size = min(self.selection.largest_rows_bytes(rows), _SKEW * rows * self.selection.row_bytes)
+        return round(size * self.window_row_bytes / self.selection.row_bytes)
+
+    @property
+    def window_row_bytes(self) -> float:
+        """Bytes of an average row in the window, without the columns that builders read from files."""
+        return max(0.0, self.selection.row_bytes - self.by_row_bytes)
 
     @property
     def light_bytes(self) -> int:
@@ -131,8 +139,9 @@ class LoaderSizing:
         placement: Placement | None,
         collector: StatsCollector,
     ) -> None:
-        self._tables, self._partitioner, self._options = tables, partitioner, options
+        self._partitioner, self._options = partitioner, options
         self._formatter, self._placement, self._collector = formatter, placement, collector
+        self._tables = [replace(table, on_device=self.accelerator is not None) for table in tables]
         self._selections = [table.selection for table in tables]
         self._mixed = isinstance(partitioner, MixturePartitioner)
 
@@ -195,7 +204,7 @@ class LoaderSizing:
         by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
         in_device = self.accelerator is not None and by_blocks and budget.on_device
         resident = by_blocks and self._fits(budget, in_device=in_device)
-        by_row = not resident and self._by_row_bytes(table) > 0
+        by_row = not resident and table.by_row_bytes > 0
         rows = len(selection) * selection.rows_per_sample
         slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - by_row * table.by_row_bytes), rows)
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
@@ -227,33 +236,9 @@ class LoaderSizing:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
 
-    def _by_row_bytes(self, table: SizedTable) -> int:
-        return 0 if self.accelerator is not None else table.by_row_bytes
-
-    def _window_bytes(self, table: SizedTable) -> int:
-        """Bytes of a table's window, without the columns that builders read from files."""
-        held = 1 - self._by_row_bytes(table) / table.selection.row_bytes
-        return round(max(0.0, held) * table.window_bytes)
-
-    @property
-    def _window_row_bytes(self) -> float:
-        """Bytes of an average row in the window."""
-        return sum(
-            table.share * max(0, table.selection.row_bytes - self._by_row_bytes(table)) for table in self._tables
-        )
-
-    @property
-    def _spans_read(self) -> int:
-        return _TASKS_PER_BUILDER * self.workers.processes
-
-    @property
-    def _read_bytes(self) -> int:
-        """Bytes in the window of the spans that builders read."""
-        return self._spans_read * round(max(_SPAN_BYTES, self._options.batch_size * self._window_row_bytes))
-
     @cached_property
     def _window_need(self) -> int:
-        return sum(map(self._window_bytes, self._tables))
+        return sum(table.window_bytes for table in self._tables)
 
     @property
     def _plan_rows(self) -> int:
@@ -303,7 +288,10 @@ class LoaderSizing:
             return self._options.memory_budget
         larger = 3 if self._formatter.on_host else 1  # than what functions get
         batches = 8 + self._options.workers.count * self._copies * larger
-        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes + self._read_bytes
+        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
+        row_bytes = sum(table.share * table.window_row_bytes for table in self._tables)
+        span_bytes = max(_SPAN_BYTES, self._options.batch_size * row_bytes)
+        wanted += round(_TASKS_PER_BUILDER * self.workers.processes * span_bytes)
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)
@@ -355,9 +343,9 @@ class LoaderSizing:
             functions=self._formatter.on_host or options.decode.has_functions,
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
-            window_bytes=sum(map(self._window_bytes, blocks)),
-            window_row_bytes=self._window_row_bytes,
-            spans_read=self._spans_read,
+            window_bytes=sum(table.window_bytes for table in blocks),
+            window_row_bytes=sum(table.share * table.window_row_bytes for table in self._tables),
+            spans_read=_TASKS_PER_BUILDER * self.workers.processes,
             device_row_bytes=sum(column.row_bytes for column in device_columns),
             cache_bytes=min(images, self.budget_bytes // 4) + self._page_cache_bytes * self._caches_pages,
             device_free_bytes=accelerator.free_bytes() if accelerator is not None and there else None,

@@ -1,6 +1,5 @@
 """Turns rows of the window into batches: gather, decode, replace bad rows, the user's functions."""
 
-from penstock.engine.assembly._allocate import Allocators, RowsAt
 from penstock.engine.assembly._batch_builder import (
     BatchAssembler,
     BatchBuilder,
@@ -23,11 +22,11 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
-from penstock.engine.assembly._leaves import map_leaves
 from penstock.engine.assembly._mixed import MixedMemory, SpanGatherer, join_columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
 from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
 from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
+from penstock.engine.assembly._values import Allocators, RowsAt, map_leaves
 
 __all__ = [
     "PAD",

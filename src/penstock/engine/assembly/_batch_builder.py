@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
-from penstock.engine.assembly._allocate import Allocators
 from penstock.engine.assembly._collate import split
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._leaves import array_bytes
 from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer
+from penstock.engine.assembly._values import Allocators, array_bytes
 from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from penstock.device import Accelerator, writable_view
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._allocate import Allocators, RowsAt
 from penstock.engine.assembly._decode import ColumnDecoder, Columns, with_mask
+from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import FixedColumn, Layout
 from penstock.engine.window import EncodedRows, SlabColumns, TableTask, WindowRows
 from penstock.errors import InvalidInputError, SampleError

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._allocate import Allocators
 from penstock.engine.assembly._collate import BadRows, Collator, as_bytes, contiguous
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.format.kinds import Values

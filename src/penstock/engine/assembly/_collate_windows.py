@@ -10,9 +10,9 @@ import numpy.typing as npt
 from penstock.codecs import decode_video_frames
 from penstock.device import Accelerator, BufferPool
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._allocate import Allocators
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, SpanSamples, WindowSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.errors import SampleError

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.assembly._allocate import Allocators, RowsAt
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn
 from penstock.engine.assembly._rows import PAD, GatheredRows, RowGatherer
+from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import CU_SEQLENS
 from penstock.engine.window import BuildTask, SlabColumns
 from penstock.table import Allocator, Int64Array

@@ -9,10 +9,10 @@ import numpy as np
 from penstock.device import Accelerator
 from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample
-from penstock.engine.assembly._allocate import Allocators
 from penstock.engine.assembly._collate import Collator, put_row
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._mixed_columns import MixedRows
+from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import RowIdentity, Selection
 from penstock.engine.window import SlabColumns, TableTask
 from penstock.errors import CorruptError, SampleError, text_of

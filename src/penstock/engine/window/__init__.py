@@ -6,7 +6,7 @@ from penstock.engine.window._fetch import Fetcher, Request
 from penstock.engine.window._page_cache import PageCache, PageRuns
 from penstock.engine.window._rows import BlockColumns, EncodedRows, WindowRows
 from penstock.engine.window._slab import DeviceSlab, Slab, SlabColumns, TableMemory, on_device
-from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
+from penstock.engine.window._table_window import TableReads, TableWindow, WindowBlock, null_columns
 from penstock.engine.window._tasks import BuildTask, TableTask, read_task, write_task
 from penstock.engine.window._window import Window, WindowBudget
 
@@ -23,6 +23,7 @@ __all__ = [
     "Slab",
     "SlabColumns",
     "TableMemory",
+    "TableReads",
     "TableTask",
     "TableWindow",
     "Window",

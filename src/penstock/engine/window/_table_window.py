@@ -1,5 +1,6 @@
 """The blocks of one table: what they read, and how their pages are parsed into the slab and into Arrow arrays."""
 
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -81,41 +82,42 @@ class WindowBlock:
         """Spans that cannot be built until it is filled."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReads:
+    """What is read of a table."""
+
+    number: int
+    """Index of the table in a mixture; else 0."""
+    reader: Reader
+    layout: Layout
+    heaviest: Field | None
+    page_cache: PageCache | None
+    """All columns but the heaviest come from it, if there is one."""
+    by_row: bool
+    """Whether pages of large local rows are only verified, and builders read the rows."""
+
+
 class TableWindow:
     """Reads and fills blocks; its methods change no accounting, so any thread may call them."""
 
     def __init__(
-        self,
-        number: int,
-        reader: Reader,
-        layout: Layout,
-        slab: Slab,
-        *,
-        heaviest: Field | None,
-        page_cache: PageCache | None,
-        arena: Arena | None,
-        allocate: ByteAllocator | None,
-        budget_bytes: int,
-        by_row: bool,
+        self, reads: TableReads, slab: Slab, *, arena: Arena | None, allocate: ByteAllocator | None, budget_bytes: int
     ) -> None:
-        """With `page_cache`, all columns but the heaviest come from it; `allocate` gives memory for pages.
-
-        Columns of variable size are copied to the `arena`, if there is one. With `by_row`, pages of large local rows
-        are only verified, and builders read the rows.
-        """
-        self._number, self._reader, self.layout, self.slab = number, reader, layout, slab
+        """Columns of variable size are copied to the `arena`, if there is one; `allocate` gives memory for pages."""
+        reader, layout, page_cache = reads.reader, reads.layout, reads.page_cache
+        self._number, self._reader, self.layout, self.slab = reads.number, reader, layout, slab
         self._page_cache, self.arena = page_cache, arena
         # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
         spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
         self._page_buffers = BufferPool(spare, allocate)
         self._names = {field.id: field.name for field in layout.fields}
-        by_row = by_row and reader.store.is_local
+        by_row = reads.by_row and reader.store.is_local
         self.reads_by_row = [field.name for field in layout.fields if by_row and reads_by_row(field)]
         """Columns that builders may read."""
         self._requests = BlockRequests(
             layout,
             in_slab=[column for column in layout.fixed if slab.on_host(column.name)],
-            heaviest=heaviest,
+            heaviest=reads.heaviest,
             page_cache=page_cache,
             is_local=reader.store.is_local,
             by_row=by_row,

@@ -2,17 +2,22 @@
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- It has no state but its maps of shared memory: a task names a span, its rows in the window, and a slot.
+- Builders are forked from a template, which was started by exec, and has imported the user's functions once for all of
+  them. It forks only while it has one thread: if what it imported has started others, it becomes a builder itself, and
+  each builder needs one. It waits for the end of a builder when it is told to, so that its pid is not used before.
+- A builder has no state but its maps of shared memory: a task names a span, its rows in the window, and a slot.
 - It maps the window read-only, and functions get copies of what they may change.
 - It does one task after the other, in its main thread, so that nothing contends for its GIL. Whatever a user's
   function, its result or its error raises becomes a message.
 """
 
+import gc
+import os
 import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +40,19 @@ from penstock.engine.window import (
     read_task,
 )
 from penstock.engine.workers._lists import compact
-from penstock.engine.workers._messages import Build, Built, Channel, pack, portable
-from penstock.engine.workers._process import ProcessStats, run_process
+from penstock.engine.workers._messages import (
+    Become,
+    Build,
+    Built,
+    Channel,
+    Fork,
+    Forked,
+    Reap,
+    Reaped,
+    pack,
+    portable,
+)
+from penstock.engine.workers._process import ProcessStats, run_process, serve
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
 from penstock.table import Allocator
@@ -57,12 +73,42 @@ class BuilderSpec:
 
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
-    run_process(channel_fd, spec_fd, new_builder)
+    run_process(channel_fd, spec_fd, _Template, threads=False)
 
 
-def new_builder(channel: Channel, spec: BuilderSpec, formatter: BatchFormatter | None = None) -> "_Builder":
-    """A builder, whose formatter may have been unpickled before."""
-    return _Builder(channel, pickle.loads(spec.source), formatter or pickle.loads(spec.formatter), spec.slots)
+class _Template:
+    """What a process is before it is a builder, or builders are forked from it."""
+
+    def __init__(self, channel: Channel, spec: BuilderSpec) -> None:
+        self._channel, self._spec, self._formatter = channel, spec, pickle.loads(spec.formatter)
+
+    def serve(self) -> None:
+        """Do what the loop says until the channel is closed."""
+        while True:
+            message, descriptors = self._channel.receive()
+            if isinstance(message, Become):
+                self._channel.send(Forked(os.getpid()))
+                self._become_builder(descriptors[0])
+            elif isinstance(message, Fork):
+                self._channel.send(Forked(self._fork(descriptors[0])))
+                os.close(descriptors[0])
+            elif isinstance(message, Reap):
+                _, status = os.waitpid(message.pid, 0)
+                self._channel.send(Reaped(os.waitstatus_to_exitcode(status)))
+
+    def _fork(self, builder_fd: int) -> int | None:
+        if len(os.listdir("/proc/self/task")) > 1:
+            return None
+        gc.freeze()  # or a collection would copy the memory that processes share
+        pid = os.fork()
+        if not pid:
+            self._channel.close()
+            self._become_builder(builder_fd)
+        return pid
+
+    def _become_builder(self, builder_fd: int) -> NoReturn:
+        spec, formatter = self._spec, self._formatter
+        serve(builder_fd, lambda channel: _Builder(channel, pickle.loads(spec.source), formatter, spec.slots))
 
 
 class _MappedWindow:

@@ -30,7 +30,6 @@ _MAX_PACKET_BYTES = 4 << 10
 """Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
 _ALIGNMENT = 64
 _MAX_DESCRIPTORS = 8
-"""Descriptors in one packet."""
 _SEND_BUFFER_BYTES = 32 << 10
 """Of a worker process: some packets, because the system limits the descriptors that are on their way."""
 _REFUSED_S, _RETRY_S = 60.0, 0.01
@@ -170,11 +169,15 @@ class Failed(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """To the template: become a builder in another process, whose channel accompanies this."""
+    """To the template: fork a builder, whose channel accompanies this."""
+
+
+class Become(NamedTuple):
+    """The same without a fork."""
 
 
 class Forked(NamedTuple):
-    """From the template: the new process; None if it cannot fork, because it has threads."""
+    """From the template: the builder's process; None if it cannot fork, because it has threads."""
 
     pid: int | None
 

@@ -20,10 +20,11 @@ from penstock.device import SharedMemory
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
-from penstock.engine.workers._messages import Channel, Failed, Fork, Reap
+from penstock.engine.workers._messages import Become, Channel, Failed, Fork, Reap
 from penstock.engine.workers._reader_main import ReaderSpec
 from penstock.engine.workers._slots import SlotLayout, SlotPool, mixture_columns, table_columns
 from penstock.engine.workers._source import LoaderSource
+from penstock.errors import PenstockError
 from penstock.runners import start_python
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
@@ -37,90 +38,94 @@ _ids = count()
 
 
 class WorkerProcess:
-    """A running worker process: started by exec, or forked from a template that was."""
+    """A running worker process, which was started by exec."""
 
-    def __init__(self, module: str, spec: SharedMemory, template: "Template | None" = None) -> None:
+    def __init__(self, module: str, spec: SharedMemory) -> None:
         self.id = next(_ids)  # unlike the pid, never used again
         self.started = True
         """False once it has said that it could not start."""
-        self.memory: int | None = None
-        """The shared memory of a window that it has mapped."""
-        self.slots: set[int] = set()
-        """The slots that it has mapped."""
-        self.dropped: list[int] = []
-        """Slots that it can unmap."""
         self.channel, theirs = Channel.pair()
-        self._template, self._process = template, None
         with theirs:
-            pid = None if template is None else template.fork(theirs)
-            if pid is None:
-                self._template = None
-                self._process = start_python(
-                    f"penstock.engine.workers.{module}", theirs.fileno(), spec.fd,
-                    descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
-                )  # fmt: skip
-                pid = self._process.pid
-        self.pid: int = pid
+            self._process = start_python(
+                f"penstock.engine.workers.{module}", theirs.fileno(), spec.fd,
+                descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
+            )  # fmt: skip
+        self.pid = self._process.pid
 
     def kill(self) -> None:
         """Kill it, without waiting."""
-        if self._process is not None:
-            self._process.kill()
-        else:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     def reap(self) -> int | None:
         """Close the channel, and wait until the process has ended; returns its exit code."""
         self.channel.close()
-        if self._process is None:
-            self.kill()  # it may have closed its channel and not exited
-            return None if self._template is None else self._template.reap(self.pid)
         try:
             return self._process.wait(_KILL_S)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it closed its channel but did not exit
             self._process.kill()
             return self._process.wait()
 
     def abandon(self) -> None:
         """Close the channel in a forked process, which is not the parent of the worker."""
         self.channel.close()
-        if self._process is not None:
-            self._process.returncode = 0
+        self._process.returncode = 0
 
-
-class Template:
-    """The process that builders are forked from."""
-
-    def __init__(self, spec: SharedMemory) -> None:
-        self.process = WorkerProcess("_template_main", spec)
-
-    def fork(self, theirs: socket.socket) -> int | None:
-        """The pid of a new process that has one end of a channel; None if it has to be started by exec.
-
-        Raises the error of a template that could not start.
-        """
-        answer = self._ask(Fork(), [theirs.fileno()])
+    def ask(self, message: Any, descriptors: Sequence[int] = ()) -> Any:
+        """Send a message and wait for the answer; None if it has died. Raises the error of one that could not start."""
+        try:
+            self.channel.send(message, descriptors)
+            answer = self.channel.receive()[0]
+        except (EOFError, OSError):
+            return None
         if isinstance(answer, Failed):
             raise answer.error.revive()
-        return None if answer is None else answer.pid
+        return answer
 
-    def reap(self, pid: int) -> int | None:
-        """Wait for the end of a process that was forked; returns its exit code, None if that is not known."""
-        answer = self._ask(Reap(pid))
+
+class Builder(WorkerProcess):
+    """A builder: forked from a template, or one that was the template of itself alone."""
+
+    def __init__(self, template: WorkerProcess, spec: SharedMemory) -> None:
+        self.id, self.started = next(_ids), True
+        self.memory: int | None = None
+        """The shared memory of a window that it has mapped."""
+        self.slots: set[int] = set()
+        """The slots that it has mapped."""
+        self.dropped: list[int] = []
+        """Slots that it can unmap."""
+        self._template, self._forked = template, True
+        self.channel, theirs = Channel.pair()
+        with theirs:
+            answer = template.ask(Fork(), [theirs.fileno()])
+            if answer is None or answer.pid is None:  # it has died, or has threads
+                self._template, self._forked = WorkerProcess("_builder_main", spec), False
+                answer = self._template.ask(Become(), [theirs.fileno()])
+        if answer is None:
+            raise PenstockError(f"a worker process could not start: it ended with exit code {self._template.reap()}")
+        self.pid = answer.pid
+
+    def kill(self) -> None:
+        """Kill it, without waiting."""
+        if not self._forked:
+            self._template.kill()
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Close the channel, and wait until the process has ended; returns its exit code, None if nobody knows."""
+        self.channel.close()
+        if not self._forked:
+            return self._template.reap()
+        self.kill()  # it may have closed its channel and not exited
+        answer = self._template.ask(Reap(self.pid))
         return None if answer is None else answer.code
 
-    def end(self) -> None:
-        """End it; the processes that were forked must have ended before."""
-        self.process.kill()
-        self.process.reap()
-
-    def _ask(self, message: Any, descriptors: Sequence[int] = ()) -> Any:
-        try:
-            self.process.channel.send(message, descriptors)
-            return self.process.channel.receive()[0]
-        except (EOFError, OSError):  # it has died
-            return None
+    def abandon(self) -> None:
+        """Close the channel in a forked process, which is not the parent of the worker."""
+        self.channel.close()
+        if not self._forked:
+            self._template.abandon()
 
 
 class ProcessPool:
@@ -158,7 +163,7 @@ class ProcessPool:
             cloudpickle.dumps(ReaderSpec(source, self.keys or worker.needs_keys, positions)),
             pickle.dumps(BuilderSpec(cloudpickle.dumps(source), cloudpickle.dumps(worker), self.slot_layout)),
         ]
-        self._templates: list[Template] = []
+        self._templates: list[WorkerProcess] = []
         """The process that builders are forked from, while they run."""
         self._spec_memory: list[SharedMemory] = []
         self.processes: list[WorkerProcess] = []
@@ -187,7 +192,7 @@ class ProcessPool:
                 self._spec_memory = [_shared(spec) for spec in self._specs]
                 started: list[WorkerProcess] = []
                 try:
-                    self._templates[:] = [Template(self._spec_memory[1])]
+                    self._templates[:] = [WorkerProcess("_builder_main", self._spec_memory[1])]
                     for worker in range(1 + self._builders):
                         started.append(self._started(worker))
                 except BaseException:
@@ -203,10 +208,7 @@ class ProcessPool:
     def _started(self, worker: int) -> WorkerProcess:
         assert self._selector is not None
         reader, builder = self._spec_memory
-        if worker:
-            process = WorkerProcess("_builder_main", builder, *self._templates)
-        else:
-            process = WorkerProcess("_reader_main", reader)
+        process = Builder(self._templates[0], builder) if worker else WorkerProcess("_reader_main", reader)
         self._selector.register(process.channel, selectors.EVENT_READ, process)
         return process
 
@@ -255,13 +257,17 @@ class ProcessPool:
 
     def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message; if the process has died, `receive` says so."""
-        with suppress(OSError):
+        with suppress(OSError, IndexError):  # another thread may have closed the loader
             self.processes[worker].channel.send(message, descriptors)
+
+    @property
+    def builders(self) -> list[Builder]:
+        return [process for process in self.processes if isinstance(process, Builder)]
 
     def share_dropped(self) -> None:
         """Let all processes unmap the slots that were dropped."""
         dropped = self.slots.take_dropped()
-        for process in self.processes if dropped else ():
+        for process in self.builders if dropped else ():
             mapped = process.slots.intersection(dropped)
             process.slots -= mapped
             process.dropped += mapped
@@ -282,15 +288,15 @@ class ProcessPool:
                     self._selector.unregister(process.channel)
             process.reap()
             self.collector.forget_requests(process.pid)
-        while self._templates:
-            self._templates.pop().end()
+        _end_all(self._templates, [], [])
+        self._templates.clear()
 
     def abandon(self) -> None:
         """In a forked process: forget the processes and the memory, which are the parent's."""
         for process in self.processes:
             process.abandon()
         while self._templates:
-            self._templates.pop().process.abandon()
+            self._templates.pop().abandon()
         self.processes.clear()
         self._running, self._lock = False, RLock()
         self.slots.abandon()
@@ -314,14 +320,16 @@ def worker_formatter(formatter: BatchFormatter) -> BatchFormatter:
 
 
 def _end_all(
-    processes: list[WorkerProcess], templates: list[Template], handles: list[socket.socket | selectors.BaseSelector]
+    processes: list[WorkerProcess],
+    templates: list[WorkerProcess],
+    handles: list[socket.socket | selectors.BaseSelector],
 ) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.reap()
-    for template in templates:
-        template.end()
+    """End processes, and then the template that they were forked from."""
+    for each in (processes, templates):
+        for process in each:
+            process.kill()
+        for process in each:
+            process.reap()
     _close_all(handles)
 
 

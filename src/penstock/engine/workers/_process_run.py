@@ -27,17 +27,8 @@ from typing import Any, NamedTuple
 from penstock.device import SharedRegions
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import BadSample
-from penstock.engine.assembly import (
-    PAD,
-    BatchAssembler,
-    BatchFormatter,
-    Columns,
-    Failure,
-    GatheredRows,
-    Placement,
-)
+from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.window import BuildTask, arena_bytes, read_task
-from penstock.engine.workers._lists import expand
 from penstock.engine.workers._messages import (
     Build,
     Built,
@@ -54,7 +45,7 @@ from penstock.engine.workers._messages import (
     unpack,
 )
 from penstock.engine.workers._pool import ProcessPool
-from penstock.engine.workers._slots import Slot
+from penstock.engine.workers._slots import Delivery, Slot
 from penstock.engine.workers._source import DeliveredSpan
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
@@ -127,9 +118,9 @@ class ProcessRun:
     """Delivers the spans that worker processes build; see `SpanStream`."""
 
     def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
-        self._pool, self._formatter, self._placement = pool, formatter, placement
+        self._pool, self._placement = pool, placement
         self._source = pool.source
-        self._assemble = BatchAssembler(formatter, placement, (), pool.collector, row_keys=self._source.row_keys)
+        self._delivery = Delivery(pool.slot_layout, formatter, placement, pool.collector, self._source.row_keys)
         self._ahead = BuildAhead(self._source.pipeline.spans)
         self._schedule: Iterator[SpanSteps] = iter(())
         self._steps: dict[int, SpanSteps] = {}
@@ -240,12 +231,13 @@ class ProcessRun:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
         limit = self._next + self._ahead.depth
         while self._ready and self._ready[0] < limit:
-            builders = [(self._load.get(each.id, 0), worker) for worker, each in self._builders()]
-            load, worker = min(builders, default=(_IN_FLIGHT, 0))
+            loads = [self._load.get(each.id, 0) if each.started else _IN_FLIGHT for each in self._pool.builders]
+            load = min(loads, default=_IN_FLIGHT)
             if load >= _IN_FLIGHT:
                 break
+            worker = 1 + loads.index(load)
             span = self._pending[self._ready[0]]
-            idle = sum(not each for each, _ in builders)
+            idle = loads.count(0)
             self._split(span, idle // max(1, sum(number < limit for number in self._ready)))
             self._send(span, span.waiting.pop(0), worker)
             if not span.waiting:
@@ -253,9 +245,6 @@ class ProcessRun:
         if self._released:
             self._pool.send(_READER, Release(self._run, self._released, limit))
             self._released = []
-
-    def _builders(self) -> list[tuple[int, Any]]:
-        return [(worker, each) for worker, each in enumerate(self._pool.processes) if worker and each.started]
 
     def _split(self, span: _PendingSpan, parts: int) -> None:
         """Let several builders write the rows of a span, if nobody has begun."""
@@ -267,7 +256,7 @@ class ProcessRun:
         span.waiting = list(pairwise(bounds))
 
     def _send(self, span: _PendingSpan, rows: RowRange | None, worker: int) -> None:
-        process = self._pool.processes[worker]
+        process = self._pool.builders[worker - 1]
         if span.slot is None:
             span.slot = self._pool.slots.take()
         new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
@@ -363,39 +352,16 @@ class ProcessRun:
 
     def _deliver(self, span: _PendingSpan) -> DeliveredSpan:
         """What the loop gets of a span that is built."""
-        steps = span.steps
         assert span.slot is not None
         memory = self._pool.slots.lease(span.slot)
         if span.batches is None:
-            columns: Columns = dict(self._pool.slot_layout.arrays(memory, steps.rows))
-            if PAD in columns:
-                columns[PAD] = columns.pop(PAD)
             failure = None if span.failure is None else (span.failure[0], span.failure[1].revive())
-            task = BuildTask(steps, [], span.keys)
-            batches = self._assemble(task, GatheredRows(columns, span.bad, failure)).batches
+            batches = self._delivery.of_slot(span.steps, memory, span.keys, span.bad, failure)
         else:
             shipment, descriptor = span.batches
             span.batches = shipment, None
-            batches = self._received(unpack(shipment, descriptor, memory), steps, span.keys)
-        return DeliveredSpan(steps, batches, span.bad, span.published.blocks_drawn, span.published.padding)
-
-    def _received(self, batches: list[Any], steps: SpanSteps, key_ids: Int64Array | None) -> list[Any]:
-        """Batches as a builder made them, converted and transferred."""
-        received: list[Any] = []
-        formatter, placement = self._formatter, self._placement
-        keys = None if key_ids is None else self._source.row_keys(steps, key_ids)
-        start = 0
-        for batch, rows in zip(batches, steps.batch_rows, strict=False):
-            if isinstance(batch, RemoteError):
-                received.append(Failure(batch.revive()))
-                break
-            batch = expand(batch)
-            made = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
-            if placement is not None:
-                made = placement.place(made, None if keys is None else keys.part(start, rows))
-            received.append(made)
-            start += rows
-        return received
+            batches = self._delivery.of_builder(span.steps, unpack(shipment, descriptor, memory), span.keys)
+        return DeliveredSpan(span.steps, batches, span.bad, span.published.blocks_drawn, span.published.padding)
 
     def _replace(self, worker: int) -> None:
         """Start another process in place of one that died, with all that is left of its work."""

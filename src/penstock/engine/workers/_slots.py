@@ -11,8 +11,27 @@ import numpy.typing as npt
 
 from penstock.device import SharedMemory, forks
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly import PAD, SOURCE, ColumnShape, MixedColumn, sample_shapes
+from penstock.engine._stats import BadSample, StatsCollector
+from penstock.engine.assembly import (
+    PAD,
+    SOURCE,
+    BatchAssembler,
+    BatchFormatter,
+    Columns,
+    ColumnShape,
+    Failure,
+    GatheredRows,
+    MixedColumn,
+    Placement,
+    RowKeys,
+    sample_shapes,
+)
 from penstock.engine.planning import Layout
+from penstock.engine.window import BuildTask
+from penstock.engine.workers._lists import expand
+from penstock.engine.workers._messages import RemoteError
+from penstock.plan import SpanSteps
+from penstock.table import Int64Array
 
 _ALIGNMENT = 64
 _MAX_OPEN = 128
@@ -168,3 +187,50 @@ class _LeasedMemory:
             self._pool.give_back(self._slot)
         else:  # a forked process may still read it
             self._pool.drop(self._slot)
+
+
+class Delivery:
+    """Makes what the loop gets of what builders have made."""
+
+    def __init__(
+        self,
+        layout: SlotLayout,
+        formatter: BatchFormatter,
+        placement: Placement | None,
+        collector: StatsCollector,
+        row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
+    ) -> None:
+        self._layout, self._formatter, self._placement, self._row_keys = layout, formatter, placement, row_keys
+        self._assemble = BatchAssembler(formatter, placement, (), collector, row_keys=row_keys)
+
+    def of_slot(
+        self,
+        steps: SpanSteps,
+        memory: npt.NDArray[np.uint8],
+        keys: Int64Array | None,
+        bad: dict[int, BadSample],
+        failure: tuple[int, Exception] | None,
+    ) -> list[Any]:
+        """The batches of a span whose rows are in a slot."""
+        columns: Columns = dict(self._layout.arrays(memory, steps.rows))
+        if PAD in columns:
+            columns[PAD] = columns.pop(PAD)
+        return self._assemble(BuildTask(steps, [], keys), GatheredRows(columns, bad, failure)).batches
+
+    def of_builder(self, steps: SpanSteps, batches: Sequence[Any], key_ids: Int64Array | None) -> list[Any]:
+        """The batches that a builder has made, converted and transferred."""
+        made: list[Any] = []
+        formatter, placement = self._formatter, self._placement
+        keys = None if key_ids is None else self._row_keys(steps, key_ids)
+        start = 0
+        for packed, rows in zip(batches, steps.batch_rows, strict=False):
+            if isinstance(packed, RemoteError):
+                made.append(Failure(packed.revive()))
+                break
+            batch = expand(packed)
+            batch = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
+            if placement is not None:
+                batch = placement.place(batch, None if keys is None else keys.part(start, rows))
+            made.append(batch)
+            start += rows
+        return made

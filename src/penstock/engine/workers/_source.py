@@ -36,6 +36,7 @@ from penstock.engine.window import (
     PageCache,
     Slab,
     TableMemory,
+    TableReads,
     TableWindow,
     Window,
     WindowBudget,
@@ -210,19 +211,12 @@ class LoaderSource:
                 slab = DeviceSlab(layout.fixed, rows, accelerator=accelerator, on_copied=collector.record_device_copy)
             else:
                 slab = Slab(layout.fixed, rows, None if regions is None else TableMemory(regions, number))
+            reads = TableReads(
+                number=number, reader=table.reader, layout=layout, heaviest=selections[number].heaviest,
+                page_cache=page_caches[number], by_row=options.tables[number].by_row,
+            )  # fmt: skip
             tables.append(
-                TableWindow(
-                    number,
-                    table.reader,
-                    layout,
-                    slab,
-                    heaviest=selections[number].heaviest,
-                    page_cache=page_caches[number],
-                    arena=arena,
-                    allocate=page_allocator,
-                    budget_bytes=options.window_bytes,
-                    by_row=options.tables[number].by_row,
-                )
+                TableWindow(reads, slab, arena=arena, allocate=page_allocator, budget_bytes=options.window_bytes)
             )
         return Window(tables, WindowBudget(options.window_bytes, collector))
 
