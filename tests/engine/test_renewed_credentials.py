@@ -16,7 +16,7 @@ from penstock.errors import StorageTimeoutError
 from penstock.storage import open_store
 from penstock.testing import FakeGcs
 from tests.engine.reading import large
-from tests.engine.watch import our_threads, soon, threads_end, worker_processes
+from tests.engine.watch import our_threads, reader_processes, soon, threads_end, worker_processes
 from tests.storage.issuers import TokenIssuer, is_valid
 
 ROWS = 240
@@ -50,7 +50,7 @@ def open_table(gcs: FakeGcs, issuer: TokenIssuer, deadline_s: float = 120.0) -> 
 
 
 def reading_processes(workers: Workers) -> set[int]:
-    return set(worker_processes()) if workers.type == "process" else {os.getpid()}
+    return set(reader_processes()) if workers.type == "process" else {os.getpid()}
 
 
 @pytest.mark.parametrize("workers", MODES, ids=lambda workers: workers.type)

@@ -41,17 +41,30 @@ def open_files(pid: int | str = "self") -> int:
 
 def worker_processes() -> list[int]:
     """The worker processes of this process, zombies aside: the reader, the template of builders, and builders."""
-    found: list[int] = []
-    parents = ["self"]
+    parents = ["self", *map(str, _seen)]  # a builder whose template was killed is nobody's child
     while parents:
-        for task in Path(f"/proc/{parents.pop()}/task").iterdir():
-            with suppress(OSError):  # a thread or a process that ends meanwhile
+        with suppress(OSError):  # a thread or a process that ends meanwhile
+            for task in Path(f"/proc/{parents.pop()}/task").iterdir():
                 for pid in (task / "children").read_text().split():
-                    with suppress(OSError):
-                        if b"penstock.engine.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                            found.append(int(pid))
-                            parents.append(pid)
-    return found
+                    if int(pid) not in _seen and _is_worker(int(pid)):
+                        _seen.append(int(pid))
+                        parents.append(pid)
+    _seen[:] = [pid for pid in _seen if _is_worker(pid)]
+    return _seen[:]
+
+
+def reader_processes() -> list[int]:
+    """Those of them that read."""
+    return [pid for pid in worker_processes() if _is_worker(pid, b"_reader_main")]
+
+
+_seen: list[int] = []
+
+
+def _is_worker(pid: int, kind: bytes = b"penstock.engine.workers") -> bool:
+    with suppress(OSError):
+        return kind in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def processes_of_session(session: int) -> set[int]:

@@ -95,13 +95,21 @@ class Builder(WorkerProcess):
         """Slots that it can unmap."""
         self._template, self._forked = template, True
         self.channel, theirs = Channel.pair()
-        with theirs:
-            answer = template.ask(Fork(), [theirs.fileno()])
-            if answer is None or answer.pid is None:  # it has died, or has threads
-                self._template, self._forked = WorkerProcess("_builder_main", spec), False
-                answer = self._template.ask(Become(), [theirs.fileno()])
-        if answer is None:
-            raise PenstockError(f"a worker process could not start: it ended with exit code {self._template.reap()}")
+        try:
+            with theirs:
+                answer = template.ask(Fork(), [theirs.fileno()])
+                if answer is None or answer.pid is None:  # it has died, or has threads
+                    self._template, self._forked = WorkerProcess("_builder_main", spec), False
+                    answer = self._template.ask(Become(), [theirs.fileno()])
+            if answer is None:
+                code = self._template.reap()
+                raise PenstockError(f"a worker process could not start: it ended with exit code {code}")
+        except BaseException:
+            self.channel.close()
+            if not self._forked:
+                self._template.kill()
+                self._template.reap()
+            raise
         self.pid = answer.pid
 
     def kill(self) -> None:
