@@ -2,6 +2,7 @@
 
 from penstock.dataset._dataset import Dataset, Summary
 from penstock.dataset._diff import TableDiff
+from penstock.dataset._epoch_view import EpochView
 from penstock.dataset._ingest import IngestResult, SourceLocation, ingest, open_source, sync
 from penstock.dataset._locations import ManagedTable, managed_table, open_entry, open_location
 from penstock.dataset._maintenance import compact, vacuum
@@ -21,6 +22,7 @@ __all__ = [
     "Branches",
     "ColumnView",
     "Dataset",
+    "EpochView",
     "IngestResult",
     "ManagedTable",
     "Mixture",

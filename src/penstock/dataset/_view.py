@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import pyarrow.compute as pc
 
-from penstock.dataset._follow import follow_branch
+from penstock.dataset._epoch_view import EpochChoices
 from penstock.dataset._questions import (
     MEMORY_LIMIT,
     TIMEOUT_S,
@@ -21,17 +21,18 @@ from penstock.dataset._reading import ColumnView, Reading
 from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
 from penstock.dataset._search import SearchQuestion, Vector, search_rows
 from penstock.dataset._splits import split_rows
-from penstock.dataset._streaming import Streaming, selected_columns
-from penstock.dataset._weights import UNWEIGHTED, Weights
-from penstock.engine import MixtureSource, Source, VersionFollower
+from penstock.dataset._weights import Weights
+from penstock.engine import Source
 from penstock.errors import InvalidInputError
 from penstock.plan import Splits
 from penstock.query import Fuse, Params, Relation, Udf
-from penstock.table import ROW_ID, Int64Array, find_row_ids, is_position, take_positions, without_quarantined
+from penstock.table import ROW_ID, Int64Array, find_row_ids, is_position, without_quarantined
 
 
-class View(Streaming, Reading):
+class View(Reading, EpochChoices):
     """Some rows and columns of a table at one version; reading fetches only those."""
+
+    _rows: range | Int64Array
 
     @staticmethod
     def _of(relation: Relation, question: str = "") -> "View":
@@ -44,15 +45,12 @@ class View(Streaming, Reading):
         """This view, which no other thread can change between two steps of a read."""
         return self
 
-    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
-        names = selected_columns(self._reader, self._columns, columns)
+    def _source(self, weights: Weights | None = None) -> Source:
         rows = without_quarantined(self._reader, self._rows)
-        if rows is not self._rows:
-            weights = weights.only(np.isin(take_positions(self._rows, np.arange(len(self._rows))), rows))
-        return Source(self._reader, names, rows, weights.draw(self._reader, rows))
-
-    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:
-        return follow_branch(self._reader, source.names, self._rows, weights)
+        if weights is not None and rows is not self._rows:
+            weights = weights.only(np.isin(self._relation().positions, rows))
+        draw = None if weights is None else weights.draw(self._reader, rows)
+        return Source(self._reader, self._columns, rows, draw)
 
     @overload
     def __getitem__(self, key: str) -> "ColumnView": ...

@@ -131,7 +131,11 @@ class LoaderSource:
 
     def row_keys(self, steps: SpanSteps, row_ids: Int64Array) -> RowKeys:
         """Keys of the random numbers of a span's rows; each draw of a row has its own."""
-        if self.tables[0].draw is not None and not isinstance(self.partitioner, MixturePartitioner):
+        drawn = np.array([table.draw is not None for table in self.tables])
+        if drawn.any() and isinstance(self.partitioner, MixturePartitioner):
+            sources, numbers, *_ = self.partitioner.rank_rows(steps)
+            row_ids = np.where(drawn[sources], row_ids ^ random_u64(0, numbers).view(np.int64), row_ids)
+        elif drawn.any():
             row_ids = row_ids ^ random_u64(0, self.schedule.positions(steps)[0]).view(np.int64)
         return RowKeys(self.options.seed, self.key_epoch(steps), row_ids)
 
