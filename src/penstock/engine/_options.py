@@ -179,23 +179,19 @@ class Transforms:
 
 
 @dataclass(frozen=True)
-class Steps:
+class _Count:
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", _whole_number(f"{type(self).__name__}(…)", self.count, minimum=1))
+
+
+class Steps(_Count):
     """`until` of a loader: an iteration has so many steps, over as many epochs as they need; at least one."""
 
-    count: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _whole_number("Steps(…)", self.count, minimum=1))
-
-
-@dataclass(frozen=True)
-class Epochs:
+class Epochs(_Count):
     """`until` of a loader: an iteration has so many epochs; at least one."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _whole_number("Epochs(…)", self.count, minimum=1))
 
 
 @dataclass(frozen=True)
