@@ -89,8 +89,8 @@ def train(ds: penstock.Dataset) -> None:
     torch.manual_seed(0)
     model = Policy()
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    options = {"batch_size": 64, "shuffle": True, "columns": ["camera_rgb", "joint_angles", "action"]}
-    loader = ds.pytorch(**options)
+    view = ds.select(["camera_rgb", "joint_angles", "action"])
+    loader = view.pytorch(batch_size=64, shuffle=True)
     for epoch in range(3):
         for step, batch in enumerate(loader):
             score = model(batch["camera_rgb"], batch["joint_angles"])
@@ -106,7 +106,7 @@ def train(ds: penstock.Dataset) -> None:
     print("   " + str(loader.stats()).replace("\n", "\n   "))
     loader.close()
 
-    loader = ds.pytorch(**options, num_workers=1)  # another machine, with fewer workers
+    loader = view.pytorch(batch_size=64, shuffle=True, num_workers=1)  # another machine, with fewer workers
     loader.load_state_dict(json.loads(state))
     rest = sum(1 for _ in loader)
     print(f"   resumed from {len(state)} bytes of state: {rest} of {len(loader)} steps were left, no row came twice\n")

@@ -33,7 +33,7 @@ def main() -> None:
 
     # A run stays with the version it began with, whatever others commit meanwhile.
     ds = penstock.load(args.table, version=newest["version"])
-    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"], device=accelerator.device)
+    loader = ds.select(["image", "label"]).pytorch(batch_size=args.batch_size, shuffle=True, device=accelerator.device)
 
     torch.manual_seed(0)
     model = new_model(len(ds.schema["label"].kind.names))

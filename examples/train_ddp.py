@@ -43,7 +43,7 @@ def main() -> None:
 
     # A run stays with the version it began with, whatever others commit meanwhile.
     ds = penstock.load(args.table, version=saved["version"] if saved else None)
-    loader = ds.pytorch(batch_size=args.batch_size, shuffle=True, columns=["image", "label"], device=device)
+    loader = ds.select(["image", "label"]).pytorch(batch_size=args.batch_size, shuffle=True, device=device)
 
     torch.manual_seed(0)
     model = DistributedDataParallel(new_model(len(ds.schema["label"].kind.names)).to(device))

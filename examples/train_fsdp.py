@@ -48,8 +48,8 @@ def main() -> None:
     # A run stays with the version it began with, whatever others commit meanwhile. With tensor or pipeline parallelism
     # the mesh has more dimensions; the loader wants the one whose ranks read different rows.
     ds = penstock.load(args.table, version=pinned["version"])
-    loader = ds.pytorch(
-        batch_size=args.batch_size, shuffle=True, columns=["image", "label"], distributed=mesh["dp"], device=device
+    loader = ds.select(["image", "label"]).pytorch(
+        batch_size=args.batch_size, shuffle=True, distributed=mesh["dp"], device=device
     )
 
     torch.manual_seed(0)

@@ -33,10 +33,9 @@ def main() -> None:
     # A run stays with the version it began with, whatever others commit meanwhile.
     ds = penstock.load(args.table, version=saved["version"] if saved else None)
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    loader = ds.jax(
+    loader = ds.select(["image", "label"]).jax(
         batch_size=args.batch_size,
         shuffle=True,
-        columns=["image", "label"],
         drop_last=True,  # a short batch would be compiled for, and could not be shared by all devices
         sharding=NamedSharding(mesh, PartitionSpec("data")),
     )

@@ -29,7 +29,7 @@ class Classifier(lightning.LightningModule):
 
     def train_dataloader(self) -> Any:
         """Called when the ranks are known; a loader that is made earlier would give every rank all the rows."""
-        return self.ds.pytorch(batch_size=self.batch_size, shuffle=True, columns=["image", "label"])
+        return self.ds.select(["image", "label"]).pytorch(batch_size=self.batch_size, shuffle=True)
 
     def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
         images, labels = batch["image"].permute(0, 3, 1, 2).float() / 255, batch["label"]

@@ -40,13 +40,8 @@ def main() -> None:
     # A run stays with the version it began with, whatever others commit meanwhile.
     ds = penstock.load(args.table, version=saved["version"] if saved else None)
     names = ds.schema["label"].kind.names
-    loader = ds.pytorch(
-        batch_size=args.batch_size,
-        shuffle=True,
-        balance="label",  # an epoch draws as many rows as the table has, with replacement
-        columns=["image", "label"],
-        device=device,
-    )
+    balanced = ds.select(["image", "label"]).balanced("label")  # draws as many rows as the table has, with replacement
+    loader = balanced.pytorch(batch_size=args.batch_size, shuffle=True, device=device)
 
     torch.manual_seed(0)
     model = new_model(len(names)).to(device)
@@ -87,7 +82,7 @@ def main() -> None:
 
     rows, right = torch.zeros(2, len(names), dtype=torch.int64)
     with torch.no_grad():
-        for batch in ds.pytorch(batch_size=256, columns=["image", "label"], device=device):
+        for batch in ds.select(["image", "label"]).pytorch(batch_size=256, device=device):
             labels = batch["label"].cpu()
             rows += torch.bincount(labels, minlength=len(names))
             found = model(batch["image"]).argmax(1).cpu() == labels

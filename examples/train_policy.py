@@ -44,7 +44,7 @@ def main() -> None:
         offsets={"camera": [-1, 0], "action": range(HORIZON)},
         ends="pad",  # the last actions of an episode are learnt too; action_pad flags what is repeated after them
     )
-    loader = windows.pytorch(batch_size=args.batch_size, shuffle=True, columns=["camera", "action"], device=device)
+    loader = windows.select(["camera", "action"]).pytorch(batch_size=args.batch_size, shuffle=True, device=device)
 
     torch.manual_seed(0)
     model = Policy().to(device)

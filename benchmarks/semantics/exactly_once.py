@@ -76,9 +76,9 @@ def _run(kind: str, view: Any, ranks: int, steps: int | None, state: Any) -> tup
 
 
 def _loader(kind: str, view: Any, rank: int, ranks: int) -> Any:
-    weights = {"weights": np.arange(1.0, _ROWS + 1)} if kind == "weighted" else {}
+    view = view.weighted(np.arange(1.0, _ROWS + 1)) if kind == "weighted" else view
     return view.numpy(
-        batch_size=_BATCH_SIZE, shuffle=penstock.Shuffle(seed=1), num_workers=1, distributed=(rank, ranks), **weights
+        batch_size=_BATCH_SIZE, shuffle=penstock.Shuffle(seed=1), num_workers=1, distributed=(rank, ranks)
     )
 
 

@@ -55,11 +55,12 @@ def open_view(spec: Spec) -> Any:
 
 def open_loader(spec: Spec, view: Any, **options: Any) -> penstock.Loader:
     """A shuffled loader of a view with default options, but for the number of workers."""
+    view = view if spec.columns is None else view.select(spec.columns)
     if spec.kind == "weighted":
         weights = page_weights(spec)
-        options = {"weights": weights, "rows": round(weights.sum())} | options
+        view = view.weighted(weights, rows=round(weights.sum()))
     found: penstock.Loader = view.pytorch(
-        batch_size=BATCH_SIZE, shuffle=penstock.Shuffle(seed=1), num_workers=WORKERS, columns=spec.columns, **options
+        batch_size=BATCH_SIZE, shuffle=penstock.Shuffle(seed=1), num_workers=WORKERS, **options
     )
     return found
 

@@ -7,6 +7,7 @@ from penstock.dataset import (
     Branches,
     ColumnView,
     Dataset,
+    EpochView,
     IngestResult,
     Mixture,
     SampleView,
@@ -29,7 +30,7 @@ from penstock.dataset import (
     verify,
 )
 from penstock.device import DeviceOptions, ImageTransform
-from penstock.engine import BadSample, BadSamples, Loader, LoaderStats, StageTimes, Workers
+from penstock.engine import BadSample, BadSamples, Epochs, Loader, LoaderStats, StageTimes, Steps, Workers
 from penstock.format import Column, Commit, CommitRef, Dtype, Field, Schema, SnapshotRef
 from penstock.format.kinds import (
     Audio,
@@ -74,6 +75,8 @@ __all__ = [
     "DeviceOptions",
     "Dtype",
     "Embedding",
+    "EpochView",
+    "Epochs",
     "Explanation",
     "Field",
     "FileCounts",
@@ -106,6 +109,7 @@ __all__ = [
     "ShuffleQuality",
     "SnapshotRef",
     "StageTimes",
+    "Steps",
     "Struct",
     "Summary",
     "TableDiff",

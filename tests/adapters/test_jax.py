@@ -54,7 +54,7 @@ def test_a_compiled_step_runs_over_an_epoch(ds: Dataset) -> None:
         return total + batch["x"].sum() + batch["n"].sum()
 
     total = jnp.zeros(())
-    for batch in ds.jax(batch_size=50, columns=LIGHT, **MIXED):
+    for batch in ds.select(LIGHT).jax(batch_size=50, **MIXED):
         total = step(total, batch)
     assert int(total) == 4 * sum(range(ROWS))
 
@@ -109,9 +109,9 @@ def test_integers_that_would_overflow_are_refused() -> None:
     with pytest.raises(
         InvalidInputError, match=r"'n' contains -1099511627776, but jax converts int64 to int32.*enable_x64"
     ):
-        list(ds.jax(columns=["n"]))
+        list(ds.select(["n"]).jax())
     with pytest.raises(InvalidInputError, match=r"'u' contains 9223372036854775808, but jax converts uint64 to uint32"):
-        list(ds.jax(columns=["u"]))
+        list(ds.select(["u"]).jax())
     jax.config.update("jax_enable_x64", True)
     try:
         batch = next(iter(ds.jax()))
@@ -157,14 +157,14 @@ def _own_rows(array: jax.Array) -> list[int]:
 def _epochs(place: str) -> dict[str, Any]:
     ds = penstock.load(place)
     found: dict[str, Any] = {"process": jax.process_index()}
-    loader = ds.jax(batch_size=8, columns=LIGHT, **MIXED)
+    loader = ds.select(LIGHT).jax(batch_size=8, **MIXED)
     steps = list(loader)
     found["plain"] = [n for batch in steps for n in np.asarray(batch["n"])[~np.asarray(batch["_pad"])].tolist()]
     found["steps"] = (len(steps), len(loader))
-    found["alone"] = numbers(ds.jax(batch_size=8, columns=LIGHT, distributed=False))
+    found["alone"] = numbers(ds.select(LIGHT).jax(batch_size=8, distributed=False))
     total = jax.jit(lambda batch: (batch["x"][:, 0] * ~batch["_pad"]).sum())
     for name, shape in (("data", (4, 1)), ("model", (1, 4)), ("both", (2, 2))):
-        steps = list(ds.jax(batch_size=8, sharding=_over(*shape), columns=LIGHT, **MIXED))
+        steps = list(ds.select(LIGHT).jax(batch_size=8, sharding=_over(*shape), **MIXED))
         found[name] = [_own_rows(batch["n"]) for batch in steps]
         found[f"{name} rows"] = {batch["n"].shape[0] for batch in steps}
         if "_pad" in steps[0]:
@@ -174,7 +174,7 @@ def _epochs(place: str) -> dict[str, Any]:
 
 def _followed(place: str) -> tuple[list[int], str]:
     ds = penstock.load(place, version="main@1")
-    with ds.jax(batch_size=4, columns=["n"], follow=True, epochs=2) as loader:
+    with ds.select(["n"]).following().jax(batch_size=4, until=penstock.Epochs(2)) as loader:
         batches = iter(loader)
         next(batches)
         if jax.process_index() == 1:
@@ -211,7 +211,7 @@ def test_processes_partition_an_epoch_by_their_sharding(ranks: Ranks, place: Pat
 
 
 def _refusals(place: str) -> list[str]:
-    ds = penstock.load(place)
+    ds = penstock.load(place).select(["n", "tokens"])
     rank = jax.process_index()
     here = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
     three = Mesh(np.array(jax.devices()[:3]), ("data",))
@@ -231,7 +231,7 @@ def _refusals(place: str) -> list[str]:
     said = []
     for options in chosen:
         try:
-            list(ds.jax(**{"columns": ["n", "tokens"], **options}))
+            list(ds.jax(**options))
             said.append("read")
         except InvalidInputError as error:
             said.append(str(error))
@@ -254,14 +254,14 @@ def test_invalid_shardings_are_refused(ranks: Ranks, place: Path) -> None:
 
 
 def _short_last_batches(place: str) -> list[str]:
-    ds = penstock.load(place)[:149]
+    ds = penstock.load(place)[:149].select(LIGHT)
     here = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
-    options: dict[str, Any] = {"sharding": here, "distributed": False, "columns": LIGHT}
+    options: dict[str, Any] = {"sharding": here, "distributed": False}
     with pytest.raises(InvalidInputError, match=r"the last batch has 9 rows, which cannot be divided among 2 shards"):
         ds.jax(batch_size=20, **options)
     assert len(list(ds.jax(batch_size=20, drop_last=True, **options))) == 7
-    even = penstock.load(place).jax(batch_size=10, **options)
-    first = penstock.load(place).numpy(batch_size=1, columns=LIGHT)
+    even = penstock.load(place).select(LIGHT).jax(batch_size=10, **options)
+    first = penstock.load(place).select(LIGHT).numpy(batch_size=1)
     next(iter(first))
     even.load_state_dict(first.state_dict())
     with pytest.raises(

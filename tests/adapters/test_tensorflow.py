@@ -83,13 +83,13 @@ def test_each_iteration_is_the_next_epoch(ds: Dataset) -> None:
 
 
 def test_a_run_of_steps_and_a_weighted_one(ds: Dataset) -> None:
-    options: dict[str, Any] = {"batch_size": 40, "steps": 2 * -(-ROWS // 40) + 1, **MIXED}
+    options: dict[str, Any] = {"batch_size": 40, "until": penstock.Steps(2 * -(-ROWS // 40) + 1), **MIXED}
     found = numbers(ds.tensorflow(**options))
     assert found == numbers(ds.numpy(**options))
     assert len(found) == 2 * ROWS + 40
-    weighted: dict[str, Any] = {"weights": np.arange(ROWS) % 2, "rows": 30, **MIXED}
-    assert numbers(ds.tensorflow(**weighted)) == numbers(ds.numpy(**weighted))
-    assert numbers(ds.tensorflow(epochs=None, **MIXED).take(1)) == numbers(ds.numpy(**MIXED))[:64]
+    weighted = ds.weighted(np.arange(ROWS) % 2, rows=30)
+    assert numbers(weighted.tensorflow(**MIXED)) == numbers(weighted.numpy(**MIXED))
+    assert numbers(ds.tensorflow(until=None, **MIXED).take(1)) == numbers(ds.numpy(**MIXED))[:64]
 
 
 def test_states_resume_in_the_same_order(ds: Dataset) -> None:
@@ -164,7 +164,7 @@ def test_images_nulls_and_bad_rows() -> None:
     assert batch["p"].shape == (20, 4, 4, 3)
     assert batch["p_shape"][1].numpy().tolist() == [0, 0, 0]
     assert batch["b"].numpy().tolist() == [b"\xff"] * 20
-    sized = ds[2:].tensorflow(image_size=(5, 6), columns=["p"])
+    sized = ds[2:].select(["p"]).tensorflow(image_size=(5, 6))
     assert sized.element_spec["p"] == tf.TensorSpec((None, 5, 6, 3), tf.uint8)
     assert next(iter(sized))["p"].shape == (18, 5, 6, 3)
 

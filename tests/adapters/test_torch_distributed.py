@@ -302,7 +302,7 @@ def test_a_row_dataset_warns_once_that_every_rank_reads_all_rows(ranks: Ranks, p
 def _follow(uri: str, steps: int, state: dict[str, Any] | None = None) -> tuple[list[list[int]], dict[str, Any], str]:
     """Some steps of a loader that follows main; rank 1 commits more rows after the first one."""
     ds = penstock.load(uri, version="main@1")
-    with ds.pytorch(batch_size=8, follow=True, epochs=None, **MIXED) as loader:
+    with ds.following().pytorch(batch_size=8, until=None, **MIXED) as loader:
         if state is not None:
             loader.load_state_dict(state)
         found = []
@@ -344,7 +344,7 @@ def test_ranks_follow_a_branch_together(ranks: Ranks) -> None:
 def _follow_to_a_version_without_a_column(uri: str) -> tuple[str, str, int]:
     ds = penstock.load(uri, version="main@1")
     columns = ["n", "x"] if dist.get_rank() == 2 else ["n"]
-    with ds.pytorch(batch_size=8, follow=True, epochs=2, columns=["n"]) as loader:
+    with ds.select(["n"]).following().pytorch(batch_size=8, until=penstock.Epochs(2)) as loader:
         if dist.get_rank() == 2:  # as if this rank could not read what the others can
             follow = loader._options.follow
             object.__setattr__(follow, "names", columns)

@@ -93,7 +93,7 @@ def test_views_are_datasets_too(ds: Dataset, key: Any) -> None:
     assert len(rows) == len(expected)
     assert [int(sample["n"]) for sample in rows] == expected
     assert [int(sample["_row_id"]) for sample in rows] == expected
-    assert set(ds[key].pytorch(columns=["x"]).__getitems__([0])[0] if expected else {"x"}) == {"x"}
+    assert set(ds[key].select(["x"]).pytorch().__getitems__([0])[0] if expected else {"x"}) == {"x"}
 
 
 def drawn(sample: dict[str, Any], generator: np.random.Generator) -> tuple[int, float]:
@@ -152,7 +152,7 @@ def test_a_batch_costs_a_get_for_each_page_at_most() -> None:
     ds = numbered(store)
     generator = np.random.default_rng(0)
     for size in (1, 8, 32, 64):
-        rows = ds.pytorch(columns=["x"])  # which keeps no page yet
+        rows = ds.select(["x"]).pytorch()  # which keeps no page yet
         store.reset()
         asked = generator.integers(0, ROWS, size).tolist()
         for sample, index in zip(rows.__getitems__(asked), asked, strict=True):
@@ -168,7 +168,7 @@ def test_pages_of_narrow_columns_are_fetched_once() -> None:
     table = penstock.create(store, schema)
     table.append({"n": np.arange(ROWS), "t": [f"row {n}" * 8 for n in range(ROWS)], "x": np.zeros((ROWS, 4096))})
     table.commit()
-    rows = table.pytorch(columns=["n", "t"])
+    rows = table.select(["n", "t"]).pytorch()
     store.reset()
     for start in range(0, ROWS, 40):
         rows.__getitems__(list(range(start, start + 40)))
@@ -255,7 +255,7 @@ def test_a_worker_forked_while_threads_read_does_not_deadlock(tmp_path: Path) ->
 
 
 def test_a_pickled_dataset_is_small_and_reads(tmp_path: Path) -> None:
-    rows = numbered(tmp_path / "t").pytorch(columns=["n"])
+    rows = numbered(tmp_path / "t").select(["n"]).pytorch()
     pickled = pickle.dumps(rows)
     assert len(pickled) < 80_000
     assert pickle.loads(pickled)[7] == {"n": 7}
@@ -279,7 +279,7 @@ def test_a_damaged_page_is_corruption_and_other_rows_are_read(tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-1500] + bytes(1500))
     with pytest.raises(CorruptError):
         ds.pytorch()[0]
-    assert ds.pytorch(columns=["x"])[0]["x"].shape == (WIDTH,)
+    assert ds.select(["x"]).pytorch()[0]["x"].shape == (WIDTH,)
     path.unlink()
     with pytest.raises((CorruptError, NotFoundError)):
         penstock.load(tmp_path / "t").pytorch()[0]

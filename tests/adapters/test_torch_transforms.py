@@ -40,7 +40,7 @@ def test_a_transform_gets_a_sample_of_tensors(ds: Dataset) -> None:
         seen.append(sample)
         return {"n": sample["n"]}
 
-    for _ in ds[:5].pytorch(batch_size=2, transform=look, columns=["n", "t", "b", "_row_id"]):
+    for _ in ds[:5].select(["n", "t", "b", "_row_id"]).pytorch(batch_size=2, transform=look):
         pass
     assert {int(sample["n"]) for sample in seen} == {1, 2, 3, 4, 5}
     for sample in seen:
@@ -105,7 +105,7 @@ def test_a_collate_fn_gets_the_samples_of_a_batch(ds: Dataset) -> None:
 
 def test_random_values_depend_on_seed_epoch_and_row(ds: Dataset) -> None:
     def loader(**options: Any) -> Loader:
-        made: Loader = ds.pytorch(**{"batch_size": 32, "transform": noisy, "columns": ["n"], **options})
+        made: Loader = ds.select(["n"]).pytorch(**{"batch_size": 32, "transform": noisy, **options})
         return made
 
     first = noise(loader())
@@ -127,18 +127,19 @@ def test_random_values_depend_on_seed_epoch_and_row(ds: Dataset) -> None:
     second = noise(again)
     assert all(second[n] != first[n] for n in first)
     assert all(found != first[n] for n, found in noise(loader(shuffle=Shuffle(seed=1))).items())
-    part = noise(ds[50:90].pytorch(batch_size=8, transform=noisy, columns=["n"]))
+    part = noise(ds[50:90].select(["n"]).pytorch(batch_size=8, transform=noisy))
     assert part.items() <= first.items()
 
 
 def test_a_resumed_run_repeats_its_random_values(ds: Dataset) -> None:
-    options: dict[str, Any] = {"transform": noisy, "shuffle": Shuffle(block_bytes=512, lanes=4), "columns": ["n"]}
-    whole = ds.pytorch(batch_size=16, **options)
+    options: dict[str, Any] = {"transform": noisy, "shuffle": Shuffle(block_bytes=512, lanes=4)}
+    view = ds.select(["n"])
+    whole = view.pytorch(batch_size=16, **options)
     epochs = [noise(whole), noise(whole)]
-    broken = ds.pytorch(batch_size=16, **options)
+    broken = view.pytorch(batch_size=16, **options)
     broken.set_epoch(1)
     before = noise(broken, 7)
-    resumed = ds.pytorch(batch_size=5, num_workers=0, **options)
+    resumed = view.pytorch(batch_size=5, num_workers=0, **options)
     resumed.load_state_dict(broken.state_dict())
     after = noise(resumed)
     assert not set(before) & set(after)

@@ -66,7 +66,7 @@ def made(schema: dict[str, Any], rows: Sequence[dict[str, Any]], **options: Any)
 def column(ds: Dataset, name: str, **options: Any) -> dict[int, Any]:
     """A column's values by the number of their row, over all batches, whatever these hold them in."""
     found: dict[int, Any] = {}
-    for batch in ds.pytorch(**{"batch_size": 8, "columns": ["n", name], **options}):
+    for batch in ds.select(["n", name]).pytorch(**{"batch_size": 8, **options}):
         values = batch[name]
         for number, value in zip(batch["n"].tolist(), values.unbind() if _nested(values) else values, strict=True):
             assert number not in found
@@ -182,7 +182,7 @@ def test_ragged_columns_are_nested(
     ragged: tuple[Dataset, list[dict[str, Any]]], name: str, batch_size: int, way: dict[str, Any]
 ) -> None:
     ds, rows = ragged
-    assert {batch[name].layout for batch in ds.pytorch(batch_size=batch_size, columns=[name])} == {torch.jagged}
+    assert {batch[name].layout for batch in ds.select([name]).pytorch(batch_size=batch_size)} == {torch.jagged}
     for number, value in column(ds, name, batch_size=batch_size, **way).items():
         expected = rows[number][name]
         if expected is None:
@@ -194,7 +194,7 @@ def test_ragged_columns_are_nested(
 
 def test_a_nested_batch_supports_torch_operations(ragged: tuple[Dataset, list[dict[str, Any]]]) -> None:
     ds, rows = ragged
-    [batch] = ds[[1, 2, 3]].pytorch(batch_size=3, columns=["boxes"])
+    [batch] = ds[[1, 2, 3]].select(["boxes"]).pytorch(batch_size=3)
     padded = (batch["boxes"] * 2).to_padded_tensor(-1.0)
     assert padded.shape == (3, 2, 4)
     assert padded[1].tolist() == (rows[2]["boxes"] * 2).tolist()
@@ -205,7 +205,7 @@ def test_a_nested_batch_supports_torch_operations(ragged: tuple[Dataset, list[di
 @pytest.mark.parametrize("name", RAGGED)
 def test_ragged_columns_are_padded(ragged: tuple[Dataset, list[dict[str, Any]]], name: str, batch_size: int) -> None:
     ds, rows = ragged
-    for batch in ds.pytorch(batch_size=batch_size, columns=["n", name], collate_fn="pad"):
+    for batch in ds.select(["n", name]).pytorch(batch_size=batch_size, collate_fn="pad"):
         padded, shapes = batch[name], batch[f"{name}_shape"]
         assert padded.ndim == 1 + shapes.shape[1]
         for number, value, shape in zip(batch["n"].tolist(), padded, shapes.tolist(), strict=True):
@@ -386,7 +386,7 @@ def test_audio_and_video_are_decoded(media: Dataset) -> None:
     for number, value in column(media, "v", batch_size=4).items():
         assert value.shape == (1 + number % 3, 16, 16, 3)
         assert (value[-1] == 10 * number + number % 3).all()
-    [batch] = media[:4].pytorch(batch_size=4, collate_fn="pad", columns=["a", "v"])
+    [batch] = media[:4].select(["a", "v"]).pytorch(batch_size=4, collate_fn="pad")
     assert batch["a"].shape == (4, 53, 2)
     assert batch["v_shape"].tolist() == [[1, 16, 16, 3], [2, 16, 16, 3], [3, 16, 16, 3], [1, 16, 16, 3]]
 
@@ -515,11 +515,11 @@ def test_row_ids_are_those_of_the_table() -> None:
     ds.commit()
     expected = {row["n"]: row["_row_id"] for row in ds.select(["n", "_row_id"])}
     for shuffle in (True, False):
-        for batch in ds.pytorch(batch_size=9, columns=["n", "_row_id"], shuffle=shuffle):
+        for batch in ds.select(["n", "_row_id"]).pytorch(batch_size=9, shuffle=shuffle):
             assert [expected[n] for n in batch["n"].tolist()] == batch["_row_id"].tolist()
         ids = [
             i
-            for batch in ds.pytorch(batch_size=9, columns=["_row_id"], shuffle=shuffle)
+            for batch in ds.select(["_row_id"]).pytorch(batch_size=9, shuffle=shuffle)
             for i in batch["_row_id"].tolist()
         ]
         assert sorted(ids) == sorted(expected.values())

@@ -23,6 +23,7 @@ NOT_CONSTRUCTED = (
     "Branches",
     "ColumnView",
     "Dataset",
+    "EpochView",
     "IngestProgress",
     "Loader",
     "SampleView",

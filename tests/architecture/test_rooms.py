@@ -121,6 +121,23 @@ def test_folders_of_a_room_import_only_lower_ones(path: Path) -> None:
             assert not any(part.startswith("_") for part in parts[2:-1]), f"{path} imports {module}, a private file"
 
 
+MODULES = {path.relative_to(ROOT.parent).with_suffix("").as_posix().replace("/", "."): path for path in FILES}
+def test_files_do_not_import_each_other_in_circles() -> None:
+    """Imports for type checkers alone count: a file is read from the top down, and tested by itself."""
+    imported = {
+        name: {found for module in imports(path) if (found := module.rpartition(".")[0]) in MODULES}
+        | {module for module in imports(path) if module in MODULES}
+        for name, path in MODULES.items()
+    }
+    reached = {name: set(below) for name, below in imported.items()}
+    for middle in MODULES:
+        for name, below in reached.items():
+            if middle in below:
+                reached[name] = below | reached[middle]
+    circle = sorted(name for name, below in reached.items() if name in below)
+    assert not circle, circle
+
+
 @pytest.mark.parametrize("dependency", IMPORTERS)
 def test_a_heavy_dependency_is_imported_in_one_place(dependency: str) -> None:
     for path in FILES:

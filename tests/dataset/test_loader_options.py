@@ -7,7 +7,8 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock
-from penstock import BadSamples, Dataset, DeviceOptions, Loader, Shuffle, Workers
+from penstock import BadSamples, Dataset, DeviceOptions, EpochView, Loader, Mixture, SampleView, Shuffle, Workers
+from penstock.dataset._options import LoaderKeywords
 from penstock.errors import InvalidInputError
 from tests.servers import new_location
 
@@ -17,12 +18,7 @@ LOADER_ONLY: dict[str, Any] = {
     "drop_last": True,
     "memory_budget": 1 << 30,
     "bad_samples": "replace",
-    "weights": [1] * 10,
-    "balance": "n",
-    "rows": 5,
-    "steps": 7,
-    "epochs": None,
-    "follow": True,
+    "until": penstock.Steps(7),
     "progress": "line",
 }
 LOADER: dict[str, Any] = {
@@ -33,7 +29,7 @@ LOADER: dict[str, Any] = {
     "distributed": False,
     "device": "cpu",
 }
-SHARED: dict[str, Any] = {"transform": lambda sample: sample, "columns": ["n"], "decode": False, "image_size": (8, 8)}
+SHARED: dict[str, Any] = {"transform": lambda sample: sample, "decode": False, "image_size": (8, 8)}
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +40,46 @@ def ds() -> Dataset:
     return table
 
 
+def options_of(method: Any) -> set[str]:
+    """The options of a method that gives a loader, those of its `**options` included."""
+    named = {each.name for each in inspect.signature(method).parameters.values() if each.kind is not each.VAR_KEYWORD}
+    return (named | (set(LoaderKeywords.__annotations__) if "options" in method.__annotations__ else set())) - {"self"}
+
+
 def test_every_option_is_a_loaders_or_shared() -> None:
-    parameters = set(inspect.signature(Dataset.pytorch).parameters) - {"self"}
-    assert parameters == {*LOADER_ONLY, *LOADER, *SHARED}
-    assert len(parameters) <= 22
+    assert options_of(Dataset.pytorch) == {*LOADER_ONLY, *LOADER, *SHARED}
+
+
+@pytest.mark.parametrize("owner", [Dataset, SampleView, EpochView, Mixture])
+@pytest.mark.parametrize("adapter", ["pytorch", "numpy", "jax", "tensorflow"])
+def test_a_loader_has_sixteen_options_at_most(owner: type, adapter: str) -> None:
+    """What comes later goes into a value object, or becomes a view."""
+    assert 13 <= len(options_of(getattr(owner, adapter))) <= 16
+
+
+@pytest.mark.parametrize("adapter", ["pytorch", "numpy", "jax", "tensorflow"])
+def test_an_unknown_option_is_answered_with_the_call_to_write(ds: Dataset, adapter: str) -> None:
+    make = getattr(ds, adapter)
+    for name, words in {
+        "columns": r"ds.select\(\[…\]\)",
+        "weights": r"ds.weighted\(column_or_array\)",
+        "balance": r"ds.balanced\(column\)",
+        "rows": r"ds.weighted\(column_or_array, rows=…\)",
+        "follow": r"ds.following\(\)",
+        "steps": r"until=penstock.Steps\(…\)",
+        "epochs": r"until=penstock.Epochs\(…\), or until=None",
+        "batchsize": "did you mean 'batch_size'" if adapter == "pytorch" else "it takes|did you mean",
+        "image_sise": "did you mean 'image_size'",
+    }.items():
+        with pytest.raises(TypeError, match=rf"^{adapter}\(\) got an unexpected option '{name}'; .*{words}"):
+            make(**{name: None})
 
 
 @pytest.mark.parametrize("name", LOADER_ONLY)
 def test_an_option_that_rows_would_ignore_is_an_error(ds: Dataset, name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{name} would be ignored: .* add batch_size="):
         ds.pytorch(**{name: LOADER_ONLY[name]})
-    needed: dict[str, Any] = {"rows": {"balance": "n"}}.get(name, {})
-    assert isinstance(ds.pytorch(**{name: LOADER_ONLY[name]}, **needed, batch_size=2), Loader)
+    assert isinstance(ds.pytorch(**{name: LOADER_ONLY[name]}, batch_size=2), Loader)
 
 
 @pytest.mark.parametrize("name", LOADER)
@@ -127,7 +151,7 @@ def test_value_objects_reach_the_engine(ds: Dataset) -> None:
 
 def test_the_dataset_stays_small() -> None:
     members = [name for name in dir(Dataset) if not name.startswith("_")]
-    assert len(members) < 51, members  # 14 of them are questions and indexes: query, where, search, save_view, …
+    assert len(members) < 54, members  # 14 of them are questions and indexes: query, where, search, save_view, …
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(2, 9), slice(None, None, -2), [9, 1, 1, 4]], ids=str)

@@ -53,11 +53,11 @@ def test_a_mixture_is_a_view(mix: Mixture) -> None:
 def test_columns_of_a_mixture_can_be_selected(mix: Mixture) -> None:
     assert list(mix.select("t").schema.names) == ["t", "_source"]
     assert set(mix.select(["_row_id", "n"])[0]) == {"_row_id", "n", "_source"}
-    assert list(next(iter(mix.numpy(columns=["n"])))) == ["n", "_source"]
+    assert list(next(iter(mix.select(["n"]).numpy()))) == ["n", "_source"]
     with pytest.raises(NotFoundError, match="no column 'x'"):
         mix.select("x")
     with pytest.raises(NotFoundError, match="no column 'x'"):
-        mix.numpy(columns=["x"])
+        mix.select(["x"]).numpy()
 
 
 def test_by_default_sources_are_in_proportion_to_their_rows(web: Dataset, code: Dataset) -> None:

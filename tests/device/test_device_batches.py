@@ -82,11 +82,13 @@ def transformed(ds: Dataset, transform: ImageTransform) -> torch.Tensor:
     return images
 
 
-def read(ds: Any, count: int | None = None, state: Any = None, **options: Any) -> list[dict[str, Any]]:
+def read(
+    ds: Any, count: int | None = None, state: Any = None, *, columns: Any = COLUMNS, **options: Any
+) -> list[dict[str, Any]]:
     """The batches, copied to the host; checks that they were on the device."""
     device = options.get("device")
     device = device.device if isinstance(device, DeviceOptions) else device
-    with ds.pytorch(**{"batch_size": 32, "columns": COLUMNS, **options}) as loader:
+    with ds.select(columns).pytorch(**{"batch_size": 32, **options}) as loader:
         if state is not None:
             loader.load_state_dict(state)
         found = []
@@ -114,7 +116,7 @@ def test_a_window_on_a_device_gives_the_same_rows(
     ds: Dataset, device: str, num_workers: int, shuffle: dict[str, Any]
 ) -> None:
     options = {**shuffle, "num_workers": num_workers}
-    with ds.pytorch(batch_size=32, columns=["image"], device=window(device), **options) as loader:
+    with ds.select(["image"]).pytorch(batch_size=32, device=window(device), **options) as loader:
         rows = sum(len(batch["image"]) for batch in loader)
         assert loader.stats().device_bytes >= rows * SIDE * SIDE * 3
         assert not loader.stats().notes
@@ -137,7 +139,7 @@ def test_a_checkpoint_resumes_on_another_device(ds: Dataset, device: str) -> Non
     here: dict[str, Any] = {}
     there: dict[str, Any] = {"device": window(device)}
     for first, second in ((here, there), (there, here)):
-        with ds.pytorch(batch_size=32, columns=COLUMNS, **BLOCKS, **first) as loader:
+        with ds.select(COLUMNS).pytorch(batch_size=32, **BLOCKS, **first) as loader:
             list(islice(loader, 7))
             state = loader.state_dict()
         assert same(read(ds, state=state, **BLOCKS, **second), whole[7:])
@@ -200,13 +202,16 @@ needs_gpu = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU, which
 
 @needs_gpu
 def test_a_batch_stays_unchanged_while_the_users_stream_lags(ds: Dataset) -> None:
-    options: dict[str, Any] = {"batch_size": 8, "columns": ["image", "label"], "drop_last": True, **BLOCKS}
+    options: dict[str, Any] = {"batch_size": 8, "drop_last": True, **BLOCKS}
+    columns = ["image", "label"]
     late: list[dict[str, torch.Tensor]] = []
-    with ds.pytorch(device=window("cuda"), **options) as loader:
+    with ds.select(columns).pytorch(device=window("cuda"), **options) as loader:
         for batch in loader:
             torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # about 10 ms on the device; this thread continues and drops the batch
             late.append({name: values.clone() for name, values in batch.items()})
-    assert same([{name: values.cpu() for name, values in batch.items()} for batch in late], read(ds, **options))
+    assert same(
+        [{name: values.cpu() for name, values in batch.items()} for batch in late], read(ds, columns=columns, **options)
+    )
 
 
 @needs_gpu

@@ -178,15 +178,22 @@ def batch_of(found: dict[str, Any]) -> Batch:
     return Batch(numbers, found["_pad"].numpy().copy() if "_pad" in found else None)
 
 
-def read(view: View, *, rank: int = 0, ranks: int = 1, **options: Any) -> list[Batch]:
+def selected(view: Any, columns: Sequence[str] | None) -> Any:
+    """A view of some columns, or of all."""
+    return view if columns is None else view.select(columns)
+
+
+def read(
+    view: Any, *, columns: Sequence[str] | None = None, rank: int = 0, ranks: int = 1, **options: Any
+) -> list[Batch]:
     """A rank's batches of the first epoch."""
-    with view.pytorch(distributed=(rank, ranks), **options) as loader:
+    with selected(view, columns).pytorch(distributed=(rank, ranks), **options) as loader:
         batches = [batch_of(found) for found in loader]
         assert len(batches) == len(loader)
     return batches
 
 
-def read_all(view: View, *, ranks: int, **options: Any) -> list[list[Batch]]:
+def read_all(view: Any, *, ranks: int, **options: Any) -> list[list[Batch]]:
     """The same for every rank."""
     return [read(view, rank=rank, ranks=ranks, **options) for rank in range(ranks)]
 

@@ -13,13 +13,16 @@ from penstock import Shuffle, Workers
 
 
 def main(uri: str, rank: int, ranks: int, workers: int, path: Path) -> None:
-    loader = penstock.load(uri).numpy(
-        batch_size=5,
-        shuffle=Shuffle(block_bytes=2000, spread=1, lanes=16),
-        num_workers=Workers(2 * workers, "process"),
-        distributed=(rank, ranks),
-        columns=["_row_id", "x"],
-        memory_budget=1 << 20,
+    loader = (
+        penstock.load(uri)
+        .select(["_row_id", "x"])
+        .numpy(
+            batch_size=5,
+            shuffle=Shuffle(block_bytes=2000, spread=1, lanes=16),
+            num_workers=Workers(2 * workers, "process"),
+            distributed=(rank, ranks),
+            memory_budget=1 << 20,
+        )
     )
     lines = path.read_text().splitlines() if path.exists() else []
     if lines:

@@ -143,15 +143,15 @@ def test_large_rows_are_replaced_in_blocks_of_one_row() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_rows_that_fail_in_a_transform_are_replaced(ds: Dataset, num_workers: int) -> None:
-    found = read(ds, columns=["n"], transform=fails_at_threes, num_workers=num_workers)
+    found = read(ds.select(["n"]), transform=fails_at_threes, num_workers=num_workers)
     assert [k for k, (_, replaced) in enumerate(found) if replaced] == list(range(3, ROWS, 10))
     assert all(n == k for k, (n, replaced) in enumerate(found) if not replaced)
     assert not any(n % 10 == 3 for n, _ in found)
-    assert read(ds, columns=["n"], transform=fails_at_threes, batch_size=7) == found
+    assert read(ds.select(["n"]), transform=fails_at_threes, batch_size=7) == found
 
 
 def test_a_transform_that_modifies_its_sample_is_applied_once(ds: Dataset) -> None:
-    found = read(ds, columns=["n"], transform=rewritten)
+    found = read(ds.select(["n"]), transform=rewritten)
     assert all(n == 1000 + k for k, (n, replaced) in enumerate(found) if not replaced)
     assert all(1000 <= n < 1000 + ROWS for n, _ in found)
 
@@ -167,7 +167,7 @@ def test_undecodable_rows_and_failing_transforms_together(ds: Dataset) -> None:
 
 def test_a_transform_that_always_fails_ends_the_run(ds: Dataset) -> None:
     with pytest.raises(SampleError, match="every other row tried in its place; the first reason: always"):
-        list(ds.pytorch(batch_size=4, columns=["n"], transform=always_fails, bad_samples="replace"))
+        list(ds.select(["n"]).pytorch(batch_size=4, transform=always_fails, bad_samples="replace"))
 
 
 def test_stats_list_rows_epochs_and_reasons(ds: Dataset) -> None:

@@ -257,8 +257,8 @@ def entropy(labels: Int64Array, batch_size: int) -> float:
 def test_label_entropy_of_a_sorted_table_is_close_to_a_true_shuffle(
     sorted_table: Sorted, lanes: int, spread: float
 ) -> None:
-    options = {**SHUFFLED, "shuffle": replace(SHUFFLE, lanes=lanes, spread=spread), "columns": ["n", "x"]}
-    with sorted_table.ds.pytorch(batch_size=64, **options) as loader:
+    options = {**SHUFFLED, "shuffle": replace(SHUFFLE, lanes=lanes, spread=spread)}
+    with sorted_table.ds.select(["n", "x"]).pytorch(batch_size=64, **options) as loader:
         rows = joined([batch["n"].numpy() for batch in loader])
         quality = loader.stats().quality
     labels = np.arange(ROWS) * 100 // ROWS
@@ -290,8 +290,8 @@ def test_a_step_reads_only_the_manifests_of_its_rows(shuffle: bool | Shuffle) ->
         store = RecordingStore(open_store("memory://"))
         ds = of_fragments(store, fragments, 1000)
         store.reads.clear()
-        options: dict[str, Any] = {"batch_size": 10, "shuffle": shuffle, "columns": ["_row_id"]}
-        with ds.pytorch(**options) as loader:
+        options: dict[str, Any] = {"batch_size": 10, "shuffle": shuffle}
+        with ds.select(["_row_id"]).pytorch(**options) as loader:
             batches = iter(loader)
             for _ in range(20):
                 assert len(next(batches)["_row_id"]) == 10
@@ -302,7 +302,7 @@ def test_a_step_reads_only_the_manifests_of_its_rows(shuffle: bool | Shuffle) ->
         assert counts[-1] <= (12 if shuffle else 4) < leaves
         store.reads.clear()
         again = penstock.load(store)
-        with again.pytorch(**options) as loader:
+        with again.select(["_row_id"]).pytorch(**options) as loader:
             loader.load_state_dict({**state, "consumed": 3 * len(ds) // 4})
             next(iter(loader))
         assert store.count("manifests/") - above <= (12 if shuffle else 4)

@@ -87,12 +87,12 @@ def test_windows_are_drawn_by_the_weight_of_their_anchor(workers: int | Workers)
     anchors = np.array(list(expected(table, table.rows, 1, pad=False)))
     weights = (table.step[anchors] == 3).astype(float)
     windows = expected(table, table.rows, 1, pad=False)
-    with view.numpy(batch_size=16, shuffle=SHUFFLE, weights=weights, rows=100, num_workers=workers) as loader:
+    with view.weighted(weights, rows=100).numpy(batch_size=16, shuffle=SHUFFLE, num_workers=workers) as loader:
         for _ in range(2):
             drawn = [row for batch in loader for row in check_batch(batch, windows, table.step, pad=False)]
             assert len(drawn) == 100
             assert set(drawn) <= set(anchors[weights > 0].tolist())
-    with view.numpy(batch_size=16, balance="episode", rows=500, num_workers=0) as loader:
+    with view.balanced("episode", rows=500).numpy(batch_size=16, num_workers=0) as loader:
         drawn = [row for batch in loader for row in check_batch(batch, windows, table.step, pad=False)]
     counts = Counter(table.episode[drawn].tolist())
     assert max(counts.values()) < 3 * min(counts.values()), "episodes of any length come equally often"
@@ -102,8 +102,8 @@ def test_packed_sequences_are_drawn_by_an_array() -> None:
     view = corpus("memory")[0].pack("tokens", 64)
     weights = np.zeros(len(view))
     weights[[3, 5]] = 1
-    pieces = [piece for batch in view.numpy(batch_size=4, weights=weights, rows=20) for piece in pieces_of(batch)]
+    pieces = [piece for batch in view.weighted(weights, rows=20).numpy(batch_size=4) for piece in pieces_of(batch)]
     allowed = {token for index in (3, 5) for token in view[index]["tokens"].tolist()}
     assert {token for piece in pieces for token in piece.tolist()} == allowed
     with pytest.raises(InvalidInputError, match="no column weights it"):
-        view.numpy(weights="n")
+        view.weighted("n").numpy()

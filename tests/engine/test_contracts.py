@@ -358,7 +358,7 @@ class TestState:
             (ds.pytorch(batch_size=16), "whether rows are shuffled"),
             (ds.pytorch(batch_size=16, shuffle=replace(SHUFFLE, seed=1)), "the seed: 0 there, 1 here"),
             (ds[:50].pytorch(batch_size=16, **MIXED), "the selection"),
-            (ds.pytorch(batch_size=16, columns=["n"], **MIXED), "the selection"),
+            (ds.select(["n"]).pytorch(batch_size=16, **MIXED), "the selection"),
             (ds.pytorch(batch_size=16, shuffle=replace(SHUFFLE, lanes=2)), "the shuffle options"),
         ):
             with pytest.raises(InvalidInputError, match=f"differs in {difference}"):

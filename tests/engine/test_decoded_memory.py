@@ -105,5 +105,5 @@ def test_decoded_images_count(
     assert found.returncode == 0, found.stderr
     peak, numbers, processes = json.loads(found.stdout)
     assert peak < budget + (300 + 60 * max(1, processes)) * MIB
-    with ds.numpy(batch_size=BATCH, shuffle=True, columns=["n", "image"], decode=False) as loader:
+    with ds.select(["n", "image"]).numpy(batch_size=BATCH, shuffle=True, decode=False) as loader:
         assert numbers == [n for batch in loader for n in batch["n"].tolist()]

@@ -91,9 +91,9 @@ COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in K
 
 def options_of(kind: str) -> dict[str, Any]:
     """With two worker processes."""
-    column, options = COLUMNS[kind]
+    _, options = COLUMNS[kind]
     workers = PROCESSES if "transform" in str(options) else Workers(4, "process")
-    return {"columns": ["n", column], "num_workers": workers, **BATCH, **options}
+    return {"num_workers": workers, **BATCH, **options}
 
 
 def check(batch: dict[str, Any], kind: str) -> list[int]:
@@ -115,7 +115,7 @@ def test_a_loop_that_pauses_gets_every_row(ds: Dataset, kind: str, workers: Work
     """A pause fills the buffers of all sockets and the queues of all threads."""
     seen: list[int] = []
     options = options_of(kind) | ({"num_workers": THREADS} if workers is THREADS else {})
-    with ds.numpy(**options) as loader:
+    with ds.select(["n", COLUMNS[kind][0]]).numpy(**options) as loader:
         for step, batch in enumerate(loader):
             seen += check(batch, kind)
             if step in (0, 1, 6):
@@ -147,7 +147,7 @@ class AtMessages:
 @pytest.mark.parametrize("kind", ["fixed", "text", "objects"])
 def test_a_pause_at_every_message_stops_nothing(ds: Dataset, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     AtMessages(monkeypatch, lambda _: time.sleep(0.03))
-    with ds.numpy(**options_of(kind)) as loader:
+    with ds.select(["n", COLUMNS[kind][0]]).numpy(**options_of(kind)) as loader:
         assert sorted(row for batch in loader for row in check(batch, kind)) == list(range(ROWS))
 
 
@@ -162,7 +162,7 @@ def killed_at(ds: Dataset, kind: str, numbers: Any, patch: pytest.MonkeyPatch) -
 
     at = 0
     messages = AtMessages(patch, kill)
-    with ds.numpy(**options_of(kind)) as loader:
+    with ds.select(["n", COLUMNS[kind][0]]).numpy(**options_of(kind)) as loader:
         for number in numbers:
             messages.count, at = 0, number
             assert sorted(row for batch in loader for row in check(batch, kind)) == list(range(ROWS)), number
@@ -267,8 +267,8 @@ def raised_by(loader: Any) -> BaseException:
 @pytest.mark.parametrize("where", FUNCTIONS)
 def test_whatever_a_function_raises_or_returns_ends_in_an_error(ds: Dataset, where: str, workers: Workers) -> None:
     """The next iteration reads on; no process dies of it."""
-    options: dict[str, Any] = {"batch_size": 4, "memory_budget": 1 << 20, "columns": ["n", "bytes"], **FUNCTIONS[where]}
-    with ds.numpy(num_workers=workers, **options) as loader:
+    options: dict[str, Any] = {"batch_size": 4, "memory_budget": 1 << 20, **FUNCTIONS[where]}
+    with ds.select(["n", "bytes"]).numpy(num_workers=workers, **options) as loader:
         start = loader.state_dict()
         for number, fault in enumerate([*FAULTS, *RESULTS]):
             loader.load_state_dict({**start, "consumed": 4 * number})
@@ -293,7 +293,7 @@ def test_a_sample_whose_error_cannot_be_shown_is_replaced(ds: Dataset, workers: 
             raise UnshowableError
         return sample
 
-    with ds.numpy(num_workers=workers, batch_size=8, columns=["n"], transform=breaks, bad_samples="replace") as loader:
+    with ds.select(["n"]).numpy(num_workers=workers, batch_size=8, transform=breaks, bad_samples="replace") as loader:
         assert sum(len(batch["n"]) for batch in loader) == ROWS
         [bad] = loader.stats().bad_samples
         assert (bad.row_id, "cannot be shown" in bad.reason) == (5, True)
@@ -309,7 +309,7 @@ def exits_once(marker: Path, batch: dict[str, Any]) -> dict[str, Any]:
 
 def test_functions_that_exit_their_process_lose_no_row(ds: Dataset, tmp_path: Path) -> None:
     function = partial(exits_once, tmp_path)
-    with ds.numpy(num_workers=PROCESSES, batch_size=8, columns=["n", "text"], batch_transform=function) as loader:
+    with ds.select(["n", "text"]).numpy(num_workers=PROCESSES, batch_size=8, batch_transform=function) as loader:
         assert [row for batch in loader for row in check(batch, "text")] == list(range(ROWS))
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -329,8 +329,8 @@ def test_a_worker_that_could_not_start_once_starts_for_the_next_iteration(
     import starting  # type: ignore[import-not-found]
 
     options: dict[str, Any] = {**BATCH, "shuffle": Shuffle(block_bytes=60_000, spread=1, lanes=lanes)}
-    with ds.numpy(
-        num_workers=Workers(3, "process"), columns=["n", "text"], batch_transform=starting.same, **options
+    with ds.select(["n", "text"]).numpy(
+        num_workers=Workers(3, "process"), batch_transform=starting.same, **options
     ) as loader:
         for _ in range(2):
             with pytest.raises(SampleError, match="SystemExit: not yet"):
@@ -342,7 +342,7 @@ def test_a_worker_that_could_not_start_once_starts_for_the_next_iteration(
 
 @EITHER
 def test_a_forked_child_that_continues_an_iterator_gets_an_error(ds: Dataset, workers: Workers) -> None:
-    with ds.numpy(num_workers=workers, columns=["n", "text"], **BATCH) as loader:
+    with ds.select(["n", "text"]).numpy(num_workers=workers, **BATCH) as loader:
         batches = iter(loader)
         rows = check(next(batches), "text")
         child = os.fork()
@@ -352,7 +352,7 @@ def test_a_forked_child_that_continues_an_iterator_gets_an_error(ds: Dataset, wo
                 next(batches)
             except InvalidInputError as error:
                 status = 0 if "make a loader in the child process" in str(error) else 2
-            with ds.numpy(num_workers=workers, columns=["n", "text"], **BATCH) as own:
+            with ds.select(["n", "text"]).numpy(num_workers=workers, **BATCH) as own:
                 status += 4 * (len(list(own)) != len(loader))
             status += 8 * (len(list(loader)) != len(loader))  # from its start, with threads or processes of the child
             os._exit(status)
@@ -365,7 +365,7 @@ def test_a_forked_child_that_continues_an_iterator_gets_an_error(ds: Dataset, wo
 def test_closing_in_another_thread_at_the_start_of_a_run(ds: Dataset, workers: Workers) -> None:
     """The iteration that it meets ends or is complete; the next one reads every row."""
     found: list[str] = []
-    with ds.numpy(num_workers=workers, columns=["n"], **BATCH) as loader:
+    with ds.select(["n"]).numpy(num_workers=workers, **BATCH) as loader:
         rounds = 40 if workers is THREADS else 5
 
         def close_soon(delay_s: float) -> None:
@@ -431,7 +431,7 @@ def fails(batch):
         raise Other.Inner("there")
     return batch
 ds, workers = penstock.load(sys.argv[1]), penstock.Workers(2, "process")
-loader = ds.numpy(columns=["n"], batch_size=8, num_workers=workers, batch_transform=fails)
+loader = ds.select(["n"]).numpy(batch_size=8, num_workers=workers, batch_transform=fails)
 batches = iter(loader)
 next(batches)
 try:

@@ -362,7 +362,7 @@ def test_ranks_compare_their_mixtures() -> None:
         states = [mine._state, other._state]
     point = {
         "the epoch": 0, "the rows read before": 0, "the steps before": 0, "the epochs before": 0, "batch_size": 4,
-        "drop_last": False, "steps": None, "epochs": 1, "follow": False,
+        "drop_last": False, "until": "Epochs(count=1)", "following": False,
     }  # fmt: skip
     ranks = RankAgreement(
         LoaderOptions(

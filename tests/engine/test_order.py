@@ -192,7 +192,7 @@ def test_the_window_is_sized_by_decoded_rows() -> None:
     ds.append({"x": np.zeros((6000, 3000), np.uint8)})
     ds.commit()
     for names in (["_row_id"], ["x", "_row_id"]):
-        with ds.pytorch(batch_size=50, shuffle=True, columns=names) as loader:
+        with ds.select(names).pytorch(batch_size=50, shuffle=True) as loader:
             rows = sorted(row for batch in loader for row in batch["_row_id"].tolist())
         assert rows == ds["_row_id"][:].tolist()
     with ds.pytorch(batch_size=50, shuffle=True, memory_budget=1 << 20) as loader:
@@ -307,10 +307,10 @@ def many_leaves() -> Dataset:
     ],
 )
 def test_a_table_of_many_manifests(many_leaves: Dataset, ranks: int, lanes: int, key: slice, shuffle: bool) -> None:
-    view = many_leaves[key]
-    wanted = view.select(["_row_id", "n"]).to_numpy()
+    view = many_leaves[key].select(["_row_id", "n"])
+    wanted = view.to_numpy()
     numbers = dict(zip(wanted["_row_id"], wanted["n"], strict=True))
-    options: dict[str, Any] = {"columns": ["_row_id", "n"], "num_workers": 0, "batch_size": 70}
+    options: dict[str, Any] = {"num_workers": 0, "batch_size": 70}
     if shuffle:
         options |= {"shuffle": Shuffle(lanes=lanes, block_bytes=64, spread=20)}
     found: list[Int64Array] = []

@@ -32,35 +32,35 @@ def same_sample(sample: dict[str, Any]) -> dict[str, Any]:
     return dict(sample)
 
 
-def drawn_view(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
-    """Some rows or samples of the table, and options that belong to them."""
+def drawn_view(rng: np.random.Generator) -> Any:
+    """Some rows or samples of the table."""
     ds = table()
     columns = ["n", *rng.choice(FIXED + VARIABLE, rng.integers(0, 4), replace=False).tolist()]
     plain = ["n", *rng.choice(["fixed", "ragged", "text", "bytes"], rng.integers(1, 3), replace=False).tolist()]
     kind = rng.choice(["all", "slice", "list", "split", "windows", "weights", "mixture", "packed"])
     if kind == "slice":
-        return ds[int(rng.integers(0, 30)) :: int(rng.integers(1, 4))], {"columns": columns}
+        return ds[int(rng.integers(0, 30)) :: int(rng.integers(1, 4))].select(columns)
     if kind == "list":
-        return ds[rng.integers(0, ROWS, 60).tolist()], {"columns": columns}
+        return ds[rng.integers(0, ROWS, 60).tolist()].select(columns)
     if kind == "split":
-        return ds.split({"a": 0.7, "b": 0.3})["a"], {"columns": columns}
+        return ds.split({"a": 0.7, "b": 0.3})["a"].select(columns)
     if kind == "windows":
-        return ds.windows(length=int(rng.integers(2, 5))), {"columns": ["n", "fixed"]}
+        return ds.windows(length=int(rng.integers(2, 5))).select(["n", "fixed"])
     if kind == "weights":
-        return ds, {"columns": columns, "weights": rng.random(ROWS), "rows": int(rng.integers(20, 150))}
+        return ds.select(columns).weighted(rng.random(ROWS), rows=int(rng.integers(20, 150)))
     if kind == "mixture":
         halves = {"a": ds[:40].select(plain), "b": ds[40:].select(plain)}
-        return penstock.mix(halves, weights={"a": float(rng.random() + 0.2), "b": 1.0}), {}
+        return penstock.mix(halves, weights={"a": float(rng.random() + 0.2), "b": 1.0})
     if kind == "packed":
-        return ds.pack("ragged", length=2048), {}
-    return ds, {"columns": columns}
+        return ds.pack("ragged", length=2048)
+    return ds.select(columns)
 
 
 def read_composition(seed: int) -> int:
     """Compare a composition, read with pauses and deaths, with the same one read in this thread; returns the deaths."""
     rng = np.random.default_rng(seed)
-    view, options = drawn_view(rng)
-    options["batch_size"] = int(rng.integers(1, 24))
+    view = drawn_view(rng)
+    options: dict[str, Any] = {"batch_size": int(rng.integers(1, 24))}
     if rng.random() < 0.7:
         options["shuffle"] = Shuffle(
             seed=int(rng.integers(9)), block_bytes=int(rng.choice([5000, 60_000, 1 << 20])),
@@ -68,7 +68,7 @@ def read_composition(seed: int) -> int:
         )  # fmt: skip
     functions: list[dict[str, Any]] = [{}, {}, {"batch_transform": same_batch}, {"transform": same_sample}]
     options |= functions[rng.integers(4)]
-    if "image" in options.get("columns", ()) and rng.random() < 0.5:
+    if "image" in view.schema and rng.random() < 0.5:
         options["decode"] = False
     machine: dict[str, Any] = {
         "num_workers": Workers(int(rng.integers(1, 4)), str(rng.choice(["thread", "process", "process"]))),  # type: ignore[arg-type]

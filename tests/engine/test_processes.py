@@ -49,9 +49,10 @@ def numbers(batches: Any) -> list[int]:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_processes_build_the_same_batches_as_threads(ds: Dataset, num_workers: int) -> None:
-    options: dict[str, Any] = {"batch_size": 8, "columns": ["n"], **MIXED}
-    remote = ds.pytorch(num_workers=Workers(num_workers, "process"), transform=transforms.drawn_in_every_way, **options)
-    here = ds.pytorch(transform=transforms.noisy, **options)
+    options: dict[str, Any] = {"batch_size": 8, **MIXED}
+    view, workers = ds.select(["n"]), Workers(num_workers, "process")
+    remote = view.pytorch(num_workers=workers, transform=transforms.drawn_in_every_way, **options)
+    here = view.pytorch(transform=transforms.noisy, **options)
     drawn: dict[int, tuple[Any, Any]] = {}
     pids: set[int] = set()
     with remote, here:
@@ -116,8 +117,8 @@ def test_lambdas_closures_and_classes_of_scripts_travel(ds: Dataset) -> None:
             self.n = n
 
     offset = 1000
-    with ds.pytorch(
-        batch_size=8, num_workers=4, columns=["n"], collate_fn=lambda samples: [Local(s["n"] + offset) for s in samples]
+    with ds.select(["n"]).pytorch(
+        batch_size=8, num_workers=4, collate_fn=lambda samples: [Local(s["n"] + offset) for s in samples]
     ) as loader:
         found = [sample for batch in loader for sample in batch]
         assert loader.stats().processes == 4
@@ -126,8 +127,8 @@ def test_lambdas_closures_and_classes_of_scripts_travel(ds: Dataset) -> None:
 
 
 def test_errors_keep_their_type_and_position_and_the_process_survives(ds: Dataset) -> None:
-    loader = ds.pytorch(
-        batch_size=10, num_workers=Workers(1, "process"), columns=["n"],
+    loader = ds.select(["n"]).pytorch(
+        batch_size=10, num_workers=Workers(1, "process"),
         transform=transforms.fails_at_13_and_23, batch_transform=transforms.fails_at_33_and_43,
     )  # fmt: skip
 
@@ -154,10 +155,11 @@ def test_errors_keep_their_type_and_position_and_the_process_survives(ds: Datase
 
 
 def test_replacements_are_the_same_as_in_threads(ds: Dataset) -> None:
-    options: dict[str, Any] = {"transform": transforms.rewritten, "bad_samples": "replace", "columns": ["n"], **MIXED}
-    with ds.pytorch(batch_size=8, num_workers=Workers(1, "process"), **options) as loader:
+    options: dict[str, Any] = {"transform": transforms.rewritten, "bad_samples": "replace", **MIXED}
+    view = ds.select(["n"])
+    with view.pytorch(batch_size=8, num_workers=Workers(1, "process"), **options) as loader:
         remote = [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in loader]
-    assert remote == [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in ds.pytorch(batch_size=8, **options)]
+    assert remote == [(batch["n"].tolist(), batch["_pad"].tolist()) for batch in view.pytorch(batch_size=8, **options)]
 
 
 def test_a_killed_process_is_restarted_and_no_row_is_lost(ds: Dataset) -> None:

@@ -53,7 +53,7 @@ def run(folder: Path, ranks: int, workers: int, kills: int) -> None:
     ds = penstock.create(folder / "t", {"x": Column(Tensor("uint8", (500,)), page_bytes=1000)})
     ds.append({"x": np.zeros((ROWS, 500), np.uint8)})
     ds.commit()
-    row_ids = [int(n) for batch in ds.numpy(batch_size=500, columns=["_row_id"]) for n in batch["_row_id"]]
+    row_ids = [int(n) for batch in ds.select(["_row_id"]).numpy(batch_size=500) for n in batch["_row_id"]]
     readers = [Rank(ds.uri, rank, ranks, workers, folder) for rank in range(ranks)]
     rng = np.random.default_rng(0)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Dataset, RetryPolicy, Workers
+from penstock import RetryPolicy, View, Workers
 from penstock.errors import StorageTimeoutError
 from penstock.storage import open_store
 from penstock.testing import FakeGcs
@@ -24,7 +24,7 @@ BATCH = 10
 RENEWALS = 20
 PATIENCE_S = 240.0
 MODES = [Workers(2, "thread"), Workers(4, "process")]
-OPTIONS: dict[str, Any] = {"columns": ["n", "x"], "batch_size": BATCH, "memory_budget": 4 << 20}
+OPTIONS: dict[str, Any] = {"batch_size": BATCH, "memory_budget": 4 << 20}
 """A budget much smaller than the table, so that every epoch reads."""
 
 
@@ -44,9 +44,10 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
     assert soon(lambda: not worker_processes()), worker_processes()
 
 
-def open_table(gcs: FakeGcs, issuer: TokenIssuer, deadline_s: float = 120.0) -> Dataset:
+def open_table(gcs: FakeGcs, issuer: TokenIssuer, deadline_s: float = 120.0) -> View:
     policy = RetryPolicy(deadline_s=deadline_s, attempt_timeout_s=min(deadline_s, 60.0))
-    return penstock.load(open_store(f"{gcs.uri}/t", issuer=issuer, credentials=issuer.issue(), retry=policy))
+    store = open_store(f"{gcs.uri}/t", issuer=issuer, credentials=issuer.issue(), retry=policy)
+    return penstock.load(store).select(["n", "x"])
 
 
 def reading_processes(workers: Workers) -> set[int]:
@@ -57,7 +58,7 @@ def reading_processes(workers: Workers) -> set[int]:
 def test_twenty_renewals_lose_no_step_and_repeat_none(workers: Workers, gcs: FakeGcs, tmp_path: Path) -> None:
     issuer = TokenIssuer(tmp_path, gcs.endpoint, 1.5)
     seen: list[int] = []
-    with open_table(gcs, issuer).numpy(num_workers=workers, epochs=None, **OPTIONS) as loader:
+    with open_table(gcs, issuer).numpy(num_workers=workers, until=None, **OPTIONS) as loader:
         deadline = time.monotonic() + PATIENCE_S
         for batch in loader:
             seen += batch["n"].tolist()
@@ -87,7 +88,7 @@ def test_an_epoch_does_not_need_the_issuer(workers: Workers, gcs: FakeGcs, tmp_p
 @pytest.mark.parametrize("workers", MODES, ids=lambda workers: workers.type)
 def test_an_issuer_that_stays_away_is_an_error_that_says_so(workers: Workers, gcs: FakeGcs, tmp_path: Path) -> None:
     issuer = TokenIssuer(tmp_path, gcs.endpoint, 4.0)
-    with open_table(gcs, issuer, deadline_s=3.0).numpy(num_workers=workers, epochs=None, **OPTIONS) as loader:
+    with open_table(gcs, issuer, deadline_s=3.0).numpy(num_workers=workers, until=None, **OPTIONS) as loader:
         batches = iter(loader)
         next(batches)
         issuer.begin("away")

@@ -26,6 +26,7 @@ from tests.engine.reading import (
     few,
     joined,
     machines,
+    selected,
     shuffles,
     table,
     views,
@@ -114,11 +115,11 @@ def test_seen_and_resumed_rows_are_the_whole_epoch(
     chosen: tuple[Table, Key], shuffle: Shuffle | None, run: list[Stage], names: list[str] | None
 ) -> None:
     view, wanted = chosen[0].view(chosen[1])
-    options = {"shuffle": shuffle, "columns": None if chosen[0] is table("long") else names}
+    view = selected(view, None if chosen[0] is table("long") else names)
     seen: list[Int64Array] = []
     state: dict[str, Any] | None = None
     for stage in [*run, Stage(1, 64, 10**6, {"num_workers": 0})]:
-        found, state, ended = read_stage(view, stage, state, **options)
+        found, state, ended = read_stage(view, stage, state, shuffle=shuffle)
         seen += found
         if ended:
             assert (state["epoch"], state["consumed"]) == (1, 0)
@@ -132,10 +133,10 @@ def test_seen_and_resumed_rows_are_the_whole_epoch(
 )
 def test_a_run_resumes_on_other_ranks(before: tuple[int, int], after: tuple[int, int]) -> None:
     chosen = table("broken")
-    options = {"shuffle": MANY_LANES, "columns": ["n"]}
-    seen, state, _ = read_stage(chosen.ds, Stage(*before, 2, {"num_workers": 0}), None, **options)
+    options, view = {"shuffle": MANY_LANES}, chosen.ds.select(["n"])
+    seen, state, _ = read_stage(view, Stage(*before, 2, {"num_workers": 0}), None, **options)
     assert state["consumed"] == 2 * before[0] * before[1]
-    rest, _, ended = read_stage(chosen.ds, Stage(*after, 10**6, {"num_workers": 0}), state, **options)
+    rest, _, ended = read_stage(view, Stage(*after, 10**6, {"num_workers": 0}), state, **options)
     assert ended
     assert np.array_equal(np.sort(joined([*seen, *rest])), chosen.numbers)
 
@@ -146,9 +147,9 @@ def test_a_run_resumes_on_other_ranks(before: tuple[int, int], after: tuple[int,
 def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: Shuffle | None, drop_last: bool, ranks: int) -> None:
     """Every state gives the same batches as an uninterrupted run, then the next epoch's."""
     chosen = table("folder")
-    options: dict[str, Any] = {**MIXED, "shuffle": shuffle, "drop_last": drop_last, "batch_size": 9, "columns": ["n"]}
-    options["distributed"] = (ranks - 1, ranks)
-    with chosen.ds.pytorch(**options) as loader:
+    options: dict[str, Any] = {**MIXED, "shuffle": shuffle, "drop_last": drop_last, "batch_size": 9}
+    options["distributed"], view = (ranks - 1, ranks), chosen.ds.select(["n"])
+    with view.pytorch(**options) as loader:
         states = [loader.state_dict()]
         epochs: list[list[list[int]]] = []
         for _ in range(2):
@@ -158,11 +159,11 @@ def test_a_run_resumes_at_every_point_of_an_epoch(shuffle: Shuffle | None, drop_
                 states.append(loader.state_dict())
     assert epochs[0] != epochs[1] or shuffle is None
     for done, state in enumerate(states[: len(epochs[0]) + 1]):
-        with chosen.ds.pytorch(**options) as loader:
+        with view.pytorch(**options) as loader:
             loader.load_state_dict(state)
             assert [found["n"].tolist() for found in loader] == epochs[0][done:]
             assert [found["n"].tolist() for found in loader] == epochs[1]
-    with chosen.ds.pytorch(**options) as loader:
+    with view.pytorch(**options) as loader:
         for _ in loader:
             pass
         assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
@@ -228,7 +229,7 @@ def test_a_state_of_another_run_is_rejected_with_the_version_to_load() -> None:
     attempt(ds, "shuffle options", state, shuffle=replace(shuffle, spread=1))
     attempt(ds[:90], "selection", state)
     attempt(ds.select(["n"]), "selection", state)
-    attempt(ds, "selection", state, columns=["m", "n"])
+    attempt(ds.select(["m", "n"]), "selection", state)
     ds.append({"n": [100], "m": [100]})
     attempt(ds, "the snapshot", state)  # a change that is not committed counts
     ds.commit()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Dataset, Shuffle, View, Workers
+from penstock import Dataset, Epochs, Shuffle, Steps, View, Workers
 from penstock.errors import InvalidInputError, NotFoundError
 from tests.engine.reading import (
     MIXED,
@@ -74,12 +74,12 @@ def test_a_run_of_steps_resumes_with_the_rest_of_them(
         options: Options = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last, **machine}
         options["distributed"] = (rank, ranks)
         expected = by_epochs(view, steps, **options)
-        with view.pytorch(steps=steps, **options) as loader:
+        with view.pytorch(until=Steps(steps), **options) as loader:
             assert len(loader) == steps
             first = numbers(islice(loader, taken))
             states.append(loader.state_dict())
         assert first == expected[:taken]
-        with view.pytorch(steps=steps, **options) as loader:
+        with view.pytorch(until=Steps(steps), **options) as loader:
             loader.load_state_dict(states[-1])
             rest = numbers(loader)
             assert loader.state_dict()["steps"] == steps
@@ -101,12 +101,12 @@ def test_a_run_of_epochs_resumes_with_the_rest_of_them(
 ) -> None:
     view, _ = chosen[0].view(chosen[1])
     options: Options = {"batch_size": batch_size, "shuffle": SHUFFLE, **machine}
-    with view.pytorch(epochs=epochs, **options) as loader:
+    with view.pytorch(until=Epochs(epochs), **options) as loader:
         count = len(loader)
         expected = by_epochs(view, count, **options)
         first = numbers(islice(loader, taken))
         state = loader.state_dict()
-    with view.pytorch(epochs=epochs, **options) as loader:
+    with view.pytorch(until=Epochs(epochs), **options) as loader:
         loader.load_state_dict(state)
         assert first + numbers(loader) == expected
         assert loader.epoch == epochs
@@ -116,15 +116,15 @@ def test_an_endless_run() -> None:
     ds = table("odd").ds
     options: Options = {"batch_size": 50, **MIXED}
     expected = by_epochs(ds, 30, **options)
-    with ds.pytorch(epochs=None, **options) as loader:
+    with ds.pytorch(until=None, **options) as loader:
         batches = iter(loader)
         assert numbers(islice(batches, 20)) == expected[:20]
         assert loader.epoch == 2
         state = loader.state_dict()
-        with pytest.raises(TypeError, match="epochs=None never ends and has no length"):
+        with pytest.raises(TypeError, match="until=None never ends and has no length"):
             len(loader)
         assert "steps" in repr(loader)
-    with ds.pytorch(epochs=None, **options) as loader:
+    with ds.pytorch(until=None, **options) as loader:
         loader.load_state_dict(state)
         assert numbers(islice(loader, 10)) == expected[20:]
 
@@ -134,7 +134,7 @@ def test_the_next_run_of_steps_continues_without_reading_again() -> None:
     options: Options = {"batch_size": 100, "shuffle": Shuffle(block_bytes=32 << 10, lanes=4), "num_workers": 1}
     expected = by_epochs(made.ds, 90, **options)
     made.store.reads.clear()
-    with made.ds.pytorch(steps=7, memory_budget=64 << 20, **options) as loader:
+    with made.ds.pytorch(until=Steps(7), memory_budget=64 << 20, **options) as loader:
         found = [numbers(loader) for _ in range(9)]
         assert [len(steps) for steps in found] == [7] * 9
         assert loader.epoch == 0
@@ -149,10 +149,10 @@ def test_a_run_that_is_left_continues_at_its_position_or_with_the_next_epoch() -
     ds = table("odd").ds
     options: Options = {"batch_size": 100, **MIXED}
     expected = by_epochs(ds, 12, **options)
-    with ds.pytorch(steps=5, **options) as loader:
+    with ds.pytorch(until=Steps(5), **options) as loader:
         assert numbers(islice(loader, 3)) == expected[:3]
         assert numbers(loader) == expected[3:8], "a run of five steps from there on"
-    with ds.pytorch(epochs=2, **options) as loader:
+    with ds.pytorch(until=Epochs(2), **options) as loader:
         assert numbers(islice(loader, 1)) == expected[:1]
         assert loader.epoch == 1
         assert numbers(loader) == expected[4:12]
@@ -162,7 +162,7 @@ def test_a_run_of_steps_starts_at_the_epoch_that_was_set() -> None:
     ds = table("odd").ds
     options: Options = {"batch_size": 100, **MIXED}
     expected = by_epochs(ds, 12, **options)
-    with ds.pytorch(steps=6, **options) as loader:
+    with ds.pytorch(until=Steps(6), **options) as loader:
         loader.set_epoch(1)
         assert numbers(loader) == expected[4:10]
 
@@ -170,13 +170,12 @@ def test_a_run_of_steps_starts_at_the_epoch_that_was_set() -> None:
 def test_a_complete_run_stays_complete_and_one_epoch_is_followed_by_the_next() -> None:
     ds = table("odd").ds
     expected = by_epochs(ds, 16, batch_size=100, **MIXED)
-    lengths: list[Options] = [{"steps": 6}, {"epochs": 2}]
-    for length in lengths:
-        with ds.pytorch(batch_size=100, **length, **MIXED) as loader:
+    for until in (Steps(6), Epochs(2)):
+        with ds.pytorch(batch_size=100, until=until, **MIXED) as loader:
             done = numbers(loader)
             state = loader.state_dict()
             assert done + numbers(loader) == expected[: 2 * len(done)]
-        with ds.pytorch(batch_size=100, **length, **MIXED) as loader:
+        with ds.pytorch(batch_size=100, until=until, **MIXED) as loader:
             loader.load_state_dict(state)
             assert numbers(loader) == []
     with ds.pytorch(batch_size=100, **MIXED) as loader:
@@ -193,7 +192,7 @@ def test_states_without_counts_load() -> None:
         next(iter(loader))
         state = loader.state_dict()
     older = {name: value for name, value in state.items() if name not in ("steps", "epochs")}
-    with ds.pytorch(steps=5, batch_size=100, **MIXED) as loader:
+    with ds.pytorch(until=Steps(5), batch_size=100, **MIXED) as loader:
         loader.load_state_dict(older)
         assert numbers(loader) == by_epochs(ds, 6, batch_size=100, **MIXED)[1:]
 
@@ -202,39 +201,38 @@ def test_worker_processes_run_through_epochs() -> None:
     ds = table("folder").ds
     options: Options = {"batch_size": 30, "shuffle": SHUFFLE}
     expected = by_epochs(ds, 20, **options)
-    with ds.pytorch(steps=9, num_workers=Workers(2, "process"), **options) as loader:
+    with ds.pytorch(until=Steps(9), num_workers=Workers(2, "process"), **options) as loader:
         assert numbers(loader) + numbers(loader) == expected[:18]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("until", "words"),
     [
-        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
-        ({"steps": 1.5}, "steps must be a whole number"),
-        ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
-        ({"steps": 3, "epochs": 2}, "steps and epochs exclude each other"),
-        ({"steps": 3, "epochs": None}, "steps and epochs exclude each other"),
+        (lambda: Steps(0), r"Steps\(…\) must be a whole number of at least 1, not 0"),
+        (lambda: Steps(1.5), r"Steps\(…\) must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Epochs(0), r"Epochs\(…\) must be a whole number of at least 1, not 0"),
+        (lambda: 3, r"until is penstock.Steps\(n\), penstock.Epochs\(n\), or None .* not 3"),
+        (lambda: "2 epochs", "not '2 epochs'"),
     ],
-    ids=str,
 )
-def test_lengths_that_make_no_sense(options: Options, words: str) -> None:
+def test_lengths_that_make_no_sense(until: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        table("odd").ds.numpy(**options)
+        table("odd").ds.numpy(until=until())
 
 
-@pytest.mark.parametrize("options", [{"steps": 3}, {"epochs": None}], ids=str)
-def test_epochs_without_steps_are_an_error(options: Options) -> None:
+@pytest.mark.parametrize("until", [Steps(3), None], ids=str)
+def test_epochs_without_steps_are_an_error(until: Steps | None) -> None:
     with pytest.raises(InvalidInputError, match="an epoch has no steps"):
-        next(iter(table("no rows").ds.numpy(**options)))
+        next(iter(table("no rows").ds.numpy(until=until)))
     with pytest.raises(InvalidInputError, match="drop_last=True drops all of them"):
-        next(iter(table("one row").ds.numpy(batch_size=2, drop_last=True, **options)))
+        next(iter(table("one row").ds.numpy(batch_size=2, drop_last=True, until=until)))
 
 
-@pytest.mark.parametrize("options", [{"steps": 9}, {"epochs": None}], ids=str)
-def test_progress_of_several_epochs(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
-    with table("odd").ds.numpy(batch_size=200, progress="line", **options) as loader:
+@pytest.mark.parametrize("until", [Steps(9), None], ids=str)
+def test_progress_of_several_epochs(until: Steps | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with table("odd").ds.numpy(batch_size=200, progress="line", until=until) as loader:
         assert len(list(islice(loader, 9))) == 9
-    assert ("/9" in capsys.readouterr().err) == ("steps" in options)
+    assert ("/9" in capsys.readouterr().err) == (until is not None)
 
 
 @pytest.fixture
@@ -254,7 +252,7 @@ def append(ds: Dataset, numbers: range) -> None:
 @pytest.mark.parametrize("num_workers", [0, Workers(2, "process")], ids=str)
 def test_a_loader_follows_its_branch_at_the_end_of_an_epoch(growing: Dataset, num_workers: Any) -> None:
     other = penstock.load(growing.uri)
-    with growing.numpy(batch_size=4, epochs=4, follow=True, num_workers=num_workers, columns=["n"]) as loader:
+    with growing.select(["n"]).following().numpy(batch_size=4, until=Epochs(4), num_workers=num_workers) as loader:
         batches = iter(loader)
         assert [next(batches)["n"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         append(other, range(10, 13))
@@ -268,7 +266,7 @@ def test_a_loader_follows_its_branch_at_the_end_of_an_epoch(growing: Dataset, nu
 
 
 def test_each_iteration_follows_if_it_is_an_epoch(growing: Dataset) -> None:
-    with growing.numpy(batch_size=4, follow=True) as loader:
+    with growing.following().numpy(batch_size=4) as loader:
         assert len(list(loader)) == 3
         append(penstock.load(growing.uri), range(10, 20))
         assert len(list(loader)) == 3, "the version was chosen at the end of the epoch before"
@@ -278,13 +276,13 @@ def test_each_iteration_follows_if_it_is_an_epoch(growing: Dataset) -> None:
 
 
 def test_a_state_of_an_older_version_continues_there(growing: Dataset) -> None:
-    options: Options = {"batch_size": 3, "shuffle": True, "follow": True, "epochs": 2}
-    with growing.numpy(**options) as loader:
+    options: Options = {"batch_size": 3, "shuffle": True, "until": Epochs(2)}
+    with growing.following().numpy(**options) as loader:
         batches = iter(loader)
         first = next(batches)["n"].tolist()
         state = loader.state_dict()
     append(growing, range(10, 15))
-    with growing.numpy(**options) as loader:
+    with growing.following().numpy(**options) as loader:
         assert "main@2" in repr(loader)
         loader.load_state_dict(state)
         assert "main@1" in repr(loader)
@@ -293,17 +291,19 @@ def test_a_state_of_an_older_version_continues_there(growing: Dataset) -> None:
         assert sorted(sum(rest, first)) == list(range(10))
         assert sorted(joined([batch["n"] for batch in batches]).tolist()) == list(range(15))
         assert loader.state_dict()["order"]["version"] == "main@2"
-    without = growing.numpy(**{**options, "follow": False})
+    without = growing.numpy(**options)
     with pytest.raises(InvalidInputError, match="differs in the snapshot"):
         without.load_state_dict(state)
     with pytest.raises(NotFoundError):
-        growing.numpy(**options).load_state_dict({**state, "order": {**state["order"], "version": "main@9"}})
+        growing.following().numpy(**options).load_state_dict(
+            {**state, "order": {**state["order"], "version": "main@9"}}
+        )
     with pytest.raises(InvalidInputError, match="differs in the seed"):
-        growing.numpy(**{**options, "shuffle": Shuffle(seed=3)}).load_state_dict(state)
+        growing.following().numpy(**{**options, "shuffle": Shuffle(seed=3)}).load_state_dict(state)
 
 
 def test_weights_follow_their_column(growing: Dataset) -> None:
-    with growing.numpy(batch_size=10, weights="w", follow=True) as loader:
+    with growing.weighted("w").following().numpy(batch_size=10) as loader:
         ds = penstock.load(growing.uri)
         append(ds, range(10, 20))
         ds.update(positions=slice(0, 10), data={"w": 0.0})
@@ -316,7 +316,9 @@ def test_weights_follow_their_column(growing: Dataset) -> None:
 
 
 def test_a_missing_or_changed_column_is_an_error_at_the_end_of_the_epoch(growing: Dataset) -> None:
-    loaders = [growing.numpy(batch_size=5, follow=True, epochs=2, columns=[name]) for name in ("n", "w", "_row_id")]
+    loaders = [
+        growing.select([name]).following().numpy(batch_size=5, until=Epochs(2)) for name in ("n", "w", "_row_id")
+    ]
     ds = penstock.load(growing.uri)
     ds.drop_column("w")
     ds.drop_column("n")
@@ -336,17 +338,29 @@ def test_a_missing_or_changed_column_is_an_error_at_the_end_of_the_epoch(growing
         loader.close()
 
 
+def test_weights_and_following_come_in_any_order(growing: Dataset) -> None:
+    views = growing.following().weighted("w", rows=30), growing.weighted("w", rows=30).following()
+    loaders = [view.select("n").numpy(batch_size=10, shuffle=True) for view in views]
+    first, second = [[batch["n"].tolist() for batch in loader] for loader in loaders]
+    assert first == second
+    assert loaders[0].state_dict() == loaders[1].state_dict()
+
+
 def test_what_cannot_be_followed(growing: Dataset) -> None:
-    for view in (growing[:5], growing[[3, 1]], growing[::-1]):
+    for view in (growing[:5], growing[[3, 1]], growing[::-1], growing.windows(length=2)):
         with pytest.raises(InvalidInputError, match="this view is a choice of rows of one version"):
-            view.numpy(follow=True)
+            view.following()
     with pytest.raises(InvalidInputError, match="an array fits one version only"):
-        growing.numpy(follow=True, weights=np.ones(10))
+        growing.following().weighted(np.ones(10))
     with pytest.raises(InvalidInputError, match="needs a process group"):
-        growing.numpy(follow=True, distributed=(0, 2))
-    with growing.select(["n"]).numpy(follow=True, distributed=(0, 1)) as loader:
+        growing.following().numpy(distributed=(0, 2))
+    with pytest.raises(InvalidInputError, match="chosen in each epoch, and have no positions"):
+        growing.following().pytorch()
+    with pytest.raises(InvalidInputError, match="source 'new' follows its branch"):
+        penstock.mix({"new": growing.following()})
+    with growing.select(["n"]).following().numpy(distributed=(0, 1)) as loader:
         assert len(list(loader)) == 1
     growing.append({"n": [1], "w": [1.0]})
     with pytest.raises(InvalidInputError, match="commit the changes of this dataset first"):
-        growing.numpy(follow=True)
+        growing.following()
     growing.rollback()

@@ -25,7 +25,7 @@ def entropy(labels: list[int]) -> float:
 
 
 def epochs(ds: Dataset, count: int, **options: Any) -> list[list[dict[str, list[int]]]]:
-    with ds.pytorch(shuffle=True, columns=["n", "y"], **options) as loader:
+    with ds.select(["n", "y"]).pytorch(shuffle=True, **options) as loader:
         return [[{name: batch[name].tolist() for name in batch} for batch in loader] for _ in range(count)]
 
 

@@ -22,7 +22,7 @@ def test_an_array_of_weights_has_one_for_each_row_quarantined_ones_included(tmp_
     ds.quarantine(row_ids=2, reason="bad")
     weights = np.zeros(len(ds))
     weights[[2, 7]] = 1
-    drawn = {n for batch in ds.numpy(batch_size=4, weights=weights) for n in batch["n"].tolist()}
+    drawn = {n for batch in ds.weighted(weights).numpy(batch_size=4) for n in batch["n"].tolist()}
     assert drawn == {7}
 
 

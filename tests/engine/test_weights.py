@@ -1,5 +1,6 @@
 """Weighted sampling through loaders: each draw once over all ranks, through resume, and unused pages stay unread."""
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Column, Dataset, Image, Label, Shuffle, Tensor, Text, Workers
+from penstock import Column, Dataset, Image, Label, Mixture, Shuffle, Tensor, Text, Workers
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.plan import WeightedDraw
 from tests.adapters import transforms
@@ -74,8 +75,9 @@ def test_each_draw_comes_once_over_all_ranks(
     if not len(view):
         return
     weights = weights_of(len(view), weights_seed)
-    options = {"weights": weights, "rows": rows, "shuffle": shuffle, "columns": columns, "batch_size": batch_size}
-    found = read_all(view, ranks=ranks, **options, **machine)
+    weighted = view.weighted(weights, rows)
+    assert len(weighted) == (rows or len(view))
+    found = read_all(weighted, columns=columns, ranks=ranks, shuffle=shuffle, batch_size=batch_size, **machine)
     seen = np.sort(joined([batch.real for batches in found for batch in batches]))
     seed = 0 if shuffle is None else shuffle.seed
     assert np.array_equal(seen, drawn(numbers, weights, rows or len(view), seed, 0))
@@ -111,8 +113,8 @@ def test_a_draw_resumes_on_other_ranks(
     for ranks, size in zip(worlds, sizes, strict=True):
         states = []
         for rank in range(ranks):
-            options = {"weights": weights, "shuffle": shuffle, "batch_size": size, **machine}
-            with view.pytorch(distributed=(rank, ranks), **options) as loader:
+            options = {"shuffle": shuffle, "batch_size": size, **machine}
+            with view.weighted(weights).pytorch(distributed=(rank, ranks), **options) as loader:
                 if state is None:
                     loader.set_epoch(epoch)
                 else:
@@ -131,7 +133,7 @@ def test_a_draw_resumes_on_other_ranks(
 def test_epochs_draw_anew_and_rows_are_in_table_order_without_shuffle() -> None:
     ds, numbers = table("broken").ds, table("broken").numbers
     weights = weights_of(len(ds), 3)
-    with ds.pytorch(batch_size=50, weights=weights, rows=500, num_workers=2) as loader:
+    with ds.weighted(weights, rows=500).pytorch(batch_size=50, num_workers=2) as loader:
         epochs = [joined([batch["n"].numpy() for batch in loader]) for _ in range(3)]
     for epoch, seen in enumerate(epochs):
         assert np.array_equal(seen, drawn(numbers, weights, 500, 0, epoch))
@@ -140,14 +142,11 @@ def test_epochs_draw_anew_and_rows_are_in_table_order_without_shuffle() -> None:
 
 def test_worker_processes_and_small_budgets_read_the_same_draws() -> None:
     ds = table("folder").ds
-    options: Loaded = {
-        "weights": weights_of(len(ds), 1),
-        "shuffle": Shuffle(lanes=4, block_bytes=1500),
-    }
+    view, shuffle = ds.weighted(weights_of(len(ds), 1)), Shuffle(lanes=4, block_bytes=1500)
     found = []
     machines: list[Loaded] = [{"num_workers": Workers(2, "process")}, {"num_workers": 2}, {"memory_budget": 1 << 20}]
     for machine in machines:
-        with ds.pytorch(batch_size=16, **options, **machine) as loader:
+        with view.pytorch(batch_size=16, shuffle=shuffle, **machine) as loader:
             found.append([batch["n"].tolist() for _ in range(3) for batch in loader])
             assert loader.stats().window_peak_bytes <= loader.stats().budget_bytes
     assert found[0] == found[1] == found[2]
@@ -156,17 +155,13 @@ def test_worker_processes_and_small_budgets_read_the_same_draws() -> None:
 @pytest.mark.parametrize("machine", [{"num_workers": 2}, {"num_workers": Workers(2, "process")}], ids=str)
 def test_each_draw_of_a_row_has_its_own_random_numbers(machine: Loaded) -> None:
     ds = table("folder").ds
-    options: Loaded = {
-        "weights": weights_of(len(ds), 1),
-        "columns": ["n"],
-        "transform": transforms.noisy,
-        "shuffle": True,
-    }
-    with ds.pytorch(batch_size=16, **options, **machine) as loader:
+    view = ds.select(["n"]).weighted(weights_of(len(ds), 1))
+    options: Loaded = {"transform": transforms.noisy, "shuffle": True}
+    with view.pytorch(batch_size=16, **options, **machine) as loader:
         seen = noises(loader)
     assert len({n for n, _ in seen}) < len(seen), "some rows were drawn again"
     assert len({noise for _, noise in seen}) == len(seen)
-    with ds.pytorch(batch_size=7, num_workers=0, **options) as other:
+    with view.pytorch(batch_size=7, num_workers=0, **options) as other:
         assert noises(other) == seen
 
 
@@ -196,7 +191,7 @@ def test_pages_without_drawn_rows_are_not_fetched(shuffle: Shuffle | None) -> No
     made = LargePages()
     weights = np.repeat(np.arange(PAGES) % 10 == 4, PAGE_ROWS)
     made.store.reads.clear()
-    with made.ds.pytorch(batch_size=16, weights=weights, rows=80, shuffle=shuffle, num_workers=1) as loader:
+    with made.ds.weighted(weights, rows=80).pytorch(batch_size=16, shuffle=shuffle, num_workers=1) as loader:
         seen = joined([batch["n"].numpy() for batch in loader])
     assert weights[seen].all()
     assert len(seen) == 80
@@ -209,7 +204,7 @@ def test_a_bad_row_is_replaced_by_a_drawn_one() -> None:
     ds.append([{"n": k, "p": truncated(pixels) if k == 3 else pixels} for k in range(60)])
     ds.commit()
     weights = np.arange(60) % 3 == 0
-    with ds.pytorch(batch_size=16, weights=weights, rows=400, bad_samples="replace", shuffle=True) as loader:
+    with ds.weighted(weights, rows=400).pytorch(batch_size=16, bad_samples="replace", shuffle=True) as loader:
         batches = list(loader)
     numbers, flags = (joined([batch[name].numpy() for batch in batches]) for name in ("n", "_pad"))
     assert flags.any()
@@ -241,7 +236,7 @@ def classes() -> Dataset:
 @pytest.mark.parametrize("column", ["label", "n", "t", "b"])
 def test_balance_gives_each_class_the_same_expected_count(classes: Dataset, column: str) -> None:
     draws = 30_000
-    with classes.numpy(batch_size=1000, balance=column, rows=draws, columns=["n", "b"]) as loader:
+    with classes.select(["n", "b"]).balanced(column, rows=draws).numpy(batch_size=1000) as loader:
         batches = list(loader)
     values = joined([np.asarray(batch["b" if column == "b" else "n"], np.int64) for batch in batches])
     counts = np.bincount(values)
@@ -253,52 +248,124 @@ def test_balance_gives_each_class_the_same_expected_count(classes: Dataset, colu
 def test_the_state_names_other_weights(classes: Dataset) -> None:
     options: Loaded = {"batch_size": 10, "shuffle": True}
     weights = np.ones(1000)
-    state = classes.numpy(weights=weights, **options).state_dict()
-    classes.numpy(weights=weights.copy(), **options).load_state_dict(state)
+    state = classes.weighted(weights).numpy(**options).state_dict()
+    classes.weighted(weights.copy()).numpy(**options).load_state_dict(state)
     weights[5] = 2.0
     with pytest.raises(InvalidInputError, match="differs in the selection"):
-        classes.numpy(weights=weights, **options).load_state_dict(state)
+        classes.weighted(weights).numpy(**options).load_state_dict(state)
     with pytest.raises(InvalidInputError, match="differs in the number of rows: 1000 there, 10 here"):
-        classes.numpy(weights=np.ones(1000), rows=10, **options).load_state_dict(state)
+        classes.weighted(np.ones(1000), rows=10).numpy(**options).load_state_dict(state)
     with pytest.raises(InvalidInputError, match="differs in the selection"):
         classes.numpy(**options).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("make", "words"),
     [
-        ({"weights": "w"}, "column 'w' has the weight -1.0 in row 7; weights are finite numbers from 0 on"),
-        ({"weights": "none"}, "column 'none' has no value in row 70"),
-        ({"weights": "t"}, "column 't' holds text; weights are single numbers"),
-        ({"weights": "v"}, "column 'v' holds .*; weights are single numbers"),
-        ({"weights": np.ones(3)}, r"one number per row: there are 1000 rows, got shape \(3,\)"),
-        ({"weights": np.zeros(1000)}, "weights=… sums to 0"),
-        ({"weights": np.full(1000, np.nan)}, "weights=… has the weight nan in row 0"),
-        ({"weights": ["heavy"] * 1000}, "weights is a column, or an array of numbers"),
-        ({"weights": np.ones(1000), "rows": 0}, "rows must be a whole number of at least 1, not 0"),
-        ({"weights": np.ones(1000), "rows": 1.5}, "rows must be a whole number of at least 1, not 1.5"),
-        ({"weights": np.ones(1000), "balance": "n"}, "weights and balance exclude each other"),
-        ({"balance": "w"}, "column 'w' holds float64; balance takes labels"),
-        ({"balance": "v"}, "column 'v' holds .*; balance takes labels"),
-        ({"rows": 10}, "rows=10 is the number of rows that weights=… or balance=… draw"),
+        (lambda ds: ds.weighted("w"), "column 'w' has the weight -1.0 in row 7; weights are finite numbers from 0 on"),
+        (lambda ds: ds.weighted("none"), "column 'none' has no value in row 70"),
+        (lambda ds: ds.weighted("t"), "column 't' holds text; weights are single numbers"),
+        (lambda ds: ds.weighted("v"), "column 'v' holds .*; weights are single numbers"),
+        (lambda ds: ds.weighted(np.ones(3)), r"one number per row: there are 1000, got shape \(3,\)"),
+        (lambda ds: ds.weighted(np.zeros(1000)), r"weighted\(…\) sums to 0"),
+        (lambda ds: ds.weighted(np.full(1000, np.nan)), r"weighted\(…\) has the weight nan in row 0"),
+        (lambda ds: ds.weighted(["heavy"] * 1000), r"weighted\(…\) takes a column, or an array of numbers"),
+        (lambda ds: ds.weighted(None), r"weighted\(…\) takes a column, or an array of numbers"),
+        (lambda ds: ds.weighted(np.ones(1000), 0), "rows must be a whole number of at least 1, not 0"),
+        (lambda ds: ds.weighted(np.ones(1000), rows=1.5), "rows must be a whole number of at least 1, not 1.5"),
+        (lambda ds: ds.weighted(np.ones(1000)).balanced("n"), "weighted already: multiply the weights into one"),
+        (lambda ds: ds.balanced("w"), r"column 'w' holds float64; balanced\(…\) takes labels"),
+        (lambda ds: ds.balanced("v"), r"column 'v' holds .*; balanced\(…\) takes labels"),
+        (lambda ds: ds.balanced("n")[0], "chosen in each epoch, and have no positions"),
+        (lambda ds: ds.balanced("n").pytorch(), r"read it with a loader, as ds.pytorch\(batch_size=…\)"),
     ],
-    ids=str,
 )
-def test_weights_that_make_no_sense(classes: Dataset, options: Loaded, words: str) -> None:
+def test_weights_that_make_no_sense(classes: Dataset, make: Callable[[Dataset], Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        classes.numpy(**options)
+        make(classes)
 
 
-@pytest.mark.parametrize("options", [{"weights": "wieght"}, {"balance": "wieght"}], ids=str)
-def test_unknown_columns(classes: Dataset, options: Loaded) -> None:
-    with pytest.raises(NotFoundError, match="wieght"):
-        classes.numpy(**options)
+def test_unknown_columns(classes: Dataset) -> None:
+    for make in (classes.weighted, classes.balanced, classes.balanced("n").select):
+        with pytest.raises(NotFoundError, match="wieght"):
+            make("wieght")
 
 
-@pytest.mark.parametrize("options", [{"weights": []}, {"weights": "n"}, {"balance": "n"}], ids=str)
-def test_empty_views(classes: Dataset, options: Loaded) -> None:
-    with pytest.raises(InvalidInputError, match="there are no rows to draw from"):
-        classes[0:0].numpy(**options)
+def test_empty_views(classes: Dataset) -> None:
+    empty = classes[0:0]
+    makers: list[Callable[[], Any]] = [
+        lambda: empty.weighted([]),
+        lambda: empty.weighted("n"),
+        lambda: empty.balanced("n"),
+    ]
+    for make in makers:
+        with pytest.raises(InvalidInputError, match="there are no rows to draw from"):
+            make()
+
+
+def test_a_weighted_view_shows_what_it_is(classes: Dataset) -> None:
+    view = classes.balanced("label", rows=1500).select(["n", "_row_id"])
+    assert repr(view) == "EpochView(1,500 rows in each epoch, of View(1,000 rows: n: int64))"
+    assert view.schema.names == ["n"]
+    assert set(next(iter(view.numpy(batch_size=4)))) == {"n", "_row_id"}
+
+
+def mixed_steps(mix: Mixture, state: Any = None, *, ranks: int = 1, steps: int | None = None, **options: Any) -> Any:
+    """The source and the number of each row, by step over all ranks in two epochs, and the state after them."""
+    found: list[list[Any]] = []
+    for rank in range(ranks):
+        with mix.numpy(distributed=(rank, ranks), **options) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = islice((batch for _ in range(2) for batch in loader), steps)
+            found.append([sorted(zip(batch["_source"], batch["n"], strict=True)) for batch in batches])
+            after = loader.state_dict()
+    return [sorted(row for part in step for row in part) for step in zip(*found, strict=True)], after
+
+
+@pytest.mark.parametrize("machine", [{"num_workers": 2}, {"num_workers": Workers(2, "process")}], ids=str)
+def test_weighted_views_are_mixed(machine: Loaded) -> None:
+    """Each source is drawn anew in each of its own epochs, on any hardware and from any state."""
+    drawn_from, other = table("broken"), table("odd")
+    weights = weights_of(len(drawn_from.ds), 5)
+    views: Loaded = {
+        "drawn": drawn_from.ds.weighted(weights, rows=60).select(["n"]),
+        "all": other.ds[:50].select(["n"]),
+    }
+    shares = {"drawn": 3, "all": 1}
+    own = Shuffle(seed=9, block_bytes=1500, lanes=4)
+    mix = penstock.mix(views, weights=shares, stop=120, shuffle={"drawn": own})
+    options: Loaded = {"batch_size": 12, "shuffle": Shuffle(block_bytes=1500, lanes=4)}
+    expected, _ = mixed_steps(mix, num_workers=0, **options)
+    rows = [n for step in expected for source, n in step if source == 0]
+    assert len(rows) == 180
+    wanted = [drawn(drawn_from.numbers, weights, 60, 9, epoch) for epoch in range(3)]
+    assert sorted(rows) == np.sort(np.concatenate(wanted)).tolist()
+    found, _ = mixed_steps(mix, ranks=2, **options | {"batch_size": 6}, **machine)
+    assert found == expected
+    first, state = mixed_steps(mix, steps=4, **options, **machine)
+    rest, _ = mixed_steps(mix, state, ranks=3, **options | {"batch_size": 4}, num_workers=0)
+    assert first + rest[: len(expected) - 4] == expected
+    changed = {**views, "drawn": drawn_from.ds.weighted(weights + 1, rows=60).select(["n"])}
+    other_mix = penstock.mix(changed, weights=shares, stop=120, shuffle={"drawn": own})
+    with pytest.raises(InvalidInputError, match=r"source 'drawn' differs .* in the selection"):
+        other_mix.numpy(**options).load_state_dict(state)
+    for by_position in (lambda: mix[0], mix.pytorch):
+        with pytest.raises(InvalidInputError, match="have no positions"):
+            by_position()
+
+
+@pytest.mark.parametrize("machine", [{"num_workers": 2}, {"num_workers": Workers(2, "process")}], ids=str)
+def test_each_draw_of_a_row_in_a_mixture_has_its_own_random_numbers(machine: Loaded) -> None:
+    ds = table("folder").ds.select(["n"])
+    mix = penstock.mix({"drawn": ds.weighted(weights_of(len(ds), 1)), "all": ds})
+    options: Loaded = {"transform": transforms.noisy, "shuffle": True}
+    with mix.pytorch(batch_size=16, **options, **machine) as loader:
+        seen = noises(loader)
+    assert len({n for n, _ in seen}) < len(seen), "some rows were drawn again"
+    assert len({noise for _, noise in seen}) == len(seen)
+    with mix.pytorch(batch_size=7, num_workers=0, **options) as other:
+        assert noises(other) == seen
 
 
 def test_draws_of_one_row_are_spread_over_the_epoch() -> None:
@@ -306,7 +373,7 @@ def test_draws_of_one_row_are_spread_over_the_epoch() -> None:
     ds = table("long").ds
     weights = np.ones(len(ds))
     weights[4321] = len(ds) / 9
-    with ds.pytorch(batch_size=100, weights=weights, shuffle=Shuffle(lanes=4, block_bytes=128, spread=8)) as loader:
+    with ds.weighted(weights).pytorch(batch_size=100, shuffle=Shuffle(lanes=4, block_bytes=128, spread=8)) as loader:
         for _ in range(3):
             seen = joined([batch["n"].numpy() for batch in loader]) == 4321
             quarters = [int(np.count_nonzero(part)) for part in np.array_split(seen, 4)]

@@ -85,7 +85,7 @@ def learnt(ds: Dataset, steps: int, *, mean: bool = False) -> Weights:
     model: torch.nn.Module = run_path(str(EXAMPLES / "train.py"))["new_model"](4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     step = 0
-    with ds.pytorch(batch_size=BATCH, shuffle=True, columns=["image", "label"]) as loader:
+    with ds.select(["image", "label"]).pytorch(batch_size=BATCH, shuffle=True) as loader:
         while step < steps:
             for batch in loader:
                 images, labels = batch["image"].permute(0, 3, 1, 2).float() / 255, batch["label"]
@@ -197,7 +197,7 @@ def test_jax_goes_on_with_fewer_devices(table: Path, tmp_path: Path) -> None:
     script = run_path(str(EXAMPLES / "train_jax.py"))
     model = script["new_model"](4)
     momenta = {name: 0 * weight for name, weight in model.items()}
-    with penstock.load(table).jax(batch_size=BATCH, shuffle=True, columns=["image", "label"], drop_last=True) as loader:
+    with penstock.load(table).select(["image", "label"]).jax(batch_size=BATCH, shuffle=True, drop_last=True) as loader:
         for _ in range(3):
             for batch in loader:
                 model, momenta, _loss = script["update"](model, momenta, batch["image"], batch["label"])

@@ -178,7 +178,7 @@ def test_windows_packing_splits_weights_and_mixtures_use_them(uri: Path) -> None
     assert set(view["n"][:].tolist()) <= set(tokens.tolist())
     parts = view.split({"a": 0.5, "b": 0.5}, by="group")
     assert not set(parts["a"]["group"][:].tolist()) & set(parts["b"]["group"][:].tolist())
-    weighted = view.numpy(batch_size=100, weights="score", rows=2000)
+    weighted = view.weighted("score", rows=2000).numpy(batch_size=100)
     drawn = np.concatenate([batch["n"] for batch in weighted])
     assert drawn.mean() > view["n"][:].mean() + 5
     mixture = penstock.mix({"computed": view.select(["n"]), "stored": ds.select(["n"])})

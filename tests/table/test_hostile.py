@@ -49,7 +49,7 @@ def read(store: Store) -> None:
 def use(store: Store) -> None:
     """Read and change a table in the ways that decode most of its objects."""
     ds = penstock.load(store, links=True)
-    for batch in ds.numpy(batch_size=2, shuffle=False, columns=["number", "vector", "maybe", "boxes", "text"]):
+    for batch in ds.select(["number", "vector", "maybe", "boxes", "text"]).numpy(batch_size=2, shuffle=False):
         len(batch["number"])
     ds.append(hostile.rows(TARGET) | {"filled": ["f"] * hostile.ROWS})
     ds.update(positions=[0], data={"number": [9], "text": ["u"]})
@@ -126,7 +126,7 @@ def test_hostile_offsets_and_shapes_are_damage_of_a_page(original: Store, name: 
     for act in (
         lambda: ds[name][:],
         lambda: ds.select(name).to_arrow(),
-        lambda: list(ds.numpy(batch_size=2, columns=[name])),
+        lambda: list(ds.select([name]).numpy(batch_size=2)),
     ):
         with pytest.raises(CorruptError, match=rf"page 0 of {file.key}"):
             act()
@@ -168,7 +168,7 @@ def test_a_page_with_another_number_of_rows_is_damage(original: Store) -> None:
 READERS: dict[str, Callable[[Store], Any]] = {
     "column": lambda store: penstock.load(store)["vector"][:],
     "rows": lambda store: penstock.load(store).select("vector")[np.array([3, 0, 2])].to_numpy(),
-    "loader": lambda store: list(penstock.load(store).numpy(batch_size=2, columns=["vector"], shuffle=True)),
+    "loader": lambda store: list(penstock.load(store).select(["vector"]).numpy(batch_size=2, shuffle=True)),
 }
 
 

@@ -98,7 +98,7 @@ def _check_width(name: str, array: npt.NDArray[Any]) -> None:
         raise InvalidInputError(
             f"{name} contains {smallest if smallest < limits.min else largest}, but jax converts {array.dtype} to "
             f"{narrowed}: call "
-            'jax.config.update("jax_enable_x64", True), or leave the column out with columns=…'
+            'jax.config.update("jax_enable_x64", True), or leave the column out with ds.select(…)'
         )
 
 

@@ -119,7 +119,7 @@ def _to_bytes(value: Any) -> bytes:
     except TypeError as error:
         raise InvalidInputError(
             f"TensorFlow has no type for a {type(value).__name__} ({error}); convert it with transform=…, or "
-            "leave the column out with columns=…"
+            "leave the column out with ds.select(…)"
         ) from error
 
 

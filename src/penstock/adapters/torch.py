@@ -65,7 +65,7 @@ def loader(
             "torch.distributed is not initialised; create the loader after init_process_group(), or pass "
             "distributed=(rank, num_ranks), or distributed=False if every rank should read all rows",
             PenstockWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     world, group = _find_world(distributed)
     formatter = TorchFormatter(
@@ -91,7 +91,7 @@ def row_dataset(
             "every rank reads the whole table through this dataset: pass a DistributedSampler to DataLoader, or use "
             "ds.pytorch(batch_size=…), which partitions rows among ranks",
             PenstockWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return RowDataset(source.row_reader(decode, lease=True), transform)
 

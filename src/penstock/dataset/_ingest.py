@@ -139,7 +139,7 @@ def ingest(
     after each part. `source_storage_options` default to `storage_options`. Raises `NotFoundError` for an empty source,
     `InvalidInputError` for options or columns that do not fit, and `SampleError` for bad samples over the limit.
     """
-    check_keywords(options, "ingest", known=IngestKeywords.__annotations__)
+    check_keywords(options, "ingest", known=IngestKeywords.__annotations__, moved={})
     row_options = IngestOptions.from_keywords(options)
     run_options = _run_options(bad_samples, message, num_workers, progress)
     if row_options.transform is not None:

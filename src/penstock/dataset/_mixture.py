@@ -7,12 +7,11 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from penstock.dataset._epoch_view import EpochView
 from penstock.dataset._options import as_shuffle
 from penstock.dataset._samples import SampleView
 from penstock.dataset._streaming import Streaming
 from penstock.dataset._view import View
-from penstock.dataset._weights import UNWEIGHTED
-from penstock.dataset._weights import Weights as RowWeights
 from penstock.engine import CU_SEQLENS, SOURCE, MixtureSource, Source, schema_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Field, Schema, value_kind
@@ -21,11 +20,11 @@ from penstock.plan import Shuffle, whole_weights
 from penstock.table import ROW_ID, is_position, without_quarantined
 
 Weights = Mapping[str, float]
-AnyView = View | SampleView
+AnyView = View | SampleView | EpochView
 
 
 def mix(
-    sources: Mapping[str, View | SampleView],
+    sources: Mapping[str, View | SampleView | EpochView],
     *,
     weights: Weights | Sequence[tuple[int, Weights]] | None = None,
     stop: Literal["first", "all"] | int = "first",
@@ -56,10 +55,12 @@ def mix(
     for name, view in sources.items():
         if isinstance(view, Mixture):
             raise InvalidInputError(f"source {name!r} is a mixture; mix its sources, with weights multiplied, instead")
-        if not isinstance(name, str) or not isinstance(view, View | SampleView):
+        if not isinstance(name, str) or not isinstance(view, AnyView):
             raise InvalidInputError(
                 f"a source is a name with a table or a view of one, not {name!r} with {type(view).__name__}"
             )
+        if view._follower() is not None:
+            raise InvalidInputError(f"source {name!r} follows its branch; a mixture reads one version of each source")
         views[name] = _streamed(view)
     if per_batch not in ("mixed", "single"):
         raise InvalidInputError(f'per_batch is "mixed" or "single", not {per_batch!r}')
@@ -92,7 +93,7 @@ class Mixture(Streaming):
     ) -> None:
         self._views, self._columns, self._schedule = views, tuple(columns), tuple(schedule)
         self._stop, self._whole_batches, self._shuffles = stop, whole_batches, shuffles
-        self._everything = self._source(None)
+        self._everything = self._source()
         self._rows = self._everything.epoch_rows(1)
 
     def _pinned(self) -> "Mixture":
@@ -134,8 +135,12 @@ class Mixture(Streaming):
 
     def select(self, columns: str | Sequence[str]) -> "Mixture":
         """A mixture of some columns; `_row_id` can be one of them. Raises `NotFoundError` for an unknown column."""
+        names = [columns] if isinstance(columns, str) else list(columns)
+        for name in names:
+            if name not in (*self._columns, ROW_ID, SOURCE):
+                raise NotFoundError(f"there is no column {name!r}; the mixture has {', '.join(self._columns)}")
         return Mixture(
-            self._views, columns=self._selected(columns), schedule=self._schedule, stop=self._stop,
+            self._views, columns=[name for name in names if name != SOURCE], schedule=self._schedule, stop=self._stop,
             whole_batches=self._whole_batches, shuffles=self._shuffles,
         )  # fmt: skip
 
@@ -146,33 +151,25 @@ class Mixture(Streaming):
         )
         return f"Mixture({len(self):,} rows of {', '.join(shares)}: {', '.join(self._columns)})"
 
-    def _selected(self, columns: str | Sequence[str]) -> list[str]:
-        names = [columns] if isinstance(columns, str) else list(columns)
-        for name in names:
-            if name not in (*self._columns, ROW_ID, SOURCE):
-                raise NotFoundError(f"there is no column {name!r}; the mixture has {', '.join(self._columns)}")
-        return [name for name in names if name != SOURCE]
+    def _row_source(self) -> MixtureSource:
+        for view in self._views.values():
+            view._row_source()
+        return self._source()
 
-    def _source(self, columns: Sequence[str] | None, weights: RowWeights = UNWEIGHTED) -> MixtureSource:
-        if weights is not UNWEIGHTED and (weights.weights is not None or weights.balance is not None):
-            raise InvalidInputError(
-                "weights, balance and rows draw the rows of one view; the weights of a mixture are those of its "
-                "sources: penstock.mix(…, weights=…)"
-            )
-        names = self._columns if columns is None else self._selected(columns)
+    def _source(self) -> MixtureSource:
         sources: dict[str, Source] = {}
         for name, view in self._views.items():
             known = view.schema
-            sources[name] = view._source([column for column in names if column == ROW_ID or column in known])
+            sources[name] = view.select([each for each in self._columns if each == ROW_ID or each in known])._source()
         return MixtureSource(
-            sources, names, shuffles=self._shuffles, schedule=self._schedule, stop=self._stop,
+            sources, self._columns, shuffles=self._shuffles, schedule=self._schedule, stop=self._stop,
             whole_batches=self._whole_batches,
         )  # fmt: skip
 
 
 def _streamed(view: AnyView) -> AnyView:
     """A view without quarantined rows, as loaders read it."""
-    if isinstance(view, SampleView):
+    if not isinstance(view, View):
         return view
     pinned = view._pinned()
     return View(pinned._reader, pinned._columns, without_quarantined(pinned._reader, pinned._rows))

@@ -1,21 +1,23 @@
 """From what a user passes to a loader to the engine's options."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from numbers import Integral
-from typing import Any, Literal, TypedDict
-
-import numpy.typing as npt
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from penstock.device import DeviceOptions
 from penstock.engine import (
     BadSamples,
     DecodeOptions,
     Decoder,
+    Epochs,
     LoaderOptions,
     Progress,
     RunLength,
+    Steps,
     Transforms,
     VersionFollower,
     Workers,
@@ -25,6 +27,7 @@ from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
 
 BATCH_SIZE = 64
+ONE_EPOCH = Epochs(1)
 _MAX_WORKERS = 8
 _PREFETCH_FACTOR = 2
 
@@ -44,8 +47,6 @@ class LoaderKeywords(TypedDict, total=False):
     """A function of a sample, a dictionary of numpy arrays; with a second parameter it also gets a random generator."""
     batch_transform: Transform | None
     """The same for a whole batch."""
-    columns: Sequence[str] | None
-    """The columns to read, `_row_id` among them if named; by default all columns of the view."""
     decode: bool | Mapping[str, bool | Decoder]
     """False leaves media encoded; a mapping decides by column, or names a function of the encoded bytes."""
     image_size: int | tuple[int, int] | None
@@ -59,42 +60,64 @@ class LoaderKeywords(TypedDict, total=False):
     window needs."""
     bad_samples: Literal["raise", "replace", "skip"] | BadSamples
     """What happens to a row that cannot be read or transformed."""
-    weights: "str | npt.ArrayLike | None"
-    """Draw rows with replacement, with the probabilities of a numeric column or of an array with one number per row."""
-    balance: str | None
-    """The same, with probabilities that give each class of this column the same expected number of rows."""
-    rows: int | None
-    """Rows that an epoch draws; by default as many as there are."""
-    steps: int | None
-    """Steps of one iteration, over as many epochs as they need; by default an iteration is one epoch."""
-    epochs: int | None
-    """Epochs of one iteration; None never ends."""
-    follow: bool
-    """Move to the newest version of the branch at the end of each epoch."""
+    until: Steps | Epochs | None
+    """Where an iteration ends: after some steps or epochs, by default one epoch; None never ends."""
     progress: Progress | bool | None
     """A live "line" or "table" on standard error."""
 
 
 DEFAULTS: LoaderKeywords = {
     "shuffle": None, "num_workers": None, "prefetch_factor": None, "transform": None, "batch_transform": None,
-    "columns": None, "decode": True, "image_size": None, "collate_fn": None, "drop_last": False,
-    "memory_budget": None, "bad_samples": "raise", "weights": None, "balance": None, "rows": None, "steps": None,
-    "epochs": 1, "follow": False, "progress": None,
+    "decode": True, "image_size": None, "collate_fn": None, "drop_last": False, "memory_budget": None,
+    "bad_samples": "raise", "until": ONE_EPOCH, "progress": None,
 }  # fmt: skip
 
 
-def check_keywords(given: Mapping[str, object], method: str, *, known: Mapping[str, object] = DEFAULTS) -> None:
+MOVED = {
+    "columns": "choose columns before: ds.select([…])",
+    "weights": "choose weights before: ds.weighted(column_or_array)",
+    "balance": "balance classes before: ds.balanced(column)",
+    "rows": "draw a number of rows before: ds.weighted(column_or_array, rows=…) or ds.balanced(column, rows=…)",
+    "steps": "pass until=penstock.Steps(…)",
+    "epochs": "pass until=penstock.Epochs(…), or until=None for a loader that never ends",
+    "follow": "follow the branch before: ds.following()",
+}
+"""Options that loaders do not have, because views have them."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def check_keywords(
+    given: Mapping[str, object],
+    method: str,
+    *,
+    known: Mapping[str, object] = DEFAULTS,
+    moved: Mapping[str, str] = MOVED,
+) -> None:
     """Raise `TypeError` for an option that is not `known`, as Python does for a written-out signature."""
     for name in given:
         if name not in known:
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}" if close else f"it takes {', '.join(known)}"
-            raise TypeError(f"{method}() got an unexpected option {name!r}; {hint}")
+            raise TypeError(f"{method}() got an unexpected option {name!r}; {moved.get(name, hint)}")
+
+
+def explain_unknown(method: Callable[P, R]) -> Callable[P, R]:
+    """A method that raises the `TypeError` of `check_keywords` for an option that its signature lacks."""
+    known = {name: None for name in signature(method).parameters if name != "self"}
+
+    @wraps(method)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        check_keywords(options, method.__name__, known=known)
+        return method(*args, **options)
+
+    return checked
 
 
 def check_no_loader_options(given: Mapping[str, object]) -> None:
     """Raise `InvalidInputError` for options that a dataset of rows would ignore."""
-    shared = ("transform", "columns", "decode", "image_size")
+    shared = ("transform", "decode", "image_size")
     others = [(name, value) for name, value in DEFAULTS.items() if name not in shared]
     ignored = [name for name, value in others if given[name] is not value and (value is None or given[name] != value)]
     if ignored:
@@ -126,7 +149,7 @@ def loader_options(
         decode=DecodeOptions(given["decode"], given["image_size"]),
         bad_samples=bad if isinstance(bad, BadSamples) else BadSamples(action=bad),
         follow=follow,
-        run=RunLength(given["steps"], given["epochs"]),
+        run=RunLength(given["until"]),
         device_memory=None if device is None else device.memory,
     )
 

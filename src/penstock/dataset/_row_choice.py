@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.dataset._questions import filter_rows
 from penstock.dataset._view import View
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format.kinds import Linked
@@ -46,7 +47,7 @@ def choose_rows(
         return _find_view(session, reader, where._relation())
     if isinstance(where, str):
         everything = Relation(reader, tuple(reader.snapshot.schema.names), range(reader.snapshot.live))
-        return np.asarray(View._of(everything).where(where)._rows, np.int64)
+        return filter_rows(everything, where).positions
     if isinstance(where, pc.Expression):
         return find_positions(reader, where)
     return _find_mask(reader, where)

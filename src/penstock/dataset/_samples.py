@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.dataset._epoch_view import EpochChoices
 from penstock.dataset._splits import split_rows
-from penstock.dataset._streaming import Streaming, selected_columns
-from penstock.dataset._weights import UNWEIGHTED, Weights
+from penstock.dataset._weights import Weights
 from penstock.engine import (
     ComposedRows,
     DecodeOptions,
@@ -43,8 +43,10 @@ TOLERANCE_S = 1e-4
 _BATCH, _CHUNK = 256, 1 << 16
 
 
-class SampleView(Streaming):
+class SampleView(EpochChoices):
     """Samples that are composed of rows, at one version of a table; reading fetches only their rows."""
+
+    _rows: ComposedRows
 
     def __init__(
         self, reader: Reader, columns: Sequence[str], rows: ComposedRows, group_column: str | None = None
@@ -55,13 +57,14 @@ class SampleView(Streaming):
     def _pinned(self) -> "SampleView":
         return self
 
-    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
-        return Source(self._reader, self._selected(columns), self._rows, weights.draw(self._reader, self._rows))
+    def _source(self, weights: Weights | None = None) -> Source:
+        draw = None if weights is None else weights.draw(self._reader, self._rows)
+        return Source(self._reader, self._columns, self._rows, draw)
 
     @property
     def schema(self) -> Schema:
         """The columns of samples; `schema.names` lists their names."""
-        return schema_of(self._source(None))
+        return schema_of(self._source())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -90,7 +93,13 @@ class SampleView(Streaming):
     def select(self, columns: str | Sequence[str]) -> "SampleView":
         """A view of some columns. Raises `NotFoundError` for an unknown column."""
         names = [columns] if isinstance(columns, str) else list(columns)
-        return SampleView(self._reader, self._selected(names), self._rows, self._group_column)
+        packed = self._rows.composition.shapes() if isinstance(self._rows.composition, PackedSamples) else None
+        for name in names:
+            if packed is not None and name not in packed:
+                raise NotFoundError(f"packed sequences have no column {name!r}: they have {', '.join(packed)}")
+            if packed is None and name != ROW_ID:
+                self._reader.snapshot.schema[name]
+        return SampleView(self._reader, names, self._rows, self._group_column)
 
     def split(
         self, shares: Mapping[str, float], *, seed: int = 0, by: str | None = None, stratify: str | None = None
@@ -133,16 +142,6 @@ class SampleView(Streaming):
     def _of_samples(self, samples: range | Int64Array) -> "SampleView":
         rows = ComposedRows(self._rows.composition, samples)
         return SampleView(self._reader, self._columns, rows, self._group_column)
-
-    def _selected(self, columns: Sequence[str] | None) -> Sequence[str]:
-        if isinstance(self._rows.composition, WindowSamples):
-            return selected_columns(self._reader, self._columns, columns)
-        names = self._columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
-        known = self._rows.composition.shapes() if isinstance(self._rows.composition, PackedSamples) else {}
-        for name in names:
-            if name not in known:
-                raise NotFoundError(f"packed sequences have no column {name!r}: they have {', '.join(known)}")
-        return names
 
     def _samples_at(self, indices: Sequence[int]) -> dict[str, Values]:
         return RowReader(self._reader, self._columns, self._rows, DecodeOptions(), lease=False).read(indices)

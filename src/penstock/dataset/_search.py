@@ -1,14 +1,15 @@
-"""Search a view by vectors and words; the answer is a view of the best rows."""
+"""Search rows by vectors and words; the answer is the best of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.dataset._questions import filter_rows
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Field
 from penstock.format.kinds import Embedding, Tensor, Text
@@ -22,96 +23,42 @@ from penstock.query import (
     open_index,
     search_top,
 )
-from penstock.table import Int64Array, Reader, with_computed
-
-if TYPE_CHECKING:
-    from penstock.dataset._view import View
+from penstock.table import Reader, with_computed
 
 _METRIC = "cosine"
 
 Vector = Sequence[float] | npt.NDArray[Any]
 
 
-class Search:
-    """What can be searched in a view."""
-
-    def _relation(self) -> Relation:
-        raise NotImplementedError
-
-    @staticmethod
-    def _of(relation: Relation, question: str = "") -> "View":
-        raise NotImplementedError
-
-    def where(self, condition: str, params: Params = None) -> "View":
-        raise NotImplementedError
-
-    def __getitem__(self, key: Any) -> Any:
-        raise NotImplementedError
-
-    def search(
-        self,
-        *,
-        vector: Vector | None = None,
-        text: str | None = None,
-        like: int | None = None,
-        where: str | pc.Expression | None = None,
-        params: Params = None,
-        k: int = 10,
-        fuse: Fuse = "rrf",
-        vector_column: str | None = None,
-        text_column: str | None = None,
-        metric: str | None = None,
-        exact: bool = False,
-        score: str = "score",
-    ) -> "View":
-        """A view of the best `k` rows, the best first, with a column of their scores.
-
-        vector: find rows whose vectors are nearest to this one.
-        text: find rows that have these words, by BM25; "words in quotes" are a phrase.
-        like: instead of `vector`, the row id whose own vector to search by; that row is left out of the answer.
-        where: search only rows that meet a condition, in SQL as in `where` (with `params`), or a pyarrow expression.
-        fuse: how a search by vector and text ranks rows. "rrf" (reciprocal rank fusion) adds `1 / (60 + rank)` for each
-            of the two rankings, of which it reads the first `max(100, 4 k)` rows. Weights such as
-            `{"vector": 0.7, "text": 0.3}` add the weighted scores as SQL does; distances count negatively, and a row
-            needs both values.
-        vector_column, text_column: the columns to search; by default the only one of its kind, or the only one of them
-            that has an index.
-        metric: "cosine", "l2" or "dot"; by default that of the column's index, or cosine.
-        exact: use no approximate index.
-        score: the name of the column of scores; for "l2" these are distances.
-
-        Rows without a match are left out, so there may be fewer than `k`. Raises `NotFoundError` for an unknown column
-        or row id, and `InvalidInputError` for a search that does not fit the table, or if it has a column `score`.
-        """
-        if k < 1:
-            raise InvalidInputError(f"a search gives at least one row, not k={k}")
-        relation = self._relation()
-        if score in relation.reader.snapshot.schema or score in relation.columns:
-            raise InvalidInputError(f"the table has a column {score!r} already; name the scores with score=…")
-        question = _Question(relation.reader, vector, text, like, vector_column, text_column, metric)
-        scores, without = question.scores(), question.own_position()
-        found = search_top(
-            scores, k, allowed=self._allowed(relation, where, params), exact=exact, fuse=fuse, without=without
-        )
-        column = pa.table({score: pa.array(found.scores, pa.float32())})
-        reader = with_computed(relation.reader, found.positions, column)
-        return self._of(Relation(reader, (*relation.columns, score), found.positions), question.describe(where))
-
-    def _allowed(self, relation: Relation, where: str | pc.Expression | None, params: Params) -> Int64Array | None:
-        """Ascending positions of the rows to search; None for all of the table."""
-        if isinstance(where, str):
-            return self._of(relation).where(where, params)._relation().distinct
-        if params is not None:
-            raise InvalidInputError("params are for a condition in SQL, and there is none")
-        if where is not None:
-            found: Relation = self._of(relation)[where]._relation()
-            return found.distinct
-        everything = isinstance(relation.rows, range) and relation.rows == range(relation.reader.snapshot.live)
-        return None if everything else relation.distinct
+def search_rows(
+    relation: Relation,
+    question: "SearchQuestion",
+    *,
+    where: str | pc.Expression | None,
+    params: Params,
+    k: int,
+    fuse: Fuse,
+    exact: bool,
+    score: str,
+) -> Relation:
+    """The best rows, the best first, with a column of their scores; see `View.search`."""
+    if k < 1:
+        raise InvalidInputError(f"a search gives at least one row, not k={k}")
+    if score in relation.reader.snapshot.schema or score in relation.columns:
+        raise InvalidInputError(f"the table has a column {score!r} already; name the scores with score=…")
+    if params is not None and not isinstance(where, str):
+        raise InvalidInputError("params are for a condition in SQL, and there is none")
+    scores, without = question.scores(), question.own_position()
+    searched = relation if where is None else filter_rows(relation, where, params)
+    allowed = None if searched.is_whole else searched.distinct
+    found = search_top(scores, k, allowed=allowed, exact=exact, fuse=fuse, without=without)
+    column = pa.table({score: pa.array(found.scores, pa.float32())})
+    reader = with_computed(relation.reader, found.positions, column)
+    return Relation(reader, (*relation.columns, score), found.positions)
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
+class SearchQuestion:
     """What to search by."""
 
     reader: Reader

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from penstock.dataset._answers import ask
-from penstock.dataset._questions import MEMORY_LIMIT, TIMEOUT_S, query_limits
+from penstock.dataset._questions import MEMORY_LIMIT, TIMEOUT_S, ask, query_limits
 from penstock.dataset._view import View
 from penstock.errors import InvalidInputError
 from penstock.query import Params, Udf

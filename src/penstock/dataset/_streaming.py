@@ -1,6 +1,6 @@
 """Stream a view or a mixture to a training framework."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -8,34 +8,34 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from penstock.dataset._options import (
     BATCH_SIZE,
     DEFAULTS,
+    ONE_EPOCH,
     LoaderKeywords,
     Transform,
     as_progress,
     as_transforms,
     check_keywords,
     check_no_loader_options,
+    explain_unknown,
     loader_options,
 )
-from penstock.dataset._weights import UNWEIGHTED, Weights
 from penstock.device import DeviceOptions
 from penstock.engine import (
     BadSamples,
     DecodeOptions,
     Decoder,
+    Epochs,
     Loader,
     MixtureSource,
     Progress,
     Source,
+    Steps,
     VersionFollower,
     Workers,
 )
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
-from penstock.table import ROW_ID, Reader
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from penstock.adapters.jax import Sharding
     from penstock.adapters.tensorflow import InputContext, TensorflowDataset
     from penstock.adapters.torch import Distributed
@@ -51,22 +51,22 @@ class Streaming:
     def _pinned(self) -> "Streaming":
         raise NotImplementedError
 
-    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source | MixtureSource:
-        """What a loader of some columns reads, by default of all; quarantined rows are left out."""
+    def _source(self) -> Source | MixtureSource:
+        """What a loader reads; quarantined rows are left out."""
         raise NotImplementedError
 
-    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:  # noqa: ARG002
-        """Finds newer versions of what a loader reads; raises `InvalidInputError` if that is not a whole table."""
-        raise InvalidInputError(
-            "follow=True reads all rows of each version, and this is a choice of rows of one version; pass follow=True "
-            "to a loader of the table itself"
-        )
+    def _row_source(self) -> Source | MixtureSource:
+        """What is read by position; raises `InvalidInputError` if rows have none."""
+        return self._source()
+
+    def _follower(self) -> VersionFollower | None:
+        """Finds newer versions of what a loader reads; None stays at one version."""
+        return None
 
     @overload
     def pytorch(
         self,
         *,
-        columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         decode: bool | Mapping[str, bool | Decoder] = True,
         image_size: int | tuple[int, int] | None = None,
@@ -80,7 +80,6 @@ class Streaming:
         num_workers: int | Workers | None = None,
         prefetch_factor: int | None = None,
         distributed: "Distributed" = None,
-        columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
         collate_fn: Literal["nested", "pad", "list"] | Callable[[list[Any]], Any] | None = None,
@@ -89,15 +88,11 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
-        weights: "str | npt.ArrayLike | None" = None,
-        balance: str | None = None,
-        rows: int | None = None,
-        steps: int | None = None,
-        epochs: int | None = 1,
-        follow: bool = False,
+        until: Steps | Epochs | None = ONE_EPOCH,
         device: "str | DeviceOptions | Any | None" = None,
         progress: Progress | bool | None = None,
     ) -> Loader: ...
+    @explain_unknown
     def pytorch(
         self,
         *,
@@ -106,7 +101,6 @@ class Streaming:
         num_workers: int | Workers | None = None,
         prefetch_factor: int | None = None,
         distributed: Any = None,
-        columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
         collate_fn: Literal["nested", "pad", "list"] | Callable[[list[Any]], Any] | None = None,
@@ -115,20 +109,16 @@ class Streaming:
         drop_last: bool = False,
         memory_budget: int | str | None = None,
         bad_samples: Literal["raise", "replace", "skip"] | BadSamples = "raise",
-        weights: "str | npt.ArrayLike | None" = None,
-        balance: str | None = None,
-        rows: int | None = None,
-        steps: int | None = None,
-        epochs: int | None = 1,
-        follow: bool = False,
+        until: Steps | Epochs | None = ONE_EPOCH,
         device: Any = None,
         progress: Progress | bool | None = None,
     ) -> "Loader | RowDataset":
         """A loader of batches; or, without options, a dataset of rows for `torch.utils.data.DataLoader`.
 
         Any of `batch_size`, `shuffle`, `num_workers`, `prefetch_factor`, `distributed` and `device` gives a loader.
-        Without them, `transform`, `columns`, `decode` and `image_size` apply to rows, and every other option raises
-        `InvalidInputError`, because it would be ignored.
+        Without them, `transform`, `decode` and `image_size` apply to rows, and every other option raises
+        `InvalidInputError`, because it would be ignored. Views choose what is read: `select`, `where`, `windows`,
+        `weighted`, `balanced`, `following`, ….
 
         batch_size: rows in a batch of one rank; by default 64.
         shuffle: True reads the rows in a different order in each epoch, drawn from the whole table;
@@ -140,7 +130,6 @@ class Streaming:
         distributed: partition the rows over ranks, which all take the same number of steps. Detected where
             torch.distributed is initialised; True requires that, False disables it; or a process group, one dimension
             of a DeviceMesh, or (rank, num_ranks).
-        columns: the columns to read, `_row_id` among them if named; by default all columns of the view.
         transform: a function of a sample, a dictionary of tensors; with a second parameter it also gets a
             `numpy.random.Generator` that depends only on the seed, the epoch and the row. In a dataset of rows, torch
             decides: the generator's seed is drawn from torch's own, so that each row of each epoch gets other numbers,
@@ -158,15 +147,9 @@ class Streaming:
         bad_samples: what happens to a row that cannot be read, decoded or transformed: "raise" its error; "replace"
             (or "skip") it by another row, flagged in `batch["_pad"]`, so that all ranks stay in step; or
             `penstock.BadSamples(…)` for a limit and a callback.
-        weights: draw rows with replacement, each with a probability proportional to its weight: a numeric column, or an
-            array with one number per row. Each epoch has other draws; all ranks share them.
-        balance: the same, with weights that give each class of this column (labels, integers, booleans or text) the
-            same expected number of rows.
-        rows: rows that `weights` or `balance` draw in an epoch; by default as many as the view has.
-        steps: steps of one iteration, over as many epochs as they need; after `load_state_dict` only the rest of them.
-        epochs: epochs of one iteration, by default one; None never ends. The next epoch is prefetched.
-        follow: True moves to the newest version of the branch at the end of each epoch, on all ranks together. The
-            state has the version being read, and a loader with `follow` resumes there. For all rows of a table only.
+        until: where an iteration ends: after `penstock.Epochs(n)`, by default one, or after `penstock.Steps(n)`, over
+            as many epochs as they need; None never ends. The next epoch is prefetched. After `load_state_dict` an
+            iteration reads only the rest.
         device: put batches on "cuda" (under torch.distributed the GPU of the local rank), "cuda:1" or "cpu".
             `penstock.DeviceOptions(…)` also sets a transform that runs there, and the memory of the shuffle window.
             Fixed-shape rows are shuffled in device memory, and JPEGs decoded there, unless a transform needs them on
@@ -177,16 +160,15 @@ class Streaming:
         """
         given: LoaderKeywords = {
             "shuffle": shuffle, "num_workers": num_workers, "prefetch_factor": prefetch_factor, "transform": transform,
-            "batch_transform": batch_transform, "columns": columns, "decode": decode, "image_size": image_size,
-            "collate_fn": collate_fn, "drop_last": drop_last, "memory_budget": memory_budget,
-            "bad_samples": bad_samples, "weights": weights, "balance": balance, "rows": rows, "steps": steps,
-            "epochs": epochs, "follow": follow, "progress": progress,
+            "batch_transform": batch_transform, "decode": decode, "image_size": image_size, "collate_fn": collate_fn,
+            "drop_last": drop_last, "memory_budget": memory_budget, "bad_samples": bad_samples, "until": until,
+            "progress": progress,
         }  # fmt: skip
         adapter = _adapter("torch", "PyTorch")
         if all(option is None for option in (batch_size, shuffle, num_workers, prefetch_factor, distributed, device)):
             check_no_loader_options(given)
             dataset: RowDataset = adapter.row_dataset(
-                self._pinned()._source(columns), decode=DecodeOptions(decode, image_size), transform=transform
+                self._pinned()._row_source(), decode=DecodeOptions(decode, image_size), transform=transform
             )
             return dataset
         if device is not None and not isinstance(device, DeviceOptions):
@@ -277,24 +259,13 @@ class Streaming:
 
     def _arguments(self, given: LoaderKeywords, batch_size: int, device: DeviceOptions | None = None) -> dict[str, Any]:
         """The arguments that every adapter takes."""
-        weights = Weights(given["weights"], given["balance"], given["rows"])
-        source = self._pinned()._source(given["columns"], weights)
-        follow = self._pinned()._follower(source, weights) if given["follow"] else None
+        view = self._pinned()
         return {
-            "source": source,
-            "options": loader_options(given, batch_size=batch_size, follow=follow, device=device),
+            "source": view._source(),
+            "options": loader_options(given, batch_size=batch_size, follow=view._follower(), device=device),
             "transforms": as_transforms(given),
             "progress": as_progress(given["progress"]),
         }
-
-
-def selected_columns(reader: Reader, every: Sequence[str], columns: Sequence[str] | None) -> Sequence[str]:
-    """The columns that a loader reads, by default `every`; raises `NotFoundError` for an unknown one."""
-    names = every if columns is None else [columns] if isinstance(columns, str) else list(columns)
-    for name in names:
-        if name != ROW_ID:
-            reader.snapshot.schema[name]
-    return names
 
 
 def _adapter(name: str, product: str) -> ModuleType:

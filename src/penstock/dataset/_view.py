@@ -1,50 +1,38 @@
 """Rows and columns of a table at one version."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.dataset._follow import follow_branch
-from penstock.dataset._questions import Questions
-from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
-from penstock.dataset._search import Search
-from penstock.dataset._splits import split_rows
-from penstock.dataset._streaming import Streaming, selected_columns
-from penstock.dataset._weights import UNWEIGHTED, Weights
-from penstock.engine import MixtureSource, Source, VersionFollower
-from penstock.errors import InvalidInputError
-from penstock.format import Schema
-from penstock.format.kinds import Values
-from penstock.plan import Splits
-from penstock.query import Relation
-from penstock.table import (
-    ROW_ID,
-    Int64Array,
-    Reader,
-    as_batch,
-    find_positions,
-    find_row_ids,
-    is_position,
-    resolve_positions,
-    take_positions,
-    without_quarantined,
+from penstock.dataset._epoch_view import EpochChoices
+from penstock.dataset._questions import (
+    MEMORY_LIMIT,
+    TIMEOUT_S,
+    ask,
+    filter_rows,
+    limit_rows,
+    order_rows,
+    query_limits,
+    sample_rows,
 )
+from penstock.dataset._reading import ColumnView, Reading
+from penstock.dataset._samples import TOLERANCE_S, Offsets, OffsetsS, SampleView, WindowOptions, pack_view, window_view
+from penstock.dataset._search import SearchQuestion, Vector, search_rows
+from penstock.dataset._splits import split_rows
+from penstock.dataset._weights import Weights
+from penstock.engine import Source
+from penstock.errors import InvalidInputError
+from penstock.plan import Splits
+from penstock.query import Fuse, Params, Relation, Udf
+from penstock.table import ROW_ID, Int64Array, find_row_ids, is_position, without_quarantined
 
-_ARROW_ROWS = 1 << 14
 
-
-class View(Streaming, Questions, Search):
+class View(Reading, EpochChoices):
     """Some rows and columns of a table at one version; reading fetches only those."""
 
     _rows: range | Int64Array
-    _question = ""
-    """The question that this view answers, if there is one."""
-
-    def __init__(self, reader: Reader, columns: Sequence[str], rows: Int64Array | range) -> None:
-        self._reader, self._columns, self._rows = reader, tuple(columns), rows
 
     @staticmethod
     def _of(relation: Relation, question: str = "") -> "View":
@@ -57,25 +45,12 @@ class View(Streaming, Questions, Search):
         """This view, which no other thread can change between two steps of a read."""
         return self
 
-    def _source(self, columns: Sequence[str] | None, weights: Weights = UNWEIGHTED) -> Source:
-        names = selected_columns(self._reader, self._columns, columns)
+    def _source(self, weights: Weights | None = None) -> Source:
         rows = without_quarantined(self._reader, self._rows)
-        if rows is not self._rows:
-            weights = weights.only(np.isin(take_positions(self._rows, np.arange(len(self._rows))), rows))
-        return Source(self._reader, names, rows, weights.draw(self._reader, rows))
-
-    def _follower(self, source: Source | MixtureSource, weights: Weights) -> VersionFollower:
-        return follow_branch(self._reader, source.names, self._rows, weights)
-
-    @property
-    def schema(self) -> Schema:
-        """The selected columns; `schema.names` lists their names."""
-        view = self._pinned()
-        table = view._reader.snapshot.schema
-        return Schema(tuple(table[name] for name in view._columns if name != ROW_ID))
-
-    def __len__(self) -> int:
-        return len(self._pinned()._rows)
+        if weights is not None and rows is not self._rows:
+            weights = weights.only(np.isin(self._relation().positions, rows))
+        draw = None if weights is None else weights.draw(self._reader, rows)
+        return Source(self._reader, self._columns, rows, draw)
 
     @overload
     def __getitem__(self, key: str) -> "ColumnView": ...
@@ -98,16 +73,6 @@ class View(Streaming, Questions, Search):
         if isinstance(key, slice) and isinstance(view._rows, range):
             return View(view._reader, view._columns, view._rows[key])
         return View(view._reader, view._columns, view._positions(key))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Rows as dictionaries, prefetched."""
-        view = self._pinned()
-        if not view._columns:
-            yield from ({} for _ in view._rows)
-            return
-        for columns in view._reader.batches(view._columns, view._groups(256)):
-            for index in range(len(next(iter(columns.values())).values)):
-                yield {name: column.item(index) for name, column in columns.items()}
 
     def select(self, columns: str | Sequence[str]) -> "View":
         """A view of some columns; `_row_id` can be one of them. Raises `NotFoundError` for an unknown column."""
@@ -197,88 +162,100 @@ class View(Streaming, Questions, Search):
         found = split_rows(view._reader, view._rows, Splits(shares, seed), by=by, stratify=stratify)
         return {name: View(view._reader, view._columns, rows) for name, rows in found.items()}
 
-    def batches(self, size: int | None = 1024) -> Iterator[dict[str, Values]]:
-        """Batches of `size` rows in order, as dictionaries of columns, prefetched in threads.
+    def query(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        functions: Iterable[Udf] = (),
+        timeout_s: float | None = TIMEOUT_S,
+        memory_limit: int | str = MEMORY_LIMIT,
+        exact: bool = False,
+    ) -> "View":
+        """A view of the answer to one SELECT, in which this view is the table `ds`.
 
-        A column is an array if all its rows have one shape, otherwise a list. A nullable column that is an array comes
-        with `<column>_mask`, true where there is a value. With `size=None`, batches end at the page boundaries of the
-        heaviest column, and its arrays are views of the fetched bytes.
+        Rows of this view that the SELECT chooses, each at most once, stay where they are: the view streams them, with
+        computed columns in memory. Any other result, such as that of GROUP BY, is a table in memory.
+
+        params: values for `?` in order, or for `$name` by name.
+        functions: functions made with `penstock.udf` that the SQL may call.
+        timeout_s: seconds after which the query ends with an error; None for no limit.
+        memory_limit: memory of the query engine, and of values in a result that is a table in memory.
+        exact: whether a search uses no approximate index.
+
+        Raises `NotFoundError` for an unknown column or function, and `InvalidInputError` for SQL that is not one valid
+        SELECT, and for a query that exceeds a limit.
         """
-        if size is not None and size < 1:
-            raise InvalidInputError(f"a batch has at least one row, not {size}")
-        view = self._pinned()
-        if size is None and isinstance(view._rows, range) and view._rows.step == 1:
-            return view._reader.page_batches(view._columns, view._rows.start, view._rows.stop)
-        found = view._reader.batches(view._columns, view._groups(size or 1024))
-        return (as_batch(columns) for columns in found)
+        limits = query_limits(timeout_s, memory_limit)
+        relations = {"ds": self._relation()}
+        return self._of(ask(sql, relations, params, functions=functions, limits=limits, exact=exact), sql)
 
-    def to_numpy(self) -> dict[str, Values]:
-        """All rows as one batch."""
-        view = self._pinned()
-        return as_batch(view._reader.columns(view._columns, [view._positions(slice(None))])[0])
+    def where(self, condition: str, params: Params = None) -> "View":
+        """A view of the rows that meet a condition in SQL, such as `"label = 'grasp' AND meta.camera = 'left'"`.
 
-    def to_arrow(self) -> pa.Table:
-        """All rows as an Arrow table; media stay encoded."""
-        view = self._pinned()
-        parts = [view._reader.arrow(view._columns, rows) for rows in view._groups(_ARROW_ROWS)]
-        return pa.concat_tables(parts or [view._reader.arrow(view._columns, np.zeros(0, np.int64))])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self):,} rows: {', '.join(map(str, self.schema))})"
-
-    def _positions(self, key: Any) -> Int64Array:
-        """Positions in the table of the rows that a key selects."""
-        if isinstance(key, slice) and isinstance(self._rows, range):
-            chosen = self._rows[key]
-            return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
-        if isinstance(key, pc.Expression):
-            matches = find_positions(self._reader, key)
-            if isinstance(self._rows, range) and self._rows == range(self._reader.snapshot.live):
-                return matches
-            rows = np.asarray(self._rows, np.int64)
-            return rows[np.isin(rows, matches)]
-        return take_positions(self._rows, resolve_positions(key, len(self)))
-
-    def _groups(self, size: int) -> Iterator[Int64Array]:
-        for start in range(0, len(self), size):
-            yield np.asarray(self._rows[start : start + size], np.int64)
-
-
-class ColumnView:
-    """One column of a view."""
-
-    def __init__(self, view: View, name: str) -> None:
-        if name != ROW_ID:
-            view.schema[name]
-        self._view, self.name = view, name
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def __getitem__(self, key: Any) -> Any:
-        """One value by position; or many by a slice, a list or a mask, as an array if they have one shape.
-
-        Missing values of a nullable column are masked in the array.
+        It has the columns and the order of this view; the condition may use every column of the table. Raises as
+        `query` does.
         """
-        view = self._view._pinned()
-        column = view._reader.columns([self.name], [view._positions(key)])[0][self.name]
-        if is_position(key):
-            return column.item(0)
-        if column.mask is not None and not column.mask.all():
-            return np.ma.masked_array(column.values, np.broadcast_to(
-                ~column.mask.reshape(-1, *[1] * (np.ndim(column.values) - 1)), np.shape(column.values)))  # fmt: skip
-        return column.values
+        return self._of(filter_rows(self._relation(), condition, params), condition)
 
-    def open(self, row: int) -> Any:
-        """The bytes of one value as a seekable binary file; only the ranges that are read are fetched.
+    def order_by(self, *terms: str, params: Params = None) -> "View":
+        """A view of the same rows in the order of SQL terms, such as `"reward DESC"` or `"label", "time DESC"`.
 
-        All that is read of a stored value is verified. A linked value that has a checksum is verified by the read that
-        completes it from its beginning, which raises `SourceChangedError` if it does not match: bytes returned before
-        that, and ranges read on their own, are checked by the object's etag only.
+        Rows that are equal in all terms keep their order. The terms may use every column of the table.
+        Raises as `query` does.
         """
-        view = self._view._pinned()
-        return view._reader.open(view.schema[self.name], int(view._positions(row)[0]))
+        if not terms:
+            raise InvalidInputError('order_by needs at least one term, such as "reward DESC"')
+        listed = ", ".join(terms)
+        return self._of(order_rows(self._relation(), listed, params), f"ORDER BY {listed}")
 
-    def __repr__(self) -> str:
-        what = self.name if self.name == ROW_ID else str(self._view.schema[self.name])
-        return f"ColumnView({what}, {len(self):,} rows)"
+    def limit(self, count: int) -> "View":
+        """A view of the first `count` rows, or of all if there are fewer."""
+        return self._of(limit_rows(self._relation(), count))
+
+    def sample(self, count: int, seed: int = 0) -> "View":
+        """A view of `count` rows chosen at random, or of all if there are fewer; in the order of this view.
+
+        The choice depends on the seed and the number of rows alone, and is the same on every machine.
+        """
+        return self._of(sample_rows(self._relation(), count, seed))
+
+    def search(
+        self,
+        *,
+        vector: Vector | None = None,
+        text: str | None = None,
+        like: int | None = None,
+        where: str | pc.Expression | None = None,
+        params: Params = None,
+        k: int = 10,
+        fuse: Fuse = "rrf",
+        vector_column: str | None = None,
+        text_column: str | None = None,
+        metric: str | None = None,
+        exact: bool = False,
+        score: str = "score",
+    ) -> "View":
+        """A view of the best `k` rows, the best first, with a column of their scores.
+
+        vector: find rows whose vectors are nearest to this one.
+        text: find rows that have these words, by BM25; "words in quotes" are a phrase.
+        like: instead of `vector`, the row id whose own vector to search by; that row is left out of the answer.
+        where: search only rows that meet a condition, in SQL as in `where` (with `params`), or a pyarrow expression.
+        fuse: how a search by vector and text ranks rows. "rrf" (reciprocal rank fusion) adds `1 / (60 + rank)` for each
+            of the two rankings, of which it reads the first `max(100, 4 k)` rows. Weights such as
+            `{"vector": 0.7, "text": 0.3}` add the weighted scores as SQL does; distances count negatively, and a row
+            needs both values.
+        vector_column, text_column: the columns to search; by default the only one of its kind, or the only one of them
+            that has an index.
+        metric: "cosine", "l2" or "dot"; by default that of the column's index, or cosine.
+        exact: use no approximate index.
+        score: the name of the column of scores; for "l2" these are distances.
+
+        Rows without a match are left out, so there may be fewer than `k`. Raises `NotFoundError` for an unknown column
+        or row id, and `InvalidInputError` for a search that does not fit the table, or if it has a column `score`.
+        """
+        relation = self._relation()
+        question = SearchQuestion(relation.reader, vector, text, like, vector_column, text_column, metric)
+        found = search_rows(relation, question, where=where, params=params, k=k, fuse=fuse, exact=exact, score=score)
+        return self._of(found, question.describe(where))

@@ -19,54 +19,40 @@ _READ_ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """How a user weights rows. Raises `InvalidInputError` for options that exclude or need each other."""
+    """How a user weights rows."""
 
-    weights: Any = None
-    """The name of a numeric column, or an array with one number per row."""
-    balance: str | None = None
-    """The column of classes that are drawn equally often."""
-    draws: int | None = None
+    given: Any
+    """The name of a column, or an array with one number per row."""
+    draws: int | None
     """Rows that an epoch draws; None draws as many as there are."""
-
-    def __post_init__(self) -> None:
-        if self.weights is not None and self.balance is not None:
-            raise InvalidInputError("weights and balance exclude each other: pass one of them")
-        if self.draws is not None and self.weights is None and self.balance is None:
-            raise InvalidInputError(
-                f"rows={self.draws!r} is the number of rows that weights=… or balance=… draw in an epoch; pass one of "
-                "them, or choose rows with ds[…]"
-            )
+    classes: bool = False
+    """Whether the column has classes that are drawn equally often; else it has the weights."""
 
     @property
     def is_array(self) -> bool:
-        return self.weights is not None and not isinstance(self.weights, str)
+        return not self.classes and not isinstance(self.given, str)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> "Weights":
         """The weights of some of the rows; an array has those of all."""
-        return replace(self, weights=_array(self.weights, len(kept))[kept]) if self.is_array else self
+        return replace(self, given=_array(self.given, len(kept))[kept]) if self.is_array else self
 
-    def draw(self, reader: Reader, chosen: Rows) -> WeightedDraw | None:
-        """The draw of each epoch; None if each row is read once. A window is weighted by the row at its anchor.
+    def draw(self, reader: Reader, chosen: Rows) -> WeightedDraw:
+        """The draw of each epoch. A window is weighted by the row at its anchor.
 
         Raises `InvalidInputError` for weights that cannot be drawn by, and `NotFoundError` for an unknown column.
         """
-        if self.weights is None and self.balance is None:
-            return None
         if self.draws is not None and (not isinstance(self.draws, Integral) or self.draws < 1):
             raise InvalidInputError(f"rows must be a whole number of at least 1, not {self.draws!r}")
         rows = _anchors(chosen, by_column=not self.is_array)
-        if self.balance is not None:
-            source, found = f"balance={self.balance!r}", _inverse_class_sizes(reader, rows, self.balance)
-        elif isinstance(self.weights, str):
-            source, found = f"column {self.weights!r}", _column(reader, rows, self.weights)
+        if self.classes:
+            source, found = f"balanced({self.given!r})", _inverse_class_sizes(reader, rows, self.given)
+        elif isinstance(self.given, str):
+            source, found = f"column {self.given!r}", _column(reader, rows, self.given)
         else:
-            source, found = "weights=…", _array(self.weights, len(rows))
+            source, found = "weighted(…)", _array(self.given, len(rows))
         if not len(rows):
             raise InvalidInputError("there are no rows to draw from")
-        return WeightedDraw.of(found, len(rows) if self.draws is None else self.draws, source=source)
-
-
-UNWEIGHTED = Weights()
+        return WeightedDraw.of(found, len(rows) if self.draws is None else int(self.draws), source=source)
 
 
 def _anchors(chosen: Rows, *, by_column: bool) -> range | Int64Array:
@@ -88,9 +74,9 @@ def _anchors(chosen: Rows, *, by_column: bool) -> range | Int64Array:
 def _array(weights: Any, count: int) -> npt.NDArray[np.float64]:
     array = np.asarray(weights)
     if array.dtype.kind not in "iufb":
-        raise InvalidInputError(f"weights is a column, or an array of numbers, not one of {array.dtype}")
+        raise InvalidInputError(f"weighted(…) takes a column, or an array of numbers, not one of {array.dtype}")
     if array.shape != (count,):
-        raise InvalidInputError(f"weights needs one number per row: there are {count} rows, got shape {array.shape}")
+        raise InvalidInputError(f"weighted(…) needs one number per row: there are {count}, got shape {array.shape}")
     return array.astype(np.float64)
 
 
@@ -113,8 +99,8 @@ def _inverse_class_sizes(reader: Reader, rows: range | Int64Array, name: str) ->
         is_class = pa.types.is_integer(values.type) or pa.types.is_boolean(values.type) or _is_text(values.type)
         if not is_class:
             raise InvalidInputError(
-                f"column {name!r} holds {reader.snapshot.schema[name].kind}; balance takes labels, integers, booleans "
-                "or text"
+                f"column {name!r} holds {reader.snapshot.schema[name].kind}; balanced(…) takes labels, integers, "
+                "booleans or text"
             )
         parts.append(values)
     if not parts:

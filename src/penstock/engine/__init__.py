@@ -6,8 +6,10 @@ from penstock.engine._options import (
     BadSamples,
     DecodeOptions,
     Decoder,
+    Epochs,
     LoaderOptions,
     RunLength,
+    Steps,
     Transforms,
     VersionFollower,
     Workers,
@@ -49,6 +51,7 @@ __all__ = [
     "ConvertedFormatter",
     "DecodeOptions",
     "Decoder",
+    "Epochs",
     "GroupNames",
     "Jagged",
     "Loader",
@@ -67,6 +70,7 @@ __all__ = [
     "RunLength",
     "Source",
     "StageTimes",
+    "Steps",
     "Transforms",
     "VersionFollower",
     "WindowSamples",
@@ -79,4 +83,4 @@ __all__ = [
     "samples_of",
     "schema_of",
     "writable",
-]  # fmt: skip
+]

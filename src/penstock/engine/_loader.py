@@ -31,11 +31,11 @@ class Loader:
 
     - Each iteration reads the next epoch; `epoch` is its number, and `set_epoch` selects another. The order depends on
       the seed and the epoch number, and not on machines, ranks or workers.
-    - With `steps` or `epochs`, an iteration reads that many steps or epochs, without a pause between epochs.
+    - With `until`, an iteration reads that many steps or epochs, or never ends, without a pause between epochs.
     - `state_dict` is the position after the last delivered batch, small enough for any checkpoint; after
       `load_state_dict` the next iteration continues there, with any number of ranks or workers and any batch size.
-    - With `follow`, it moves to the newest version of the branch at the end of each epoch. The state has the version
-      that is being read, and loading it opens that version.
+    - A loader of `following()` moves to the newest version of the branch at the end of each epoch. The state has the
+      version that is being read, and loading it opens that version.
     - Breaking out of an iteration stops its reading. Worker processes serve all iterations; they end at `close`, or
       when the loader is dropped. A batch belongs to the user and is never overwritten.
     - One iterator reads a loader at a time: the first step of a new one ends the one before, whose next step raises
@@ -57,7 +57,7 @@ class Loader:
     ) -> None:
         if options.follow is not None and world.num_ranks > 1 and agreement is None:
             raise InvalidInputError(
-                "follow=True with several ranks needs a process group in which they agree on the next version: "
+                "following() with several ranks needs a process group in which they agree on the next version: "
                 "initialise torch.distributed or jax.distributed instead of passing distributed=(rank, num_ranks)"
             )
         self._options, self._agreement, self._progress = options, agreement, progress
@@ -79,10 +79,10 @@ class Loader:
         return self._batches()
 
     def __len__(self) -> int:
-        """Steps of an iteration, the same on every rank; with `follow`, if the version stays the same."""
+        """Steps of an iteration, the same on every rank; of `following()`, if the version stays the same."""
         steps = self._options.run.total_steps(self._engine.steps)
         if steps is None:
-            raise TypeError("a loader with epochs=None never ends and has no length")
+            raise TypeError("a loader with until=None never ends and has no length")
         return steps
 
     def __getitem__(self, key: object) -> Any:

@@ -179,20 +179,44 @@ class Transforms:
 
 
 @dataclass(frozen=True)
-class RunLength:
-    """How much one iteration of a loader reads. Raises `InvalidInputError` for values out of range."""
-
-    steps: int | None = None
-    """Steps, over as many epochs as they need; None counts epochs."""
-    epochs: int | None = 1
-    """Epochs; None never ends."""
+class _Count:
+    count: int
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.epochs != 1:
-            raise InvalidInputError("steps and epochs exclude each other: pass one of them")
-        for name in ("steps", "epochs"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _whole_number(name, getattr(self, name), minimum=1))
+        object.__setattr__(self, "count", _whole_number(f"{type(self).__name__}(…)", self.count, minimum=1))
+
+
+class Steps(_Count):
+    """`until` of a loader: an iteration has so many steps, over as many epochs as they need; at least one."""
+
+
+class Epochs(_Count):
+    """`until` of a loader: an iteration has so many epochs; at least one."""
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How much one iteration of a loader reads. Raises `InvalidInputError` for an end that is none."""
+
+    until: Steps | Epochs | None
+    """None never ends."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.until, Steps | Epochs | None):
+            raise InvalidInputError(
+                "until is penstock.Steps(n), penstock.Epochs(n), or None for a loader that never ends, "
+                f"not {self.until!r}"
+            )
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of an iteration; None if it counts epochs, or never ends."""
+        return self.until.count if isinstance(self.until, Steps) else None
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of an iteration; None if it counts steps, or never ends."""
+        return self.until.count if isinstance(self.until, Epochs) else None
 
     def total_steps(self, epoch_steps: int) -> int | None:
         """Steps of an iteration, given those of an epoch; None if it never ends."""
@@ -202,7 +226,7 @@ class RunLength:
 
     def check(self, epoch_steps: int) -> None:
         """Raise `InvalidInputError` if an iteration would look for its next step forever."""
-        if not epoch_steps and (self.steps is not None or self.epochs is None):
+        if not epoch_steps and self.epochs is None:
             raise InvalidInputError(
                 "an epoch has no steps, so that this loader would never reach the next one: there are no rows, or "
                 "drop_last=True drops all of them"
@@ -219,7 +243,7 @@ class RunLength:
 
         One epoch is a part of the user's own loop over epochs, so that a state at its end starts the next one.
         """
-        if self.steps is not None or self.epochs != 1:
+        if self.epochs != 1:
             return state
         return replace(state, steps=state.steps if state.consumed else 0, epochs=0)
 
@@ -255,7 +279,7 @@ class LoaderOptions:
     """Bytes for everything fetched, decoded or queued; None derives it from the shuffle window."""
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     bad_samples: BadSamples = field(default_factory=lambda: BadSamples(action="raise"))
-    run: RunLength = field(default_factory=RunLength)
+    run: RunLength = field(default_factory=lambda: RunLength(Epochs(1)))
     follow: VersionFollower | None = None
     """Moves the loader to the newest version at the end of an epoch; None stays at one version."""
     device_memory: int | None = None

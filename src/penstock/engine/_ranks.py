@@ -36,7 +36,7 @@ class RankAgreement:
         point = {
             "the epoch": state.epoch, "the rows read before": state.consumed, "the steps before": state.steps,
             "the epochs before": state.epochs, "batch_size": options.batch_size, "drop_last": options.drop_last,
-            "steps": options.run.steps, "epochs": options.run.epochs, "follow": options.follow is not None,
+            "until": str(options.run.until), "following": options.follow is not None,
         }  # fmt: skip
         found = [(type(state).from_json(its).order, there) for its, there in self._gather([state.to_json(), point])]
         first: Any

@@ -103,5 +103,5 @@ def append(ds: penstock.Dataset, rows: int) -> None:
 def streamed(uri: str, vendor: Vendor) -> list[int]:
     """The values of a table as a loader gives them, by credentials for reading."""
     ds = penstock.load(uri, storage_options=vendor.vend(uri, "read").options)
-    loader = ds.numpy(batch_size=16, columns=["x"])
+    loader = ds.select(["x"]).numpy(batch_size=16)
     return sorted(int(value) for batch in loader for value in batch["x"])

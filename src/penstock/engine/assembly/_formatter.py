@@ -142,7 +142,7 @@ class NumpyFormatter:
         if self.ragged == "refuse":
             raise InvalidInputError(
                 f"column {name!r} has values of different shapes, and every process would pad them in its own way; "
-                "give them one shape with transform=…, or leave the column out with columns=…"
+                "give them one shape with transform=…, or leave the column out with ds.select(…)"
             )
         by_rows = self.ragged in ("rows", "nested") and empty is not None and ragged_in_first_dimension(empty)
         if self.ragged == "pad" or (self.ragged == "rows" and not by_rows):

@@ -137,9 +137,10 @@ class LoaderSource:
 
         In a mixture they depend on the seed and the epoch of the table too.
         """
-        if not self.is_mixture:
+        drawn = np.array([table.draw is not None for table in self.tables])
+        if not isinstance(self.partitioner, MixturePartitioner):
             [rows] = span.tables
-            if self.tables[0].draw is None:
+            if not drawn.any():
                 return rows.row_ids
             return rows.row_ids ^ random_u64(0, self.partitioner.span_positions(span.steps)[0]).view(np.int64)
         keys = np.empty(span.steps.rows, np.int64)
@@ -149,6 +150,9 @@ class LoaderSource:
             for epoch in np.unique(epochs).tolist():
                 here = epochs == epoch
                 keys[places[here]] = random_u64(derive_key(seed, epoch), row_ids[here]).view(np.int64)
+        if drawn.any():
+            sources, numbers, *_ = self.partitioner.rank_rows(span.steps)
+            keys = np.where(drawn[sources], keys ^ random_u64(0, numbers).view(np.int64), keys)
         return keys
 
     @property

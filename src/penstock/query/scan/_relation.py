@@ -29,6 +29,11 @@ class Relation:
     rows: range | Int64Array
     """Positions of the rows, in any order and perhaps with repeats."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the version, in table order."""
+        return isinstance(self.rows, range) and self.rows == range(self.reader.snapshot.live)
+
     @cached_property
     def ascending(self) -> bool:
         """Whether positions ascend without repeats."""
