@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.loader.workloads import Workload
+from benchmarks.loader.workloads import Workload, window_bytes
 
 BATCH_SIZE = 256
 BUDGET_SHARE = 8
 """The loader gets this part (1/n) of the table as its memory."""
-MIN_WINDOW_BYTES, MAX_WINDOW_BYTES, WINDOW_SHARE = 640 << 20, 1 << 30, 6
-"""The default shuffle window: a sixth of the table, within these bounds."""
 MIN_BUDGET_BYTES = 1 << 20
 SPREAD = 1.0
 LISTED = {"photos": "image", "text": "text"}
@@ -46,8 +44,7 @@ class Data:
     @property
     def spread(self) -> float | None:
         """The spread of the shuffle; None for the default, whose window must leave half of the budget for batches."""
-        window = min(max(self.table_bytes // WINDOW_SHARE, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES)
-        return SPREAD if window > self.budget_bytes // 2 else None
+        return SPREAD if window_bytes(self.table_bytes) > self.budget_bytes // 2 else None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

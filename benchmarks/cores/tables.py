@@ -67,7 +67,8 @@ def _text(folder: Path, rows: int) -> Data:
     if not (_complete(uri, rows) and ends_of(path).exists()):
         folder.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng(0)
-        long = " ".join(word(number) for number in rng.integers(1, WORDS, _NOISE_BYTES // 8).tolist())
+        words = [word(number) for number in range(WORDS)]
+        long = " ".join(map(words.__getitem__, rng.integers(1, WORDS, _NOISE_BYTES // 8).tolist()))
         starts, sizes = rng.integers(0, len(long) - _TEXT_BYTES[1], rows), rng.integers(*_TEXT_BYTES, rows)
         texts = [long[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
         path.write_text("".join(texts))
