@@ -109,7 +109,10 @@ def median(answers: Sequence[Answer], key: str = "rows_per_s") -> float | None:
 
 
 def ratio(ours: Sequence[Answer], other: Sequence[Answer], key: str = "rows_per_s") -> float | None:
-    """The median over rounds of ours relative to the other's."""
+    """The median over rounds of ours relative to the other; that of medians if they were not measured in turns."""
+    if len(ours) != len(other):
+        mine, theirs = median(ours, key), median(other, key)
+        return None if mine is None or theirs is None else mine / theirs
     turns = [a[key] / b[key] for a, b in zip(ours, other, strict=True) if a and b and key in a and key in b]
     return float(statistics.median(turns)) if turns else None
 

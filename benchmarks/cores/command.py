@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     only = "parts to measure, by default all but `train`; others stay in the JSON file"
     parser.add_argument("--only", nargs="+", action="extend", choices=list(PARTS), help=only)
     parser.add_argument("--workers", nargs="+", type=int, default=[16], help="targets are for the largest")
-    parser.add_argument("--rounds", type=int, default=2, help="with the largest number of workers; once with fewer")
+    parser.add_argument("--rounds", type=int, default=3, help="with the most workers, if --minutes allow; 1 with fewer")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement; a quarter with fewer workers")
     parser.add_argument("--warmup", type=float, default=1.0, help="seconds after the first batch that are not counted")
     parser.add_argument("--minutes", type=float, default=8.0, help="leave out further rounds to stay below this")
