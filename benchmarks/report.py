@@ -47,10 +47,11 @@ def publish(
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     table = Table(title=f"{name}: {note}" if note else name, title_justify="left")
-    for column in figures[0]:
+    columns = list({column: None for row in figures for column in row})
+    for column in columns:
         table.add_column(column)
     for row in figures:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*(_cell(row.get(column)) for column in columns))
     Console(width=min(160, shutil.get_terminal_size((140, 24)).columns)).print(table)
 
 

@@ -16,7 +16,7 @@ from benchmarks.cores import tables
 from benchmarks.cores.data import Data
 from benchmarks.loader.job import call
 
-OURS, PEER, LIMIT, OWN = "ours", "peer", "limit", "ours with fewer workers"
+OURS, BEFORE, PEER, LIMIT, OWN = "ours", "before", "peer", "limit", "ours with fewer workers"
 Answer = dict[str, Any] | None
 """What a measurement found; None if it failed."""
 Answers = dict[str, list[Answer]]
@@ -33,9 +33,14 @@ class Bench:
     rounds: int
     seconds: float
     warmup_s: float
-    scale: float
+    size: float
+    """Of all tables, relative to the full ones."""
     copies: int
     worker_type: str | None
+    with_peers: bool
+    """And limits."""
+    against: Path | None
+    """Another checkout, whose loader is measured in turns with this one's."""
     deadline: float
     """When no further round is begun, by `time.perf_counter`; the first round is always measured."""
 
@@ -52,7 +57,7 @@ class Bench:
     def data(self, name: str) -> Data:
         """The table of that name; made if it is not there."""
         start = time.perf_counter()
-        data = tables.build(self.folder, name, scale=self.scale, copies=self.copies)
+        data = tables.build(self.folder, name, size=self.size, copies=self.copies)
         size, budget = data.table_bytes / 1e6, data.budget_bytes / 1e6
         say(
             f"  {name}: {data.rows:,} rows, {size:,.0f} MB; budget {budget:,.0f} MB, spread "
@@ -72,11 +77,12 @@ class Part:
     """All answers, round by round."""
 
 
-def ask(module: str, function: str, *, budget_s: float, **arguments: Any) -> Answer:
+def ask(module: str, function: str, *, budget_s: float, source: Path | None = None, **arguments: Any) -> Answer:
     """A measurement in a process of its own; one that fails is reported, and the others go on."""
     try:
         words = (function, json.dumps(arguments))
-        return call(module, *words, package="benchmarks.cores", timeout_s=_START_S + 3 * budget_s)
+        timeout_s = _START_S + 3 * budget_s
+        return call(module, *words, package="benchmarks.cores", timeout_s=timeout_s, source=source)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         say(f"  FAILED: {error}")
         return None
@@ -98,7 +104,7 @@ def in_turns(jobs: Mapping[str, Callable[[], Answer]], rounds: int, deadline: fl
 
 
 def median(answers: Sequence[Answer], key: str = "rows_per_s") -> float | None:
-    values = [answer[key] for answer in answers if answer is not None]
+    values = [answer[key] for answer in answers if answer is not None and key in answer]
     return float(statistics.median(values)) if values else None
 
 
@@ -107,49 +113,47 @@ def ratio(ours: Sequence[Answer], other: Sequence[Answer], key: str = "rows_per_
     if len(ours) != len(other):
         mine, theirs = median(ours, key), median(other, key)
         return None if mine is None or theirs is None else mine / theirs
-    turns = [a[key] / b[key] for a, b in zip(ours, other, strict=True) if a is not None and b is not None]
+    turns = [a[key] / b[key] for a, b in zip(ours, other, strict=True) if a and b and key in a and key in b]
     return float(statistics.median(turns)) if turns else None
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure should be: ratios, or at most a value."""
+    """What a figure should be: ratios, or at least or at most a value."""
 
     to_peer: float | None = None
     to_limit: float | None = None
+    at_least: float | None = None
     at_most: float | None = None
 
     def __str__(self) -> str:
         parts = (
             f">= {self.to_limit:.0%} of limit" if self.to_limit is not None else "",
             f">= {self.to_peer:g}x peer" if self.to_peer is not None else "",
+            f">= {self.at_least:,.0f}" if self.at_least is not None else "",
             f"<= {self.at_most:g}" if self.at_most is not None else "",
         )
         return ", ".join(filter(None, parts))
 
     def met(self, ours: float | None, to_peer: float | None, to_limit: float | None) -> bool:
         """Whether all hold; a value that could not be measured does not."""
-        low = ((to_peer, self.to_peer), (to_limit, self.to_limit))
+        low = ((to_peer, self.to_peer), (to_limit, self.to_limit), (ours, self.at_least))
         return all(least is None or (found is not None and found >= least) for found, least in low) and (
             self.at_most is None or (ours is not None and ours <= self.at_most)
         )
 
 
 def figure(
-    what: str,
-    workers: int,
-    ours: float | None,
-    *,
-    peer: float | None = None,
-    limit: float | None = None,
-    to_peer: float | None = None,
-    to_limit: float | None = None,
-    target: Target | None = None,
+    what: str, workers: int, found: Answers, target: Target | None = None, key: str = "rows_per_s"
 ) -> dict[str, Any]:
-    """A row of the printed table."""
-    met = "" if target is None else "yes" if target.met(ours, to_peer, to_limit) else "NO"
-    numbers = {"ours": _rounded(ours), "peer": _rounded(peer), "limit": _rounded(limit)}
-    ratios = {"x peer": to_peer, "of limit": to_limit}
+    """A row of the printed table: medians, and medians of the ratios in each round."""
+    medians = {role: median(found.get(role, []), key) for role in (OURS, BEFORE, PEER, LIMIT)}
+    before, peer, limit = (
+        ratio(found[OURS], found[role], key) if role in found else None for role in (BEFORE, PEER, LIMIT)
+    )
+    met = "" if target is None else "yes" if target.met(medians[OURS], peer, limit) else "NO"
+    ratios = {"x before": before, "x peer": peer, "of limit": limit}
+    numbers = {role: _rounded(value) for role, value in medians.items()}
     return {"what": what, "workers": workers, **numbers, **ratios, "target": str(target or ""), "ok": met}
 
 
@@ -174,19 +178,6 @@ def compared(
     found[bench.most] = in_turns(main, bench.rounds, bench.deadline)
     found.setdefault(own, {})[OURS] = found[bench.most][OWN]
     return found
-
-
-def comparison(what: str, workers: int, found: Answers, target: Target | None) -> dict[str, Any]:
-    """The row of a comparison by rows per second."""
-    peer, limit = found.get(PEER), found.get(LIMIT)
-    return figure(
-        what, workers, median(found[OURS]),
-        peer=None if peer is None else median(peer),
-        limit=None if limit is None else median(limit),
-        to_peer=None if peer is None else ratio(found[OURS], peer),
-        to_limit=None if limit is None else ratio(found[OURS], limit),
-        target=target,
-    )  # fmt: skip
 
 
 def curve(found: Mapping[int, Answers]) -> list[dict[str, Any]]:

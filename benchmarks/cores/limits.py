@@ -2,6 +2,7 @@
 
 import itertools
 import mmap
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,20 +11,31 @@ from threading import Barrier
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import simplejpeg
 
 from benchmarks.cores.data import BATCH_SIZE, Data
+from benchmarks.cores.images import MAX_SIDE
 from benchmarks.loader.job import answer
 from benchmarks.loader.transforms import spin
 
 _WARMUP_S = 0.3
+_IMAGES_AT_ONCE = 16
+"""Few, so that all processes end at about the same time."""
+_SLOTS = 3
+"""Batches that a process of our loader may have unread."""
 _BATCHES_PER_TAKE = 4
 """Batches gathered by one call, so that threads rarely wait for the GIL."""
 Work = Callable[[], int]
 
 
-def decode(data: dict[str, Any], workers: int, seconds: float) -> dict[str, Any]:
-    """Images a second that so many processes decode, from memory into a batch that is there already."""
+def decode(
+    data: dict[str, Any], workers: int, seconds: float, apply: str | None = None, decoder: str = ""
+) -> dict[str, Any]:
+    """Images a second that so many processes decode, from memory into a batch that is there already.
+
+    To apply "crop", `decoder` makes an image, which is cropped and dropped.
+    """
     at = Data(**data)
     encoded = [np.fromfile(path, np.uint8) for path in at.files()]
     ends = np.cumsum([len(image) for image in encoded]).tolist()
@@ -33,17 +45,66 @@ def decode(data: dict[str, Any], workers: int, seconds: float) -> dict[str, Any]
 
     def worker(number: int) -> Work:
         order = itertools.cycle(np.random.default_rng(number).permutation(len(images)).tolist())
-        batch = np.empty((BATCH_SIZE, *at.workload.shape), np.uint8)
+        rows = itertools.cycle(range(BATCH_SIZE))
+        image = _cropped(decoder) if apply else _decoded(at)
 
         def work() -> int:
-            for row in batch:
+            for row in itertools.islice(rows, _IMAGES_AT_ONCE):
                 start, end = images[next(order)]
-                simplejpeg.decode_jpeg(joined[start:end], buffer=row)
-            return len(batch)
+                image(joined[start:end], row)
+            return _IMAGES_AT_ONCE
 
         return work
 
     return {"rows_per_s": _processes(worker, workers, seconds)}
+
+
+def _decoded(data: Data) -> Callable[[Any, int], object]:
+    largest = 3 * MAX_SIDE**2 if data.kind == "photos" else data.workload.row_bytes
+    batch = np.ones((BATCH_SIZE, largest), np.uint8)  # written once, so that its pages are there
+    return lambda encoded, row: simplejpeg.decode_jpeg(encoded, buffer=batch[row])
+
+
+def _cropped(decoder: str) -> Callable[[Any, int], object]:
+    import torch
+
+    from benchmarks.cores.functions import DECODERS, crop
+
+    torch.set_num_threads(1)
+    decoded = DECODERS[decoder]
+    return lambda encoded, _: crop(decoded(encoded))
+
+
+def gather(data: dict[str, Any], workers: int, seconds: float) -> dict[str, Any]:
+    """Rows a second that so many processes gather in random order from shared memory into shared memory."""
+    at = Data(**data)
+    window, size = os.memfd_create("window"), os.stat(at.plain).st_size
+    with open(at.plain, "rb") as file:
+        while os.sendfile(window, file.fileno(), None, 1 << 30):
+            pass
+
+    def worker(number: int) -> Work:
+        rows = _shared(window, size, mmap.PROT_READ).view(at.workload.dtype).reshape(-1, *at.workload.shape)
+        slots, slot_bytes = os.memfd_create("slots"), _SLOTS * BATCH_SIZE * at.workload.row_bytes
+        os.ftruncate(slots, slot_bytes)
+        shared = _shared(slots, slot_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        batches = itertools.cycle(shared.view(rows.dtype).reshape(_SLOTS, BATCH_SIZE, *rows.shape[1:]))
+        order = np.random.default_rng(number).permutation(len(rows))
+        starts = itertools.cycle(range(0, len(rows) - BATCH_SIZE + 1, BATCH_SIZE))
+
+        def work() -> int:
+            start = next(starts)
+            np.take(rows, order[start : start + BATCH_SIZE], axis=0, out=next(batches), mode="clip")
+            return BATCH_SIZE
+
+        return work
+
+    return {"rows_per_s": _processes(worker, workers, seconds)}
+
+
+def _shared(file: int, size: int, protection: int) -> npt.NDArray[np.uint8]:
+    """Shared memory as bytes; mapped by each process, because pages that a parent mapped would be mapped again."""
+    return np.frombuffer(mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection), np.uint8)
 
 
 def take(data: dict[str, Any], workers: int, seconds: float) -> dict[str, Any]:
@@ -118,4 +179,4 @@ def _rate(work: Work, barrier: Any, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    answer(decode, take, function)
+    answer(decode, gather, take, function)

@@ -1,7 +1,6 @@
 """Measurements of our loader, always through `ds.pytorch`; each runs in a process of its own."""
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,6 +12,7 @@ import torch
 
 import penstock
 from benchmarks.cores.data import BATCH_SIZE, Data
+from benchmarks.cores.functions import crop_sample, tokenize_batch
 from benchmarks.cores.memory import pss_bytes, sampled
 from benchmarks.cores.rate import measure
 from benchmarks.loader.job import answer
@@ -20,6 +20,10 @@ from benchmarks.loader.transforms import spin
 
 TRANSFORMED_ROWS = 32
 """Rows of a batch where each row takes milliseconds."""
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "crop": {"transform": crop_sample},
+    "tokenize": {"batch_transform": tokenize_batch},
+}
 REST_S = 0.5
 TURNS_PER_ROUND, SYNCHRONIZED_STEPS = 2, 8
 IMAGE = penstock.ImageTransform(
@@ -29,18 +33,21 @@ IMAGE = penstock.ImageTransform(
 
 
 def throughput(
-    data: dict[str, Any], workers: int, worker_type: str | None, seconds: float, warmup_s: float
+    data: dict[str, Any],
+    workers: int,
+    worker_type: str | None,
+    seconds: float,
+    warmup_s: float,
+    apply: str | None = None,
+    default_options: bool = False,
+    skip_epochs: int = 0,
 ) -> dict[str, Any]:
-    """Rows a second with a budget of a part of the table."""
-    return _measured(Data(**data), _options(Data(**data), workers, worker_type), seconds=seconds, warmup_s=warmup_s)
-
-
-def default_budget(
-    data: dict[str, Any], workers: int, worker_type: str | None, seconds: float, warmup_s: float, skip_epochs: int
-) -> dict[str, Any]:
-    """Rows a second after so many epochs, with the default shuffle and budget."""
-    options = _options(Data(**data), workers, worker_type) | {"shuffle": True, "memory_budget": None}
-    return _measured(Data(**data), options, seconds=seconds, warmup_s=warmup_s, skip_epochs=skip_epochs)
+    """Rows a second, with a budget of a part of the table or with the default shuffle and budget."""
+    at = Data(**data)
+    options = _options(at, workers, worker_type) | (FUNCTIONS[apply] if apply else {})
+    if default_options:
+        options |= {"shuffle": True, "memory_budget": None}
+    return _measured(at, options, apply, seconds=seconds, warmup_s=warmup_s, skip_epochs=skip_epochs)
 
 
 def transformed(
@@ -49,7 +56,7 @@ def transformed(
     """Rows a second through a transform that is heavy in Python."""
     options = _options(Data(**data), workers, worker_type)
     options |= {"batch_size": TRANSFORMED_ROWS, "transform": partial(spin, loops=loops)}
-    return _measured(Data(**data), options, seconds=seconds, warmup_s=warmup_s)
+    return _measured(Data(**data), options, None, seconds=seconds, warmup_s=warmup_s)
 
 
 def memory(
@@ -99,9 +106,7 @@ def train(
             steps_per_s(work)
         found = [{name: steps_per_s(work) for name, work in turns.items()} for _ in range(TURNS_PER_ROUND * rounds)]
         stats = loader.stats()
-    share = statistics.median(turn["ours"] / min(turn["resident"], turn["loader"]) for turn in found)
-    medians = {name: statistics.median(turn[name] for turn in found) for name in turns}
-    return medians | {"share": share, "stats": str(stats).splitlines()}
+    return {"turns": found, "stats": str(stats).splitlines()}
 
 
 def on_host(batch: Any) -> Any:
@@ -146,13 +151,14 @@ def _options(data: Data, workers: int, worker_type: Any) -> dict[str, Any]:
     }
 
 
-def _measured(data: Data, options: dict[str, Any], **how: Any) -> dict[str, Any]:
-    column, workers = data.workload.column, options["num_workers"]
+def _measured(data: Data, options: dict[str, Any], apply: str | None, **how: Any) -> dict[str, Any]:
+    column = "tokens" if apply == "tokenize" else data.column
+    workers = options["num_workers"]
     burst = workers if isinstance(workers, int) else workers.count
     with penstock.load(data.table).pytorch(**options) as loader:
-        found = measure(loader, data.workload, burst=burst, values=lambda batch: batch[column], **how)
-        return asdict(found) | {"stats": str(loader.stats()).splitlines()}
+        found = measure(loader, data, apply, burst=burst, values=lambda batch: batch[column], **how)
+        return asdict(found) | {"stats": str(loader.stats()).splitlines(), "source": penstock.__file__}
 
 
 if __name__ == "__main__":
-    answer(throughput, default_budget, transformed, memory, train)
+    answer(throughput, transformed, memory, train)

@@ -1,55 +1,68 @@
 """The parts of the benchmark: what is measured in each, and its rows of the printed table."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.cores.bench import (
+    BEFORE,
     LIMIT,
     OURS,
     OWN,
     PEER,
     Answer,
+    Answers,
     Bench,
     Part,
     Target,
     ask,
     compared,
-    comparison,
     curve,
     figure,
-    in_turns,
     job,
-    median,
-    ratio,
     say,
 )
 from benchmarks.cores.data import BATCH_SIZE, BUDGET_SHARE, Data
 
 ROW_S = 0.005
 _CALIBRATION_LOOPS, _CALIBRATION_S = 20_000, 0.5
-_OVERHEAD_MB, _PROCESS_MB = 300, 60
+_OVERHEAD_MB, _PROCESS_MB = 300, 40
 _TRAIN_S_SHARE = 0.5
 """Seconds of a turn of training, relative to those of a measurement."""
+Jobs = dict[str, Callable[[], Answer]]
+Arguments = Mapping[str, Any]
+_NONE: Arguments = MappingProxyType({})
 
 
 def jpeg(bench: Bench) -> Part:
     """JPEGs, decoded: throughput, the parent's processor time, the start, and memory."""
     data = bench.data("jpeg")
     found = compared(bench, partial(_jobs, bench, data, "decode"), own=None)
+    part = _streamed(bench, "JPEG 256x256, decoded, rows/s", found, Target(to_limit=0.9, to_peer=1.15))
     most = found[bench.most]
-    part = _streamed("JPEG 256x256, decoded, rows/s", found, {bench.most: Target(to_limit=0.88, to_peer=1.15)})
-    cpu = median(most[OURS], "cpu_us_per_row")
-    first, theirs = (median(most[role], "first_batch_s") for role in (OURS, PEER))
     part.figures += [
-        figure("  parent's CPU time per JPEG, µs", bench.most, cpu,
-               peer=median(most[PEER], "cpu_us_per_row"), target=Target(at_most=3.0)),
-        figure("  first batch, s", bench.most, first, peer=theirs, target=Target(at_most=1.5)),
-    ]  # fmt: skip
+        figure("  parent's CPU time per JPEG, µs", bench.most, most, Target(at_most=2.3), "cpu_us_per_row"),
+        figure("  first batch, s", bench.most, most, Target(at_most=1.15), "first_batch_s"),
+    ]
     _add_memory(part, bench, data)
     return part
+
+
+def crops(bench: Bench) -> Part:
+    """JPEGs of many sizes with torchvision's RandomResizedCrop as `transform`."""
+    if find_spec("torchvision") is None:
+        say("  left out: there is no torchvision here")
+        return Part()
+    return _photos(bench, "JPEG of many sizes, RandomResizedCrop", Target(to_limit=0.75, to_peer=1.2), apply="crop")
+
+
+def lists(bench: Bench) -> Part:
+    """JPEGs of many sizes, as lists."""
+    return _photos(bench, "JPEG of many sizes, lists", Target(to_peer=1.1))
 
 
 def train(bench: Bench) -> Part:
@@ -65,21 +78,18 @@ def train(bench: Bench) -> Part:
         "ours", "train", budget_s=10 * bench.rounds * (seconds + 1), data=data.to_json(), workers=bench.most,
         worker_type=bench.worker_type, device="cuda", rounds=bench.rounds, seconds=seconds,
     )  # fmt: skip
-    if found is None:
-        return Part([figure("ResNet-50, steps/s", bench.most, None, target=Target(to_limit=0.95))])
-    limit = min(found["resident"], found["loader"])
-    name = "resident batch" if found["resident"] < found["loader"] else "loader alone"
-    line = figure(
-        f"ResNet-50, host JPEG, steps/s ({name})", bench.most, found["ours"],
-        limit=limit, to_limit=found["share"], target=Target(to_limit=0.95),
-    )  # fmt: skip
-    return Part([line], found={"train": found})
+    turns: Answers = {OURS: [None], LIMIT: [None]}
+    if found is not None:
+        turns[OURS] = [{"steps": turn["ours"]} for turn in found["turns"]]
+        turns[LIMIT] = [{"steps": min(turn["resident"], turn["loader"])} for turn in found["turns"]]
+    what = "ResNet-50, host JPEG, steps/s (limit: the slower of a resident batch and the loader alone)"
+    return Part([figure(what, bench.most, turns, Target(to_limit=0.95), "steps")], found={"train": found})
 
 
 def raw(bench: Bench) -> Part:
     """Raw images against a memory-mapped file."""
     data = bench.data("images")
-    part = _fixed(bench, data, "raw 224x224x3 uint8, rows/s", Target(to_peer=2.0))
+    part = _fixed(bench, data, "raw 224x224x3 uint8, rows/s", Target(to_peer=2.0, at_least=124_000))
     _add_memory(part, bench, data)
     return part
 
@@ -87,7 +97,25 @@ def raw(bench: Bench) -> Part:
 def tokens(bench: Bench) -> Part:
     """Tokens against a memory-mapped file."""
     data = bench.data("tokens")
-    return _fixed(bench, data, "tokens 1024 x uint16, rows/s", Target(to_peer=5.0))
+    return _fixed(bench, data, "tokens 1024 x uint16, rows/s", Target(to_peer=5.0, at_least=4_900_000))
+
+
+def resident(bench: Bench) -> Part:
+    """A table that fits into memory, from its second epoch on."""
+    data = bench.data("few tokens")
+    jobs = partial(_jobs, bench, data, "gather", ours={"default_options": True, "skip_epochs": 1})
+    what = f"{data.table_bytes / 1e6:.0f} MB of tokens, epoch 2 on, rows/s"
+    return _streamed(bench, what, compared(bench, jobs, own=None), Target(to_limit=0.6))
+
+
+def text(bench: Bench) -> Part:
+    """Text as lists."""
+    return _text(bench, "text, 2.5 KB, rows/s")
+
+
+def tokenized(bench: Bench) -> Part:
+    """Text through a tokenizer in Python as `batch_transform`."""
+    return _text(bench, "text, 2.5 KB, Python batch_transform, rows/s", apply="tokenize")
 
 
 def transform(bench: Bench) -> Part:
@@ -100,115 +128,129 @@ def transform(bench: Bench) -> Part:
         return Part()
     loops = round(_CALIBRATION_LOOPS * busy["rows_per_s"] / cores * ROW_S)
 
-    def jobs(workers: int, seconds: float, warmup_s: float) -> dict[str, Callable[[], Answer]]:
-        ours = _ours(bench, "transformed", data, workers, seconds, 2 * warmup_s, loops=loops)
-        return {OURS: ours, LIMIT: job("limits", "function", seconds, loops=loops, workers=workers)}
+    def jobs(workers: int, seconds: float, warmup_s: float) -> Jobs:
+        limit = job("limits", "function", seconds, loops=loops, workers=workers)
+        return _ours(bench, "transformed", data, workers, seconds, 2 * warmup_s, loops=loops) | (
+            {LIMIT: limit} if bench.with_peers else {}
+        )
 
-    found = compared(bench, jobs, own=None)
-    part = _streamed("transform, 5 ms of Python, rows/s", found, {})
+    part = _streamed(bench, "transform, 5 ms of Python, rows/s", compared(bench, jobs, own=None), Target(to_limit=0.92))
     part.found["loops"] = loops
-    used = median(found[bench.most][OURS])
-    busy_cores = None if used is None else used * ROW_S
-    share = None if busy_cores is None else busy_cores / bench.most
-    line = figure("  cores that the transform uses", bench.most, busy_cores, limit=float(bench.most), to_limit=share,
-                  target=Target(to_limit=0.9))  # fmt: skip
-    part.figures.append(line)
     return part
 
 
-def small(bench: Bench) -> Part:
-    """A small table from its second epoch on, against a large one; default shuffle and budget, two workers."""
-    table, large = bench.data("few tokens"), bench.data("tokens")
-    jobs = {
-        OURS: _ours(bench, "default_budget", table, 2, bench.seconds, bench.warmup_s, skip_epochs=1),
-        PEER: _ours(bench, "default_budget", large, 2, bench.seconds, bench.warmup_s, skip_epochs=0),
-    }
-    found = in_turns(jobs, bench.rounds, bench.deadline)
-    sizes = f"{table.table_bytes / 1e9:.2g} GB of tokens, rows/s (peer: {large.table_bytes / 1e9:.2g} GB)"
-    return Part([comparison(sizes, 2, found, Target(to_peer=1.0))], found={"rounds": {"2": found}})
+@dataclass(frozen=True)
+class Case:
+    """A part, and what it needs."""
+
+    run: Callable[[Bench], Part]
+    tables: tuple[str, ...]
+    weight: float
+    """Approximate time, relative to the other parts."""
+    usual: bool = True
+    """Whether it is measured if no part is named."""
 
 
-PARTS: dict[str, Callable[[Bench], Part]] = {
-    "jpeg": jpeg,
-    "train": train,
-    "raw": raw,
-    "tokens": tokens,
-    "transform": transform,
-    "small": small,
+PARTS = {
+    "jpeg": Case(jpeg, ("jpeg",), 7),
+    "train": Case(train, ("jpeg",), 4, usual=False),
+    "crops": Case(crops, ("photos",), 7),
+    "lists": Case(lists, ("photos",), 5),
+    "raw": Case(raw, ("images",), 6),
+    "tokens": Case(tokens, ("tokens",), 7),
+    "transform": Case(transform, ("few tokens",), 4),
+    "resident": Case(resident, ("few tokens",), 5),
+    "text": Case(text, ("text",), 4),
+    "tokenized": Case(tokenized, ("text",), 4),
 }
-TABLES = {
-    "jpeg": ("jpeg",),
-    "train": ("jpeg",),
-    "raw": ("images",),
-    "tokens": ("tokens",),
-    "transform": ("few tokens",),
-    "small": ("few tokens", "tokens"),
-}
-"""The tables of each part."""
-WEIGHTS = {"jpeg": 5, "train": 2, "raw": 5, "tokens": 6, "transform": 4, "small": 2}
-"""Approximate time of each part, relative to the others."""
 
 
 def note(bench: Bench) -> str:
     """How our loader is set."""
+    fewer = f", 1 x {bench.short_s:.2g} s with fewer" if len(bench.workers) > 1 else ""
     return (
         f"shuffled, batches of {BATCH_SIZE}, memory_budget 1/{BUDGET_SHARE} of the table, Shuffle(spread=1) where the "
-        f"default window takes more than half of that; scale {bench.scale:g}; {bench.rounds} x {bench.seconds:g} s "
-        f"with {bench.most} workers, 1 x {bench.short_s:.2g} s with fewer; peer: torch DataLoader"
+        "default window takes more than half of that; default options for JPEGs of many sizes, epoch 2 on and text; "
+        f"size {bench.size:g}; {bench.rounds} x {bench.seconds:g} s with {bench.most} workers{fewer}; "
+        "peer: torch DataLoader"
     )
 
 
 def _fixed(bench: Bench, data: Data, what: str, target: Target) -> Part:
-    own = 2 if bench.most > 2 else None
+    own = 2 if 2 in bench.workers[:-1] else None
     found = compared(bench, partial(_jobs, bench, data, "take"), own=own)
-    part = _streamed(what, found, {bench.most: target})
+    part = _streamed(bench, what, found, target)
     if own is not None:
-        most = found[bench.most]
-        mine = most[OWN]
-        part.figures.append(
-            figure("  the same, peer: our own 2 workers", bench.most, median(most[OURS]), peer=median(mine),
-                   to_peer=ratio(most[OURS], mine), target=Target(to_peer=3.0))
-        )  # fmt: skip
+        turns = {OURS: found[bench.most][OURS], PEER: found[bench.most][OWN]}
+        line = figure("  the same, peer: our own 2 workers", bench.most, turns, Target(to_peer=3.0))
+        part.figures.append(line)
     return part
 
 
+def _photos(bench: Bench, what: str, target: Target, *, apply: str | None = None) -> Part:
+    data = bench.data("photos")
+    found = ask("peers", "settings", budget_s=10, data=data.to_json(), apply=apply, workers=bench.most)
+    if found is None:
+        return Part()
+    tried = found.pop("tried")
+    say(f"  the peer has {', '.join(found.values())}; rows/s: {tried}")
+    limits = {"apply": apply, "decoder": found["decoder"]}
+    peer, ours = found | {"apply": apply}, {"apply": apply, "default_options": True}
+    jobs = partial(_jobs, bench, data, "decode", ours=ours, peer=peer, limits=limits)
+    named = f"{what} (peer: {', '.join(found.values())}), rows/s"
+    part = _streamed(bench, named, compared(bench, jobs, own=None), target)
+    part.found["settings"] = found | {"tried": tried}
+    return part
+
+
+def _text(bench: Bench, what: str, *, apply: str | None = None) -> Part:
+    ours, peer = {"apply": apply, "default_options": True}, {"apply": apply}
+    jobs = partial(_jobs, bench, bench.data("text"), None, ours=ours, peer=peer)
+    return _streamed(bench, what, compared(bench, jobs, own=None), None)
+
+
 def _jobs(
-    bench: Bench, data: Data, limit: str, workers: int, seconds: float, warmup_s: float
-) -> dict[str, Callable[[], Answer]]:
-    at = {"data": data.to_json(), "workers": workers}
-    return {
-        OURS: _ours(bench, "throughput", data, workers, seconds, warmup_s),
-        PEER: job("peers", "throughput", seconds, warmup_s=warmup_s, **at),
-        LIMIT: job("limits", limit, seconds, **at),
-    }
+    bench: Bench, data: Data, limit: str | None, workers: int, seconds: float, warmup_s: float,
+    *, ours: Arguments = _NONE, peer: Arguments = _NONE, limits: Arguments = _NONE,
+) -> Jobs:  # fmt: skip
+    """Our loader, the one before, the peer and the limit, each with further arguments."""
+    jobs = _ours(bench, "throughput", data, workers, seconds, warmup_s, **ours)
+    if bench.with_peers:
+        at = {"data": data.to_json(), "workers": workers}
+        jobs[PEER] = job("peers", "throughput", seconds, warmup_s=warmup_s, **at, **peer)
+        if limit is not None:
+            jobs[LIMIT] = job("limits", limit, seconds, **at, **limits)
+    return jobs
 
 
-def _ours(
-    bench: Bench, function: str, data: Data, workers: int, seconds: float, warmup_s: float, **more: Any
-) -> Callable[[], Answer]:
-    at = {"data": data.to_json(), "workers": workers, "worker_type": bench.worker_type}
-    return job("ours", function, seconds, warmup_s=warmup_s, **at, **more)
+def _ours(bench: Bench, function: str, data: Data, workers: int, seconds: float, warmup_s: float, **more: Any) -> Jobs:
+    at = {"data": data.to_json(), "workers": workers, "worker_type": bench.worker_type, "warmup_s": warmup_s} | more
+    jobs = {OURS: job("ours", function, seconds, **at)}
+    if bench.against is not None:
+        jobs[BEFORE] = job("ours", function, seconds, source=bench.against / "src", **at)
+    return jobs
 
 
-def _streamed(what: str, found: dict[int, dict[str, list[Answer]]], targets: dict[int, Target]) -> Part:
-    figures = [comparison(what, count, found[count], targets.get(count)) for count in sorted(found)]
+def _streamed(bench: Bench, what: str, found: dict[int, Answers], target: Target | None) -> Part:
+    """Rows per second; the target is for the largest number of workers."""
+    wanted = {bench.most: target if bench.with_peers else None}
+    figures = [figure(what, count, found[count], wanted.get(count)) for count in sorted(found)]
     return Part(figures, curve(found), {"rounds": {str(count): answers for count, answers in found.items()}})
 
 
 def _add_memory(part: Part, bench: Bench, data: Data) -> None:
-    seconds = bench.seconds / 2
-    found = _ours(bench, "memory", data, bench.most, seconds, bench.warmup_s)()
+    jobs = _ours(bench, "memory", data, bench.most, bench.seconds / 2, bench.warmup_s)
+    found = {role: run() for role, run in jobs.items()}
     part.found["memory"] = found
-    if found is None:
+    ours = found[OURS]
+    if ours is None or not ours["peak_bytes"]:
+        say("  no figure for memory: the measurement failed, or /proc has no proportional set sizes here")
         return
-    budget_mb = found["budget_bytes"] / 1e6
-    allowed = budget_mb + _OVERHEAD_MB + _PROCESS_MB * found["processes"]
-    peak, imported = found["peak_bytes"] / 1e6, found["imported_bytes"] / 1e6
-    if not peak:
-        say("  no figure for memory: /proc has no proportional set sizes here")
-        return
-    line = figure(
-        f"  peak PSS, MB, processes: {found['processes']} ({imported:,.0f} after imports)",
-        bench.most, peak, limit=allowed, to_limit=peak / allowed, target=Target(at_most=round(allowed)),
-    )  # fmt: skip
-    part.figures.append(line)
+    allowed = ours["budget_bytes"] / 1e6 + _OVERHEAD_MB + _PROCESS_MB * ours["processes"]
+    above: Answers = {
+        role: [answer and {"mb": (answer["peak_bytes"] - answer["imported_bytes"]) / 1e6}]
+        for role, answer in found.items()
+    }
+    what = f"  peak PSS above {ours['imported_bytes'] / 1e6:,.0f} MB of imports, MB, processes: {ours['processes']}"
+    target = Target(at_most=round(allowed))
+    part.figures.append(figure(what, bench.most, above | {LIMIT: [{"mb": allowed}]}, target, "mb"))

@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.loader.workloads import Workload
+from benchmarks.cores.data import LISTED, Data
+from benchmarks.cores.functions import CROP_SIDE, TOKENS
+
+_SHAPES = {"crop": ((3, CROP_SIDE, CROP_SIDE), "float32"), "tokenize": ((TOKENS,), "int32")}
+"""The rows that functions make."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Rate:
 
 def measure(
     batches: Iterable[Any],
-    workload: Workload,
+    data: Data,
+    apply: str | None,
     *,
     seconds: float,
     warmup_s: float,
@@ -45,7 +50,7 @@ def measure(
     for epoch in itertools.count():
         for batch in batches:
             now = time.perf_counter()
-            rows += _checked(values(batch), workload)
+            rows += _checked(values(batch), data, apply)
             first = min(first, now)
             if began == math.inf:
                 if epoch >= skip_epochs and now - first >= warmup_s:
@@ -55,13 +60,19 @@ def measure(
             if now - began >= seconds and batches_counted % burst == 0:
                 used = _cpu_s() - cpu
                 taken = rows - counted
-                return Rate(taken / (now - began), first - start, rows / workload.rows, 1e6 * used / taken)
+                return Rate(taken / (now - began), first - start, rows / data.rows, 1e6 * used / taken)
     raise AssertionError("a loader can be iterated again and again")
 
 
-def _checked(values: Any, workload: Workload) -> int:
-    if tuple(values.shape[1:]) != workload.shape or str(values.dtype).removeprefix("torch.") != workload.dtype:
-        raise RuntimeError(f"a batch of {workload.name} has shape {tuple(values.shape)} and type {values.dtype}")
+def _checked(values: Any, data: Data, apply: str | None) -> int:
+    """The rows of a batch that is what it should be."""
+    if apply is None and data.kind in LISTED:
+        good = isinstance(values, list) and type(values[0]).__name__ in ("Tensor", "ndarray", "str")
+    else:
+        shape, dtype = _SHAPES[apply] if apply else (data.workload.shape, data.workload.dtype)
+        good = tuple(values.shape[1:]) == shape and str(values.dtype).removeprefix("torch.") == dtype
+    if not good:
+        raise RuntimeError(f"a batch of {data.kind} has {getattr(values, 'shape', type(values[0]))}: {type(values)}")
     return len(values)
 
 

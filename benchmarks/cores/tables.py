@@ -11,26 +11,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock
-from benchmarks.cores.data import BATCH_SIZE, Data
+from benchmarks.cores.data import BATCH_SIZE, Data, ends_of
+from benchmarks.cores.functions import WORDS, word
 from benchmarks.loader.job import call
 from benchmarks.loader.workloads import QUALITY, Workload
 
-IMAGES, RAW_ROWS, TOKEN_ROWS, FEW_TOKEN_ROWS = 30_000, 20_000, 4_000_000, 300_000
-"""Rows at scale 1: 0.6 GB of JPEG files, 3 GB of images, 8.2 GB of tokens, and a table of 614 MB."""
+ROWS = {
+    "jpeg": 30_000, "photos": 8_000, "images": 20_000, "tokens": 4_000_000, "few tokens": 300_000, "text": 400_000,
+}  # fmt: skip
+"""Rows at full size: 0.6 and 0.8 GB of JPEG files, 3 GB of images, 8.2 GB and 614 MB of tokens, 1 GB of text."""
 _MIN_ROWS = 1024
 _NOISE_BYTES = 16 << 20
+_TEXT_BYTES, _TEXT_CHUNK = (1500, 3500), 10_000
 
 
-def build(folder: Path, name: str, *, scale: float, copies: int) -> Data:
+def build(folder: Path, name: str, *, size: float, copies: int) -> Data:
     """The rows of that name under `folder`; made if they are not there."""
-    if name == "jpeg":
-        return _jpeg(folder / name, _scaled(IMAGES, scale), copies)
-    kind, rows = {
-        "images": ("images", RAW_ROWS),
-        "tokens": ("tokens", TOKEN_ROWS),
-        "few tokens": ("tokens", FEW_TOKEN_ROWS),
-    }[name]
-    return _raw(folder / name.replace(" ", "-"), kind, _scaled(rows, scale), plain=name != "few tokens")
+    rows, place = max(_MIN_ROWS, round(ROWS[name] * size)), folder / name.replace(" ", "-")
+    if name in ("jpeg", "photos"):
+        return _jpeg(place, name, rows, copies)
+    return _text(place, rows) if name == "text" else _raw(place, name.removeprefix("few "), rows)
 
 
 def delete(folder: Path, name: str) -> None:
@@ -38,16 +38,12 @@ def delete(folder: Path, name: str) -> None:
     shutil.rmtree(folder / name.replace(" ", "-"), ignore_errors=True)
 
 
-def needed_bytes(scale: float) -> int:
-    """Bytes that are used at most at a time: the tokens as a table and as a file, and the small table."""
-    return int(scale * (2 * TOKEN_ROWS + FEW_TOKEN_ROWS) * Workload("tokens", 1).row_bytes)
+def needed_bytes(size: float) -> int:
+    """Bytes that are used at most at a time: the tokens as a table and as a file."""
+    return int(2 * size * ROWS["tokens"] * Workload("tokens", 1).row_bytes)
 
 
-def _scaled(rows: int, scale: float) -> int:
-    return max(_MIN_ROWS, round(rows * scale))
-
-
-def _jpeg(folder: Path, images: int, copies: int) -> Data:
+def _jpeg(folder: Path, kind: str, images: int, copies: int) -> Data:
     """JPEGs as files, and a table in which each of them occurs `copies` times.
 
     Copies make the table, and so the budget of the loader, large enough for batches of decoded images.
@@ -56,29 +52,48 @@ def _jpeg(folder: Path, images: int, copies: int) -> Data:
     if not _complete(uri, rows) or len(list(files.glob("*.jpg"))) != images:
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
-        call("images", "encode", json.dumps({"folder": str(files), "images": images}), package="benchmarks.cores")
+        arguments = json.dumps({"folder": str(files), "images": images, "kind": kind})
+        call("images", "encode", arguments, package="benchmarks.cores")
         encoded = [path.read_bytes() for path in sorted(files.iterdir())]
-        kind = penstock.Image(f"jpeg:{QUALITY}", shape=Workload("jpeg", rows).shape)
-        _write(uri, {"image": kind, "label": "int64"}, _jpeg_batches(encoded, rows))
-    return _data("jpeg", rows, uri, files)
+        shape = Workload("jpeg", rows).shape if kind == "jpeg" else None
+        schema = {"image": penstock.Image(f"jpeg:{QUALITY}", shape=shape), "label": "int64"}
+        _write(uri, schema, _jpeg_batches(encoded, rows))
+    return _data(kind, rows, uri, files)
 
 
-def _raw(folder: Path, kind: str, rows: int, *, plain: bool) -> Data:
-    """Rows of fixed shape as a table and, if `plain`, as one file."""
+def _text(folder: Path, rows: int) -> Data:
+    """Parts of one long text as a table and as one file."""
+    uri, path = folder / "table", folder / "rows.txt"
+    if not (_complete(uri, rows) and ends_of(path).exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(0)
+        words = [word(number) for number in range(WORDS)]
+        long = " ".join(map(words.__getitem__, rng.integers(1, WORDS, _NOISE_BYTES // 8).tolist()))
+        starts, sizes = rng.integers(0, len(long) - _TEXT_BYTES[1], rows), rng.integers(*_TEXT_BYTES, rows)
+        texts = [long[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+        path.write_text("".join(texts))
+        chunks = (texts[start : start + _TEXT_CHUNK] for start in range(0, rows, _TEXT_CHUNK))
+        _write(uri, {"text": penstock.Text()}, (pa.RecordBatch.from_pydict({"text": chunk}) for chunk in chunks))
+        np.save(ends_of(path), np.cumsum(sizes))
+    return _data("text", rows, uri, path)
+
+
+def _raw(folder: Path, kind: str, rows: int) -> Data:
+    """Rows of fixed shape as a table and as one file."""
     uri, path, workload = folder / "table", folder / "rows.bin", Workload(kind, rows)
     if not _complete(uri, rows):
         folder.mkdir(parents=True, exist_ok=True)
         schema = {workload.column: penstock.Tensor(workload.dtype, workload.shape)}
         _write(uri, schema, (_raw_batch(workload, values) for values in _raw_chunks(workload)))
-    if plain and not (path.exists() and path.stat().st_size == rows * workload.row_bytes):
+    if not (path.exists() and path.stat().st_size == rows * workload.row_bytes):
         with open(path, "wb") as file:
             for values in _raw_chunks(workload):
                 file.write(values.data)
-    return _data(kind, rows, uri, path if plain else None)
+    return _data(kind, rows, uri, path)
 
 
-def _data(kind: str, rows: int, uri: Path, plain: Path | None) -> Data:
-    return Data(kind, rows, str(uri), penstock.load(uri).summary().bytes, str(plain or ""))
+def _data(kind: str, rows: int, uri: Path, plain: Path) -> Data:
+    return Data(kind, rows, str(uri), penstock.load(uri).summary().bytes, str(plain))
 
 
 def _complete(uri: Path, rows: int) -> bool:

@@ -59,9 +59,12 @@ class Bench:
         return nginx.serve(self.folder, log=log, tls=tls)
 
     @contextmanager
-    def link(self, server: Server, delay_ms: float, *, every_nth: int = 0, extra_s: float = 0.0) -> Iterator[str]:
-        """A slow way to the server."""
-        with proxy(server.port, Delays(delay_ms, every_nth, extra_s, self.link_mib_s)) as endpoint:
+    def link(
+        self, server: Server, delay_ms: float, *, every_nth: int = 0, extra_s: float = 0.0, mib_s: float | None = None
+    ) -> Iterator[str]:
+        """A slow way to the server, which lets through as much as all of them or `mib_s`."""
+        mib_s = self.link_mib_s if mib_s is None else mib_s
+        with proxy(server.port, Delays(delay_ms, every_nth, extra_s, mib_s)) as endpoint:
             yield endpoint
 
 

@@ -24,6 +24,7 @@ FIGURES: dict[str, Callable[[Bench], Figure]] = {
     "shuffle": remote.shuffle,
     "resume": remote.resume,
     "memory": single.memory,
+    "budget": single.budget,
     "entropy": single.entropy,
     "transform": single.transform,
 }

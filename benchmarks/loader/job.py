@@ -20,11 +20,17 @@ def call(
     package: str = "benchmarks.loader",
     python: str = sys.executable,
     timeout_s: float = _TIMEOUT_S,
+    source: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a module of the benchmarks and return its answer; what it says besides is shown only if it fails."""
+    """Run a module of the benchmarks and return its answer; what it says besides is shown only if it fails.
+
+    `source` is a folder in which packages are found before all others.
+    """
     command = [python, "-m", f"{package}.{module}", *words]
     # Some peers hand out arrays that cannot be written, and torch warns of it once in every process.
     environment = dict(os.environ) | {"PYTHONWARNINGS": "ignore"}
+    if source is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))
     pipe = subprocess.PIPE
     job = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True

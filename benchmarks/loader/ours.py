@@ -4,7 +4,7 @@ import re
 import time
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,43 @@ def throughput(place: dict[str, Any], seconds: float, shuffle: bool = True) -> d
         return found | {"stats": str(loader.stats())}
 
 
-def first_batch(place: dict[str, Any], state: dict[str, Any] | None = None) -> dict[str, Any]:
+def first_batch(place: dict[str, Any], state: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """Seconds to open the table, and from the same moment to the first batch, or to that which follows a state."""
     at = Place.from_json(place)
     start = time.perf_counter()
     ds = at.open()
     opened = time.perf_counter()
-    with _loader(at, ds) as loader:
+    with _loader(at, ds, **options) as loader:
         if state is not None:
             loader.load_state_dict(state)
         next(iter(loader))
-        return {"open_s": opened - start, "first_batch_s": time.perf_counter() - start}
+        taken = time.perf_counter() - start
+        return {"open_s": opened - start, "first_batch_s": taken, "fetched_bytes": loader.stats().bytes}
+
+
+def budget(place: dict[str, Any], budget_bytes: int, seconds: float) -> dict[str, Any]:
+    """Bytes fetched for each byte of the rows that are delivered, with so much memory.
+
+    As many rows as an epoch has are counted from its first quarter on, when the window is full, or fewer if the time
+    is up: what was prefetched before and what is prefetched after them are the same.
+    """
+    at = Place.from_json(place)
+    rows, start, began = 0, time.perf_counter(), None
+    with _loader(at, at.open(), memory_budget=budget_bytes) as loader:
+        for batch in chain.from_iterable(repeat(loader)):
+            rows += len(batch[at.workload.column])
+            now = time.perf_counter()
+            if began is None and (4 * rows >= at.workload.rows or now - start > seconds):
+                began = (now, rows, loader.stats().bytes)
+            elif began is not None and (rows - began[1] >= at.workload.rows or now - began[0] > 4 * seconds):
+                break
+        assert began is not None
+        fetched, counted = loader.stats().bytes - began[2], rows - began[1]
+    return {
+        "rows_per_s": counted / (now - began[0]),
+        "epochs": counted / at.workload.rows,
+        "bytes_per_byte": fetched / (counted * at.table_bytes / at.workload.rows),
+    }
 
 
 def memory(place: dict[str, Any], budget_bytes: int, seconds: float) -> dict[str, Any]:
@@ -62,10 +88,10 @@ def entropy(place: dict[str, Any]) -> dict[str, Any]:
         return {"entropy_share": entropy_share(loader, at.workload, batches=None)}
 
 
-def part(place: dict[str, Any], share: float) -> dict[str, Any]:
+def part(place: dict[str, Any], share: float, **options: Any) -> dict[str, Any]:
     """The rows of the first part of an epoch, and the state behind them."""
     at = Place.from_json(place)
-    with _loader(at, at.open()) as loader:
+    with _loader(at, at.open(), **options) as loader:
         steps = int(len(loader) * share)
         rows = [at.workload.row_numbers(batch[at.workload.column].numpy()) for batch in islice(loader, steps)]
         return {"state": loader.state_dict(), "rows": np.concatenate(rows).tolist()}
@@ -133,4 +159,4 @@ def _status_bytes(name: str) -> int:
 
 
 if __name__ == "__main__":
-    answer(throughput, first_batch, memory, entropy, part, rest, transformed, standard, touched)
+    answer(throughput, first_batch, budget, memory, entropy, part, rest, transformed, standard, touched)

@@ -23,12 +23,15 @@ from benchmarks.loader.bench import (
 from benchmarks.loader.job import ask
 from benchmarks.loader.pages import fetched, pages
 from benchmarks.loader.results import Figure
-from benchmarks.loader.tables import Place
+from benchmarks.loader.tables import Place, build
+from benchmarks.loader.workloads import raw
 
 DELAYS_MS = (0, 10, 30, 100)
 DELAY_MS = 30
 SLOW_EVERY, SLOW_S = 200, 2.0
-CONSUMED = 0.9
+CONSUMED, HALF = 0.9, 0.5
+NARROW_MIB_S, FIRST_ROWS, FIRST_BYTES = 100, 256, {"tokens": 614_400_000, "images": 1_800_000_000}
+"""A narrow link, and the batch and the tables of which the first batch must not wait for the whole window."""
 
 
 def s3(bench: Bench) -> Figure:
@@ -47,7 +50,7 @@ def https(bench: Bench) -> Figure:
     rows, lines = [], []
     with bench.server(tls=True) as server:
         for name in ("images", "tokens"):
-            row, found = _against_line(bench, bench.table(name), server.endpoint, f"{name}, HTTPS", None)
+            row, found = _against_line(bench, bench.table(name), server.endpoint, f"{name}, HTTPS", 0.6)
             rows.append({"workload": name} | row)
             lines += found
     return _figure("https", rows, lines, note="nginx on loopback with TLS, shuffled; line rate: plain GETs")
@@ -91,17 +94,41 @@ def latency(bench: Bench) -> Figure:
 
 
 def first(bench: Bench) -> Figure:
-    """Seconds from opening the table to the first shuffled batch."""
-    rows, lines = [], []
-    with bench.server() as server, bench.link(server, DELAY_MS) as way:
+    """Seconds from opening the table to the first shuffled batch, and to that after a resume in mid-epoch."""
+    rows: list[dict[str, Any]] = []
+    lines: list[Line] = []
+    with (
+        bench.server() as server,
+        bench.link(server, DELAY_MS) as fast,
+        bench.link(server, DELAY_MS, mib_s=NARROW_MIB_S) as narrow,
+    ):
         for name in ("images", "tokens"):
-            place = bench.table(name).at(way)
-            jobs = {OURS: partial(ask, "ours", "first_batch", place=place.to_json())}
-            found = rounds(jobs, bench.rounds, "first_batch_s")[OURS]
-            taken = median(found, "first_batch_s")
-            rows.append({"workload": name, "open s": median(found, "open_s"), "first batch s": taken})
-            lines.append(Line(f"{name}, first batch", taken, "allowed", 1.5, "s", taken / 1.5, at_most=1.0))
-    return _figure("first", rows, lines, note=f"from load() to the first shuffled batch, {DELAY_MS} ms to each request")
+            _first(bench, name, bench.table(name), fast, 1.5, rows, lines)
+        for name, size in FIRST_BYTES.items():
+            place = build(bench.folder, raw(name, min(size, bench.size_bytes)))
+            label = f"{name}, {NARROW_MIB_S} MiB/s"
+            _first(bench, label, place, narrow, 1.0, rows, lines, batch_size=FIRST_ROWS)
+    note = f"from load() to the first shuffled batch, {DELAY_MS} ms to each request{_link(bench)}"
+    return _figure("first", rows, lines, note=note)
+
+
+def _first(
+    bench: Bench, label: str, place: Place, way: str, allowed_s: float, rows: list[dict[str, Any]], lines: list[Line],
+    **options: Any,
+) -> None:  # fmt: skip
+    state = ask("ours", "part", place=place.to_json(), share=HALF, **options)["state"]
+    at = {"place": place.at(way).to_json(), **options}
+    jobs = {
+        "fresh": partial(ask, "ours", "first_batch", **at),
+        "resumed": partial(ask, "ours", "first_batch", state=state, **at),
+    }
+    found = rounds(jobs, bench.rounds, "first_batch_s")
+    batch_size = options.get("batch_size", place.workload.batch_size)
+    what = f"{label}, {place.table_bytes / 1e6:,.0f} MB, batch of {batch_size}"
+    for start, answers in found.items():
+        opened, taken, fetched = (median(answers, key) for key in ("open_s", "first_batch_s", "fetched_bytes"))
+        rows.append({"workload": what, "start": start, "open s": opened, "first batch s": taken, "MB": fetched / 1e6})
+        lines.append(Line(f"{what}, {start}", taken, "allowed", allowed_s, "s", taken / allowed_s, at_most=1.0))
 
 
 def slow(bench: Bench) -> Figure:
@@ -200,7 +227,7 @@ def proxy_rate(bench: Bench) -> Figure:
 
 
 def _against_line(
-    bench: Bench, place: Place, endpoint: str, figure: str, at_least: float | None
+    bench: Bench, place: Place, endpoint: str, figure: str, at_least: float
 ) -> tuple[dict[str, Any], list[Line]]:
     best = line_rate(place, endpoint, bench.seconds / 2)
     jobs = {

@@ -1,4 +1,4 @@
-"""Figures of our loader alone: memory, shuffle quality, and transforms that are heavy in Python."""
+"""Figures of our loader alone: memory, too little of it, shuffle quality, and heavy transforms in Python."""
 
 from functools import partial
 from typing import Any
@@ -8,10 +8,12 @@ from benchmarks.loader.job import ask
 from benchmarks.loader.results import Figure
 from benchmarks.loader.tables import build
 from benchmarks.loader.transforms import loops_per_ms
-from benchmarks.loader.workloads import Workload, raw
+from benchmarks.loader.workloads import Workload, raw, window_bytes
 
 TIMES_LARGER = 10
 OVERHEAD_BYTES = 300_000_000
+BUDGETS = {0.9: 1.5, 0.5: 4.0, 0.25: 8.0}
+"""Shares of the shuffle window, and how often a byte may be read then."""
 
 
 def memory(bench: Bench) -> Figure:
@@ -46,6 +48,22 @@ def memory(bench: Bench) -> Figure:
                 Line(f"memory, {where}, 10x", peaks["large"], "the table", peaks["table"], "MB", growth, None, 1.1),
             ]
     return Figure("memory", rows, lines, note="peak resident memory above that after the imports, images, shuffled")
+
+
+def budget(bench: Bench) -> Figure:
+    """What is fetched with less memory than the shuffle window needs."""
+    rows, lines = [], []
+    for name in ("tokens", "images", "jpeg"):
+        place = bench.table(name)
+        window = window_bytes(place.table_bytes)
+        for share, at_most in BUDGETS.items():
+            size = round(window * share)
+            found = ask("ours", "budget", place=place.to_json(), budget_bytes=size, seconds=bench.seconds)
+            times = found["bytes_per_byte"]
+            rows.append({"workload": name, "window MB": window / 1e6, "budget MB": size / 1e6} | found)
+            what = f"{name}, budget {share:.0%} of the window"
+            lines.append(Line(what, times, "of the epoch", 1.0, "bytes per byte", times, at_most=at_most))
+    return Figure("budget", rows, lines, note="bytes fetched for each byte of an epoch, shuffled, local files")
 
 
 def entropy(bench: Bench) -> Figure:

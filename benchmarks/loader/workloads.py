@@ -16,6 +16,7 @@ import simplejpeg
 
 CLASSES = 100
 QUALITY = 90
+MIN_WINDOW_BYTES, MAX_WINDOW_BYTES, WINDOW_SHARE = 640 << 20, 1 << 30, 6
 _CHUNK_BYTES = 16 << 20
 CANVAS_SIDE = 1024
 _SLOPE = 1.3  # amplitude falls with frequency about as in photographs: 15 to 30 KB each at this quality
@@ -88,6 +89,11 @@ class Workload:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+def window_bytes(table_bytes: int) -> int:
+    """Our default shuffle window: a part of the table, within bounds."""
+    return min(max(table_bytes // WINDOW_SHARE, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES, table_bytes)
 
 
 def raw(name: str, size_bytes: int) -> Workload:
