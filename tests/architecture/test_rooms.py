@@ -122,6 +122,8 @@ def test_folders_of_a_room_import_only_lower_ones(path: Path) -> None:
 
 
 MODULES = {path.relative_to(ROOT.parent).with_suffix("").as_posix().replace("/", "."): path for path in FILES}
+
+
 def test_files_do_not_import_each_other_in_circles() -> None:
     """Imports for type checkers alone count: a file is read from the top down, and tested by itself."""
     imported = {
