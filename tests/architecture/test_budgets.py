@@ -30,7 +30,6 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
         10,
         "built in one place, from stages that know nothing of it",
     ),
-    "engine/planning/_selection.py Selection methods": (34, "one method per level of rows: leaves, sections, blocks"),
     "engine/assembly/_formatter.py NumpyFormatter methods": (24, "what adapters override, each a few lines"),
     "testing/_stores.py StoreTests methods": (27, "one method per rule of the store contract"),
     "format/kinds/_tensor.py Tensor methods": (22, "the column type contract, for fixed and for ragged shapes"),

@@ -1,6 +1,7 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
 from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
+from penstock.engine.planning._composed import make_selection
 from penstock.engine.planning._mixed import MixedPlannedSpans, MixedPlanner, MixedSpan
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions
 from penstock.engine.planning._row_sizes import compaction_advice
@@ -18,7 +19,6 @@ from penstock.engine.planning._samples import (
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples
-from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
     "CU_SEQLENS",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.planning._lanes import LaneBlock, LaneCursor, PartBlocks, walk
+from penstock.engine.planning._samples import flat_ranges
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
 from penstock.plan import Epoch
@@ -52,20 +53,18 @@ class ScatteredLocator(BlockLocator):
 
     def __init__(self, selection: Selection, page_bytes: int) -> None:
         self._selection, self._page_bytes = selection, page_bytes
-        self._found: list[Planned] = []
+        self._planned: list[Planned] = []
 
     def take_closed(self) -> list[Planned]:
-        return self._found
+        return self._planned
 
     def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:  # noqa: ARG002
         wanted, inverse = np.unique(self._selection.positions(positions), return_inverse=True)
-        block_index, rows = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        blocks: list[Planned] = []
-        for block, inside in self._selection.scatter(wanted, self._page_bytes):
-            block_index[inside], rows[inside] = len(blocks), np.arange(len(inside))
-            blocks.append(self._selection.planned(block))
-        self._found = blocks
-        return BlockLocations(blocks, block_index[inverse], rows[inverse])
+        blocks = list(self._selection.scatter(wanted, self._page_bytes))
+        lengths = np.array([len(block) for block in blocks], np.int64)
+        block_index, (rows, _) = np.repeat(np.arange(len(blocks)), lengths), flat_ranges(0 * lengths, lengths)
+        self._planned = [self._selection.planned(block) for block in blocks]
+        return BlockLocations(self._planned, block_index[inverse], rows[inverse])
 
 
 class _LaneLocator(BlockLocator):
@@ -227,7 +226,7 @@ class ResidentBlocks(_LaneLocator):
         """The blocks are in table order."""
         super().__init__(selection, part_blocks, epoch, trim=False)
         self._resident = list(resident)
-        self._starts = np.array([selection.first_index(block.source) for block in resident], np.int64)
+        self._starts = np.array([selection.index_of(block.source.position(0)) for block in resident], np.int64)
 
     def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
         index = super().find(positions, duplicates=duplicates).rows
@@ -242,7 +241,9 @@ class ResidentBlocks(_LaneLocator):
         rows: Int64Array,
     ) -> BlockLocations:
         """The index of each row among the selected ones: lanes end inside blocks, and elsewhere in each epoch."""
-        firsts = np.array([self._selection.first_index(block.block) - block.first for block in blocks], np.int64)
+        firsts = np.array(
+            [self._selection.index_of(block.block.position(0)) - block.first for block in blocks], np.int64
+        )
         return BlockLocations([], holders, firsts[holders] + rows)
 
 

@@ -129,7 +129,7 @@ class Planner:
         if selection.scattered:
             return ScatteredLocator(selection, options.page_bytes)
         if self._resident:
-            self._resident.sort(key=lambda block: self._selection.first_index(block.source))
+            self._resident.sort(key=lambda block: block.source.position(0))
             return ResidentBlocks(self._selection, self._part_blocks, epoch, self._resident)
         if options.by_blocks and not by_pages:
             resident = self._resident if options.resident and not resumed else None
