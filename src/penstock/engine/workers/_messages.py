@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import SharedMemory
-from penstock.engine._stats import BadSample, WorkerStats
+from penstock.engine._stats import BadSample, Counters
 from penstock.errors import InvalidInputError, PenstockError, SampleError, text_of
 from penstock.plan import Places, SpanSteps
 
@@ -133,7 +133,7 @@ class Part(NamedTuple):
     """By index in the span."""
     failure: tuple[int, RemoteError] | None
     blocks_drawn: int
-    stats: WorkerStats | None
+    stats: Counters | None
     """None shortly after the last ones."""
 
 
@@ -146,7 +146,7 @@ class FinishedSpan(NamedTuple):
     """Where arrays of the batches are: the slot of the span, or the spare one in exchange for it."""
     batches: Shipment | RemoteError
     bad: dict[int, BadSample]
-    stats: WorkerStats | None
+    stats: Counters | None
 
 
 class Failed(NamedTuple):
@@ -155,13 +155,13 @@ class Failed(NamedTuple):
     run: int | None
     """None if the process could not start."""
     error: RemoteError
-    stats: WorkerStats
+    stats: Counters
 
 
 class StatsUpdate(NamedTuple):
     """Statistics of a process that has sent nothing else for a moment."""
 
-    stats: WorkerStats
+    stats: Counters
 
 
 def pickle_message(message: Any, descriptors: int) -> bytes:

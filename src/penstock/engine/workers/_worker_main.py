@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.device import SharedMemory
-from penstock.engine._stats import StatsCollector, WorkerStats
+from penstock.engine._stats import Counters, StatsCollector
 from penstock.engine.assembly import (
     PAD,
     SOURCE,
@@ -360,11 +360,11 @@ class _Worker:
             found[PAD] = shared[PAD]
         return found
 
-    def _new_stats(self) -> WorkerStats | None:
+    def _new_stats(self) -> Counters | None:
         """The statistics, unless they were sent a moment ago."""
         return self._stats() if time.monotonic() - self._stats_sent_s > _MIN_STATS_S else None
 
-    def _stats(self) -> WorkerStats:
+    def _stats(self) -> Counters:
         self._stats_sent_s = time.monotonic()
         return self._collector.of_process(sum(table.reader.store.retries for table in self._source.tables))
 
