@@ -83,9 +83,6 @@ class SampleSelection(SelectionOf[SampleBlock]):
     def section_rows(self) -> Int64Array:
         return np.array([len(self)])
 
-    def part_rows(self, section: int) -> Int64Array:
-        return self.section_rows[section : section + 1]
-
     def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[SampleBlock]:  # noqa: ARG002
         assert self.rows is not None
         count = max(1, round(len(self.rows) / self.block_rows(shuffle.block_bytes)))

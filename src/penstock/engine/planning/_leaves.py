@@ -73,21 +73,21 @@ class Leaves:
             live = leaf.column("live").to_pylist()
         return leaf, list(accumulate(live, initial=int(self._starts[section])))
 
-    def fragments(self, section: int) -> Iterator[tuple[Fragment, int]]:
-        """The fragments of a leaf, each with its start."""
-        leaf, starts = self.load(section)
-        return zip(_fragments(leaf), starts, strict=False)
+    def fragments(self, section: int, part: int) -> list[tuple[Fragment, int]]:
+        """The fragments of a part of a section, each with its start.
 
-    def fragment(self, section: int, number: int) -> tuple[Fragment, int]:
-        """One fragment and its start; it holds copies of the files that are read, so that its leaf can be freed."""
+        If there are many leaves, a part is one fragment, with copies of its files, so that its leaf can be freed.
+        """
         leaf, starts = self.load(section)
+        if not self.many:
+            return list(zip(_fragments(leaf), starts, strict=False))
         if isinstance(leaf, Manifest) or self.nodes[section].length <= _SMALL_LEAF_BYTES:
-            fragment = self._decoded(section)[number]
+            fragment = self._decoded(section)[part]
         else:
-            [fragment] = decode_fragments(leaf.slice(number, 1))
+            [fragment] = decode_fragments(leaf.slice(part, 1))
         ids = {field.id for field in self.fields}
         files = tuple(_copied(file) for file in fragment.files if ids.intersection(file.fields))
-        return replace(fragment, files=files, statistics=()), starts[number]
+        return [(replace(fragment, files=files, statistics=()), starts[part])]
 
     def blocks_at(self, positions: Int64Array, fields: frozenset[int] | None = None) -> Iterator[Block]:
         """A block for each fragment that holds some of the increasing positions, to read all or some fields."""

@@ -122,7 +122,8 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
         """Number of selected rows in each section."""
 
     def part_rows(self, section: int) -> Int64Array:
-        """Number of selected rows in each part of a section."""
+        """Number of selected rows in each part of a section; by default it is one part."""
+        return self.section_rows[section : section + 1]
 
     def parts(self, epoch: Epoch, section: int) -> Parts:
         """The parts of a section."""
@@ -194,7 +195,7 @@ class RowSelection(SelectionOf[Block]):
 
     def part_rows(self, section: int) -> Int64Array:
         if not self.coarse:
-            return self.section_rows[section : section + 1]
+            return super().part_rows(section)
         _, starts = self.leaves.load(section)
         return np.array([len(rows_between(self.rows, start, end)) for start, end in pairwise(starts)])
 
@@ -204,10 +205,9 @@ class RowSelection(SelectionOf[Block]):
         Where drawn rows do not move across their whole lane, blocks have no more rows than without repeats: all draws
         of a row in one block would come one soon after the other. Those blocks fetch no more bytes than they deliver.
         """
-        fragments = [self.leaves.fragment(section, part)] if self.coarse else self.leaves.fragments(section)
         blocks = [
             block
-            for fragment, start in fragments
+            for fragment, start in self.leaves.fragments(section, part)
             for block in self.split(
                 Block(fragment, start, rows_between(self.rows, start, start + fragment.live)), shuffle.block_bytes
             )
