@@ -12,7 +12,7 @@ from benchmarks.query.data import LABELS, IntArray
 from benchmarks.query.store import RecordingStore
 from benchmarks.query.tables import PLAIN, value_bytes, write_table
 from benchmarks.semantics.costs import _can_plan_this_epoch
-from penstock.engine.workers import _pipeline
+from penstock.engine.workers import _reading
 from penstock.storage import open_store
 
 _BATCH, _WORKERS, _LATER_EPOCHS = 256, 2, 3
@@ -101,7 +101,7 @@ def _bytes(bench: Bench, where: str) -> int:
     store = RecordingStore(open_store(bench.tables.ours))
     view = bench.tables.open(PLAIN, store).where(where)
     store.reset()
-    with patch.object(_pipeline.Pipeline, "_can_plan", _can_plan_this_epoch), _loader(view) as loader:
+    with patch.object(_reading.SpanReader, "_can_plan", _can_plan_this_epoch), _loader(view) as loader:
         for _ in loader:
             pass
         return store.bytes_of("data/")

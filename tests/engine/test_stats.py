@@ -1,5 +1,6 @@
 """Statistics of a loader, and the sentence that names the bottleneck."""
 
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import penstock
 from penstock import Column, Dataset, Loader, Shuffle, Tensor, Text
+from penstock.engine._stats import StatsCollector
 from penstock.storage import RetryPolicy, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
 from tests.adapters.transforms import slow
@@ -82,6 +84,37 @@ def test_stats_match_the_requests_of_the_store(num_workers: int, monkeypatch: py
     text = str(stats)
     for part in (f"{ROWS:,} rows in", "GETs", "window", "busy", "shuffle: a batch draws from", stats.bottleneck):
         assert part in text
+
+
+def test_counters_of_a_worker_are_a_small_message() -> None:
+    """A message below 4 KiB, whatever was counted; percentiles are rounded up a little."""
+    collector = StatsCollector()
+    latencies = [1e-7, 1e-3, *np.linspace(0.02, 0.08, 1001), 1e4]
+    for seconds in latencies:
+        collector.record_get(10**9, seconds)
+        collector.add_time("worker", "busy", seconds)
+    counters = collector.of_process(retries=3)
+    assert len(pickle.dumps(counters)) < 2048
+    for number, share in enumerate((0.5, 0.95, 0.99)):
+        exact = sorted(latencies)[int(len(latencies) * share)]
+        assert exact <= counters.latency_s[number] <= 1.05 * exact
+
+
+def test_an_ended_worker_waits_for_nothing() -> None:
+    worker, collector = StatsCollector(), StatsCollector()
+    worker.window_bytes, worker.window_peak_bytes, worker.unanswered_since = 10, 20, 1.5
+    worker.record_get(100, 0.1)
+    worker.add_time("loop", "starved", 1.0)
+    worker.note("a note")
+    for pid in (1, 2, 2):
+        collector.record_process(pid, pickle.loads(pickle.dumps(worker.of_process(retries=1))))
+    collector.forget_requests(1)
+    totals = collector.totals()
+    assert (totals.bytes, totals.gets, totals.retries, totals.notes) == (200, 2, 2, ("a note",))
+    assert (totals.window_bytes, totals.window_peak_bytes, totals.unanswered_since) == (10, 40, 1.5)
+    assert totals.stages["loop"].starved_s == 0, "its loop is no loop of the user"
+    collector.forget_requests(2)
+    assert collector.totals().unanswered_since is None
 
 
 def test_quality_is_none_without_shuffle(ds: Dataset) -> None:

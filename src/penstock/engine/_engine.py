@@ -132,10 +132,10 @@ class LoaderEngine:
             gets=totals.gets,
             latency_s=totals.latency_s,
             retries=sum(table.reader.store.retries for table in self._tables) - self._retries + totals.retries,
-            hedges=collector.hedges + totals.hedges,
+            hedges=totals.hedges,
             read_factor=max(self._partitioner.read_amplification, measured),
-            window_bytes=collector.window_bytes + totals.window_bytes,
-            window_peak_bytes=collector.window_peak_bytes + totals.window_peak_bytes,
+            window_bytes=totals.window_bytes,
+            window_peak_bytes=totals.window_peak_bytes,
             device_bytes=totals.device_bytes,
             budget_bytes=self._sizing.budget_bytes,
             first_batch_s=collector.first_batch_s,
@@ -143,10 +143,10 @@ class LoaderEngine:
             quality=quality,
             bad_samples=tuple(collector.bad),
             bad_count=collector.bad_count,
-            notes=tuple(collector.notes),
+            notes=totals.notes,
             processes=self._sizing.workers.processes,
             threads=self._sizing.workers.threads,
-            unanswered_s=time.perf_counter() - since if (since := collector.unanswered_since) is not None else 0.0,
+            unanswered_s=time.perf_counter() - since if (since := totals.unanswered_since) is not None else 0.0,
         )
 
     def _expected_blocks(self, table: SizedTable) -> float:

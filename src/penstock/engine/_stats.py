@@ -1,18 +1,21 @@
 """Where the time goes: busy and waiting time of each stage, and one sentence that names the bottleneck."""
 
+import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import product
-from threading import Lock, current_thread, local
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, product
+from threading import Lock, Thread, current_thread
 
 from penstock.engine._machine import available_cores
 from penstock.plan import ShuffleQuality
 
-_LATENCIES = 1024
+_MIN_LATENCY_S, _STEPS_PER_DOUBLING = 2.0**-17, 16
+_LATENCIES = 26 * _STEPS_PER_DOUBLING
+"""Latencies are counted in steps of 4 %, up to about 8 minutes."""
 _MAX_BAD_SAMPLES = 1000
 _UNANSWERED_S = 3.0
 _STAGES, _STATES = ("fetch", "worker", "transform", "loop"), ("busy", "starved", "blocked")
@@ -118,35 +121,63 @@ class LoaderStats:
         return "\n".join([*lines, *self.notes, self.bottleneck])
 
 
-class WorkerStats(NamedTuple):
-    """Counters of a worker process since it started."""
+@dataclass(eq=False)
+class Counters:
+    """Counters of a thread or a process, or their sums over all of them."""
 
-    bytes: int
-    gets: int
-    times: dict[tuple[str, str], float]
-    latencies: list[float]
-    """Those since the last message."""
-    retries: int
-    hedges: int
-    window_bytes: int
-    window_peak_bytes: int
-    notes: tuple[str, ...]
-    unanswered_since: float | None
+    seconds: float = 0.0
+    rows: int = 0
+    batches: int = 0
+    blocks_drawn: int = 0
+    """Sum over batches of the number of blocks that a batch draws from."""
+    batches_drawn: int = 0
+    bytes: int = 0
+    gets: int = 0
+    device_bytes: int = 0
+    retries: int = 0
+    hedges: int = 0
+    window_bytes: int = 0
+    window_peak_bytes: int = 0
+    latencies: list[int] = field(default_factory=lambda: [0] * _LATENCIES)
+    """GETs by latency; a list of constant length, because another thread may read it meanwhile."""
+    times: dict[tuple[str, str], float] = field(default_factory=lambda: dict.fromkeys(product(_STAGES, _STATES), 0.0))
+    """Seconds by stage and state; all of them, for the same reason."""
+    notes: tuple[str, ...] = ()
+    unanswered_since: float | None = None
+    """When the store last answered, if requests are pending."""
+
+    def add(self, other: "Counters") -> None:
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.latencies = [mine + more for mine, more in zip(self.latencies, other.latencies, strict=True)]
+        for stage_and_state, seconds in other.times.items():
+            self.times[stage_and_state] += seconds
+        self.notes = tuple(dict.fromkeys(self.notes + other.notes))
+        since = [each for each in (self.unanswered_since, other.unanswered_since) if each is not None]
+        self.unanswered_since = max(since, default=None)  # the last answer that any process got
+
+    def record_latency(self, seconds: float) -> None:
+        """Count the latency of a GET."""
+        index = math.ceil(_STEPS_PER_DOUBLING * math.log2(max(seconds, _MIN_LATENCY_S) / _MIN_LATENCY_S))
+        self.latencies[min(index, _LATENCIES - 1)] += 1
+
+    @property
+    def latency_s(self) -> tuple[float, float, float]:
+        """Median, 95th and 99th percentile of the latency of a GET, rounded up by at most 5 %."""
+        ends = list(accumulate(self.latencies))
+        if not ends[-1]:
+            return 0.0, 0.0, 0.0
+        indices = (bisect_right(ends, int(ends[-1] * share)) for share in (0.5, 0.95, 0.99))
+        median, slow, slowest = (_MIN_LATENCY_S * 2 ** (index / _STEPS_PER_DOUBLING) for index in indices)
+        return median, slow, slowest
+
+    @property
+    def stages(self) -> dict[str, StageTimes]:
+        """The times of each stage."""
+        return {stage: StageTimes(*(self.times[stage, state] for state in _STATES)) for stage in _STAGES}
 
 
-class Totals(NamedTuple):
-    """Counters summed over threads and processes."""
-
-    bytes: int
-    gets: int
-    device_bytes: int
-    latency_s: tuple[float, float, float]
-    stages: dict[str, StageTimes]
-    retries: int
-    """Of worker processes, as are those below."""
-    hedges: int
-    window_bytes: int
-    window_peak_bytes: int
+_SUMMED = [each.name for each in fields(Counters) if each.default == 0]
 
 
 def _bottleneck(stats: LoaderStats) -> str:
@@ -175,71 +206,47 @@ def _bottleneck(stats: LoaderStats) -> str:
     return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, and {advice}"
 
 
-class _ThreadStats:
-    """Counters of one thread."""
+class StatsCollector(Counters):
+    """Collects statistics. Its own counters are those that only one thread at a time changes.
+
+    Others are counted by each thread for itself, because a shared lock would be contended.
+    """
 
     def __init__(self) -> None:
-        self.thread = current_thread()
-        self.bytes = self.gets = self.device_bytes = 0
-        self.latencies: deque[float] = deque(maxlen=_LATENCIES)
-        self.times = dict.fromkeys(product(_STAGES, _STATES), 0.0)  # all: another thread may read them meanwhile
-
-    def merge(self, other: "_ThreadStats") -> None:
-        self.bytes += other.bytes
-        self.gets += other.gets
-        self.device_bytes += other.device_bytes
-        self.latencies += other.latencies
-        for what, seconds in other.times.items():
-            self.times[what] += seconds
-
-
-class StatsCollector:
-    """Collects statistics; each thread has its own counters, because a shared lock would be contended."""
-
-    def __init__(self) -> None:
-        self.seconds = self.first_batch_s = 0.0
-        self.rows = self.batches = self.hedges = 0
-        self.window_bytes = self.window_peak_bytes = 0
-        self.blocks_drawn = self.batches_drawn = 0
+        super().__init__()
+        self.first_batch_s = 0.0
         self.bad_count = 0
-        self.unanswered_since: float | None = None
-        """When the store last answered, if requests are pending."""
         self.bad: deque[BadSample] = deque(maxlen=_MAX_BAD_SAMPLES)
-        self.notes: list[str] = []
-        self._finished = _ThreadStats()
-        """Counters of finished threads."""
-        self._threads: list[_ThreadStats] = []
-        self._processes: dict[int, WorkerStats] = {}
+        self._threads: dict[Thread, Counters] = {}
+        self._finished_threads = Counters()
+        self._processes: dict[int, Counters] = {}
         """The latest counters of worker processes, by pid; also of those that have ended."""
-        self._local = local()
         self._lock = Lock()
 
-    def _thread_stats(self) -> _ThreadStats:
-        found: _ThreadStats | None = getattr(self._local, "stats", None)
-        if found is None:
-            found = self._local.stats = _ThreadStats()
+    def _of_thread(self) -> Counters:
+        counters = self._threads.get(current_thread())
+        if counters is None:
             with self._lock:
-                for over in [stats for stats in self._threads if not stats.thread.is_alive()]:
-                    self._threads.remove(over)
-                    self._finished.merge(over)
-                self._threads.append(found)
-        return found
+                for thread in [thread for thread in self._threads if not thread.is_alive()]:
+                    self._finished_threads.add(self._threads.pop(thread))
+                counters = self._threads[current_thread()] = Counters()
+        return counters
 
     def record_get(self, size: int, seconds: float) -> None:
         """Count a GET."""
-        stats = self._thread_stats()
-        stats.gets += 1
-        stats.bytes += size
-        stats.latencies.append(seconds)
-        stats.times["fetch", "busy"] += seconds
+        counters = self._of_thread()
+        counters.gets += 1
+        counters.bytes += size
+        counters.record_latency(seconds)
+        counters.times["fetch", "busy"] += seconds
 
     def record_device_copy(self, size: int) -> None:
         """Count bytes copied to a device."""
-        self._thread_stats().device_bytes += size
+        self._of_thread().device_bytes += size
 
     def add_time(self, stage: str, what: str, seconds: float) -> None:
         """Add time that a stage was busy, starved or blocked."""
-        self._thread_stats().times[stage, what] += seconds
+        self._of_thread().times[stage, what] += seconds
 
     @contextmanager
     def timed(self, stage: str, what: str) -> Iterator[None]:
@@ -249,68 +256,39 @@ class StatsCollector:
         finally:
             self.add_time(stage, what, time.perf_counter() - started)
 
-    def record_bad(self, bad: BadSample) -> int:
-        """Count a bad sample; returns the total."""
+    def record_bad(self, bad: BadSample) -> None:
+        """Count a bad sample."""
         with self._lock:
             self.bad_count += 1
             self.bad.append(bad)
-            return self.bad_count
 
     def note(self, text: str) -> None:
         with self._lock:
             if text not in self.notes:
-                self.notes.append(text)
+                self.notes += (text,)
 
-    def record_process(self, pid: int, stats: WorkerStats) -> None:
+    def record_process(self, pid: int, counters: Counters) -> None:
         """Take over the counters of a worker process."""
         with self._lock:
-            self._processes[pid] = stats
-            self._finished.latencies += stats.latencies
-            self.notes += [note for note in stats.notes if note not in self.notes]
-            since = [each.unanswered_since for each in self._processes.values() if each.unanswered_since is not None]
-            self.unanswered_since = max(since, default=None)  # the last answer that any process got
+            self._processes[pid] = counters
 
     def forget_requests(self, pid: int) -> None:
         """Forget what a worker process waits for, because it has ended."""
         with self._lock:
             if pid in self._processes:
-                self._processes[pid] = self._processes[pid]._replace(unanswered_since=None, window_bytes=0)
+                self._processes[pid] = replace(self._processes[pid], unanswered_since=None, window_bytes=0)
 
-    def of_process(self, retries: int) -> WorkerStats:
+    def of_process(self, retries: int) -> Counters:
         """The counters of this process, if it is a worker."""
-        with self._lock:
-            total = self._sum()
-            latencies = list(total.latencies)
-            times = {what: seconds for what, seconds in total.times.items() if what[0] != "loop"}
-            for stats in (self._finished, *self._threads):
-                stats.latencies.clear()
-        return WorkerStats(
-            total.bytes, total.gets, times, latencies, retries, self.hedges,
-            self.window_bytes, self.window_peak_bytes, tuple(self.notes), self.unanswered_since,
-        )  # fmt: skip
-
-    def _sum(self) -> _ThreadStats:
-        total = _ThreadStats()
-        for stats in (self._finished, *self._threads):
-            total.merge(stats)
+        total = self.totals()
+        total.retries = retries
+        total.times.update(((stage, state), 0.0) for stage, state in total.times if stage == "loop")
         return total
 
-    def totals(self) -> Totals:
+    def totals(self) -> Counters:
         """Counters summed over all threads and processes."""
+        total = Counters()
         with self._lock:
-            total, processes = self._sum(), list(self._processes.values())
-        for process in processes:
-            total.bytes += process.bytes
-            total.gets += process.gets
-            for what, seconds in process.times.items():
-                total.times[what] += seconds
-        ordered = sorted(total.latencies)
-        shares = (0.5, 0.95, 0.99)
-        middle, slow, slowest = (ordered[int(len(ordered) * share)] if ordered else 0.0 for share in shares)
-        stages = {stage: StageTimes(*(total.times[stage, state] for state in _STATES)) for stage in _STAGES}
-        return Totals(
-            total.bytes, total.gets, total.device_bytes, (middle, slow, slowest), stages,
-            sum(process.retries for process in processes), sum(process.hedges for process in processes),
-            sum(process.window_bytes for process in processes),
-            sum(process.window_peak_bytes for process in processes),
-        )  # fmt: skip
+            for counters in (self, self._finished_threads, *self._threads.values(), *self._processes.values()):
+                total.add(counters)
+        return total

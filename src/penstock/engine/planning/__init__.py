@@ -1,6 +1,7 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
 from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
+from penstock.engine.planning._composed import make_selection
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions, TablePlanner
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
@@ -17,7 +18,6 @@ from penstock.engine.planning._samples import (
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
-from penstock.engine.planning._weighted import make_selection
 
 __all__ = [
     "CU_SEQLENS",

@@ -5,11 +5,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.engine.planning._samples import ComposedRows, Composition, WindowSamples, digest_of, shared_images
-from penstock.engine.planning._selection import Parts, Selection, sorted_rows
-from penstock.engine.planning._spans import Block, PlannedBlock, PlannedSamples, SampleBlock
-from penstock.format import Field
-from penstock.plan import Epoch, ShuffleLayout
+from penstock.engine.planning._leaves import Leaves
+from penstock.engine.planning._samples import ComposedRows, Composition, Rows, WindowSamples, digest_of, shared_images
+from penstock.engine.planning._selection import (
+    EpochRows,
+    RowSelection,
+    Selection,
+    SelectionOf,
+    ends_of_needed,
+    sorted_rows,
+)
+from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
+from penstock.plan import ShuffleLayout, WeightedDraw
 from penstock.table import Int64Array, Reader, take_positions
 from penstock.types import cached_property
 
@@ -20,95 +27,84 @@ _OVERLAP = 1.2
 """Bytes in the window relative to those of the rows, because blocks share rows."""
 
 
-class ComposedSelection(Selection):
-    """Some samples of a composition."""
+def make_selection(
+    reader: Reader, names: Sequence[str], rows: Rows, *, shuffled: bool, draw: WeightedDraw | None, seed: int
+) -> Selection:
+    """All of some rows, or samples, in each epoch, or with `draw` those that it draws."""
+    if not isinstance(rows, ComposedRows):
+        return RowSelection(Leaves(reader, names), EpochRows(rows, draw, seed), shuffled=shuffled)
+    leaves = Leaves(reader, rows.composition.stored_columns(names))
+    every_row = RowSelection(leaves, EpochRows(rows.composition.rows), shuffled=True)
+    samples = EpochRows(rows.samples, draw, seed)
+    return SampleSelection(every_row, rows.composition, names, samples, shuffled=shuffled)
 
-    def __init__(self, reader: Reader, names: Sequence[str], rows: ComposedRows, *, shuffled: bool) -> None:
-        composition = rows.composition
-        super().__init__(reader, composition.stored_columns(names), composition.rows, shuffled=True)
+
+class SampleSelection(SelectionOf[SampleBlock]):
+    """Samples of a composition; all of them are one section and one part."""
+
+    repeats_rows, coarse = True, False  # neighbouring samples share rows
+
+    def __init__(
+        self,
+        every_row: RowSelection,
+        composition: Composition,
+        delivered: Sequence[str],
+        epoch_rows: EpochRows,
+        *,
+        shuffled: bool,
+        epoch: int = 0,
+    ) -> None:
+        """The samples of an epoch; `every_row` has the rows that they may draw, and `delivered` are their columns."""
+        self.reader, self.names, self.fields = every_row.reader, every_row.names, every_row.fields
         self.composition: Composition = composition
-        self.rows_per_sample = composition.rows_per_sample
-        self._base = Selection(reader, self.names, composition.rows, shuffled=True)
-        self._delivered, self._all_samples = tuple(names), rows.samples
-        consecutive = isinstance(rows.samples, range) and rows.samples.step == 1
-        self._samples = rows.samples if consecutive else sorted_rows(rows.samples, shuffled)
+        self.rows_per_sample, self.row_sizes = composition.rows_per_sample, every_row.row_sizes
+        self._every_row, self._delivered, self.epoch_rows = every_row, tuple(delivered), epoch_rows
+        self.requested = epoch_rows.at(epoch)
+        self.rows = sorted_rows(self.requested, shuffled=shuffled)
+        self.shared_images = None
         if isinstance(composition, WindowSamples):
-            self.shared_images = shared_images(composition, self.fields, self._base.average_bytes)
+            self.shared_images = shared_images(composition, self.fields, self.average_bytes)
 
-    def __len__(self) -> int:
-        return len(self._all_samples)
-
-    @property
-    def scattered(self) -> bool:
-        return self._samples is None
-
-    @property
-    def repeats_rows(self) -> bool:
-        return True  # neighbouring samples share rows
-
-    def positions(self, places: Int64Array) -> Int64Array:
-        """The samples at some indices of the selection."""
-        return take_positions(self._all_samples, places)
+    def _later_epoch(self, epoch: int) -> "SampleSelection":
+        return SampleSelection(
+            self._every_row, self.composition, self._delivered, self.epoch_rows, shuffled=True, epoch=epoch
+        )
 
     @cached_property
     def digest(self) -> str:
-        samples = self._all_samples
-        return digest_of(self.composition.digest, self._delivered, samples)
+        population = digest_of(self.composition.digest, self._delivered, self.epoch_rows.population)
+        draw = self.epoch_rows.draw
+        return population if draw is None else digest_of(population, np.ascontiguousarray(draw.ends, "<f8"))
+
+    def largest_rows_bytes(self, count: float) -> float:
+        return max(count, _OVERLAP * super().largest_rows_bytes(count * self.rows_per_sample))
 
     @property
     def section_rows(self) -> Int64Array:
         return np.array([len(self)])
 
-    @property
-    def coarse(self) -> bool:
-        return False
-
-    @cached_property
-    def row_bytes(self) -> float:
-        return max(1.0, self._base.row_bytes * self.rows_per_sample)
-
-    @property
-    def heaviest(self) -> Field | None:
-        return self._base.heaviest
-
-    @property
-    def stored_row_bytes(self) -> float:
-        return max(1.0, self._base.stored_row_bytes * self.rows_per_sample)
-
-    @property
-    def heavy_row_bytes(self) -> float:
-        return max(1.0, self._base.heavy_row_bytes * self.rows_per_sample)
-
-    def largest_rows_bytes(self, count: float) -> float:
-        return max(count, _OVERLAP * self._base.largest_rows_bytes(count * self.rows_per_sample))
-
-    def parts(self, epoch: Epoch, section: int) -> Parts:  # noqa: ARG002
-        return Parts(np.zeros(1, np.int64), self.section_rows)
-
-    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[SampleBlock]:  # type: ignore[override]  # noqa: ARG002
-        assert self._samples is not None
-        count = max(1, round(len(self._samples) / self.block_rows(shuffle.block_bytes)))
-        ends = np.arange(1, count + 1) * len(self._samples) // count
+    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[SampleBlock]:  # noqa: ARG002
+        assert self.rows is not None
+        count = max(1, round(len(self.rows) / self.block_rows(shuffle.block_bytes)))
+        ends = np.arange(1, count + 1) * len(self.rows) // count
         clean = self.composition.boundaries
         if clean is not None:  # samples on both sides of another place would share rows
-            last = take_positions(self._samples, ends - 1)
-            ends = np.unique(np.searchsorted(self._samples, clean[np.searchsorted(clean, last + 1)]))
-        return [SampleBlock(self._samples[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
+            last = take_positions(self.rows, ends - 1)
+            ends = np.unique(np.searchsorted(self.rows, clean[np.searchsorted(clean, last + 1)]))
+        return [SampleBlock(self.rows[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
 
-    def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # type: ignore[override]  # noqa: ARG002
+    def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
         yield block
 
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[tuple[SampleBlock, Int64Array]]:  # type: ignore[override]  # noqa: ARG002
-        yield SampleBlock(positions), np.arange(len(positions))
+    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
+        yield SampleBlock(positions)
 
-    def split_points(self, block: SampleBlock, left: Int64Array, soon: Int64Array) -> list[int]:  # type: ignore[override]  # noqa: ARG002
+    def split_points(self, block: SampleBlock, left: Int64Array, soon: Int64Array) -> list[int]:  # noqa: ARG002
         step = self.block_rows(_FIRST_READ_BYTES)
         ends = np.append(np.arange(step, len(block), step), len(block))
-        needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
-        found: list[int] = ends[:-1][needed[1:] != needed[:-1]].tolist()
-        return found
+        return ends_of_needed(ends, soon)
 
-    def planned(self, block: SampleBlock, unread: int | None = None) -> PlannedSamples:  # type: ignore[override]  # noqa: ARG002
+    def planned(self, block: SampleBlock, unread: int | None = None) -> PlannedSamples:  # noqa: ARG002
         samples = np.asarray(block.samples, np.int64)
         draws = self.composition.draw(samples)
         wanted, inverse = np.unique(draws.positions, return_inverse=True)
@@ -121,14 +117,11 @@ class ComposedSelection(Selection):
             chosen, done = np.flatnonzero(needs == mask), 0
             left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
             fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
-            with self.reader.missing_as_corrupt():
-                for fragment, start, inside in self.reader.tree.fragments_at(
-                    self.reader.snapshot.nodes, wanted[chosen]
-                ):
-                    here = chosen[done : done + len(inside)]
-                    block_of[here], row_of[here] = len(blocks), np.arange(len(inside))
-                    blocks.append(PlannedBlock(Block(fragment, start, _as_range(inside - start), fields)))
-                    done += len(inside)
+            for part in self._every_row.leaves.blocks_at(wanted[chosen], fields):
+                here = chosen[done : done + len(part)]
+                block_of[here], row_of[here] = len(blocks), np.arange(len(part))
+                blocks.append(PlannedBlock(part))
+                done += len(part)
         return PlannedSamples(samples, draws.offsets, blocks, block_of[inverse], row_of[inverse])
 
     @cached_property
@@ -137,16 +130,10 @@ class ComposedSelection(Selection):
         names = self.composition.videos if isinstance(self.composition, WindowSamples) else frozenset()
         videos = [field for field in self.fields if field.name in names]
         others = [field for field in self.fields if field.name not in names]
-        heavy = [field for field in others if self._base.average_bytes(field) >= _HEAVY_BYTES]
-        found = []
+        heavy = [field for field in others if self.average_bytes(field) >= _HEAVY_BYTES]
+        selective = []
         for columns in (videos, heavy if len(heavy) < len(others) else []):
             draws = self.composition.draws_of([field.name for field in columns]) if columns else None
             if draws is not None:
-                found.append((draws, frozenset(field.id for field in columns)))
-        return found
-
-
-def _as_range(rows: Int64Array) -> range | Int64Array:
-    """Rows as a range if they are consecutive."""
-    first, end = int(rows[0]), int(rows[-1]) + 1
-    return range(first, end) if end - first == len(rows) else rows
+                selective.append((draws, frozenset(field.id for field in columns)))
+        return selective

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.planning._lanes import LaneBlock, LaneCursor, PartBlocks, walk
+from penstock.engine.planning._samples import flat_ranges
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
 from penstock.plan import Epoch
@@ -53,20 +54,18 @@ class ScatteredLocator(BlockLocator):
 
     def __init__(self, selection: Selection, page_bytes: int) -> None:
         self._selection, self._page_bytes = selection, page_bytes
-        self._found: list[Planned] = []
+        self._planned: list[Planned] = []
 
     def take_closed(self) -> list[Planned]:
-        return self._found
+        return self._planned
 
     def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:  # noqa: ARG002
         wanted, inverse = np.unique(self._selection.positions(positions), return_inverse=True)
-        block_index, rows = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        blocks: list[Planned] = []
-        for block, inside in self._selection.scatter(wanted, self._page_bytes):
-            block_index[inside], rows[inside] = len(blocks), np.arange(len(inside))
-            blocks.append(self._selection.planned(block))
-        self._found = blocks
-        return BlockLocations(blocks, block_index[inverse], rows[inverse])
+        blocks = list(self._selection.scatter(wanted, self._page_bytes))
+        lengths = np.array([len(block) for block in blocks], np.int64)
+        block_index, (rows, _) = np.repeat(np.arange(len(blocks)), lengths), flat_ranges(0 * lengths, lengths)
+        self._planned = [self._selection.planned(block) for block in blocks]
+        return BlockLocations(self._planned, block_index[inverse], rows[inverse])
 
 
 class _LaneLocator(BlockLocator):
@@ -232,7 +231,7 @@ class ResidentBlocks(BlockLocator):
         indices = [
             np.arange(first, first + len(block))
             for block, _, _ in walk(epoch, source, 0, epoch.rows)
-            for first in (selection.first_index(block),)
+            for first in (selection.index_of(block.position(0)),)
         ]
         self._index = np.concatenate(indices)
         """For each place of the epoch the index of its row among the selected ones."""
@@ -275,8 +274,8 @@ class ResidentTable:
     """All blocks of a table in table order, and which of them holds each row."""
 
     def __init__(self, selection: Selection, blocks: Sequence[PlannedBlock]) -> None:
-        self.blocks = sorted(blocks, key=lambda block: selection.first_index(block.source))
-        self.starts = np.array([selection.first_index(block.source) for block in self.blocks], np.int64)
+        self.blocks = sorted(blocks, key=lambda block: block.source.position(0))
+        self.starts = np.array([selection.index_of(block.source.position(0)) for block in self.blocks], np.int64)
         self.block_of = np.repeat(np.arange(len(self.blocks)), [block.rows for block in self.blocks])
 
 

@@ -1,21 +1,30 @@
-"""Sizes of rows, from the statistics of the manifests."""
+"""Sizes of rows and of samples, from the statistics of the manifests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.format import Manifest, Node
+from penstock.engine.planning._columns import fixed_column
+from penstock.engine.planning._leaves import MANIFEST_READERS, Leaves, SortedRows, rows_between
+from penstock.format import Field, Manifest, Node
+from penstock.format.kinds import Linked
+from penstock.storage import thread_map
+from penstock.table import ROW_ID
+from penstock.types import cached_property
 
 _MANY_FRAGMENTS, _TINY_FRAGMENT_BYTES = 100, 1 << 20
+_SAMPLED_LEAVES = 8
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RowSizes:
+class SizeGroups:
     """Approximate bytes of rows, in groups such as fragments."""
 
     rows: Floats
@@ -29,6 +38,11 @@ class RowSizes:
         """Bytes of an average row of a column."""
         return float(self.rows @ self.bytes[field_id]) / max(1.0, float(self.rows.sum()))
 
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of an average row, over all columns."""
+        return max(1.0, sum(map(self.average, self.bytes)))
+
     def largest_decoded(self, field_id: int) -> float | None:
         """Bytes of a decoded value in the group where they are largest; None if unknown in one of them."""
         sizes = np.maximum(self.decoded[field_id], self.bytes[field_id])[self.rows > 0]
@@ -39,16 +53,119 @@ class RowSizes:
         sizes = sum(self.bytes.values(), np.zeros(len(self.rows)))
         order = np.argsort(-sizes)
         ends = np.minimum(np.cumsum(self.rows[order]), count)
-        return float(np.diff(ends, prepend=0.0) @ sizes[order])
+        return max(count, float(np.diff(ends, prepend=0.0) @ sizes[order]))
 
 
-def leaf_sizes(
+class RowSizes:
+    """Sizes of some rows of a table; of a large table, they are estimated from a few leaves."""
+
+    def __init__(self, leaves: Leaves, rows: SortedRows, count: int) -> None:
+        """`count` is the number of rows."""
+        self._leaves, self._rows, self._count = leaves, rows, count
+
+    @cached_property
+    def stored(self) -> SizeGroups:
+        """Bytes in files, by fragment."""
+        leaves, schema = self._leaves, self._leaves.reader.snapshot.schema
+        known = {field.id: field.fixed_row_bytes for field in schema.fields if field.fixed_row_bytes}
+        variable = [field.id for field in leaves.fields if field.id not in known]
+        sections: list[int] = []
+        if variable:
+            used = np.flatnonzero(leaves.count(self._rows))
+            sections = used[:: max(1, len(used) // _SAMPLED_LEAVES) if leaves.many else 1].tolist()
+        rows: list[float] = []
+        sizes: list[_LeafSizes] = []
+        for leaf, starts in thread_map(leaves.load, sections, max_workers=MANIFEST_READERS):
+            sizes.append(_leaf_sizes(leaf, variable, known))
+            rows += [float(len(rows_between(self._rows, start, end))) for start, end in pairwise(starts)]
+        if not any(rows):
+            zeros = dict.fromkeys(variable, np.zeros(1))
+            rows, sizes = [float(self._count)], [_LeafSizes(zeros, zeros)]
+        stored = {
+            field.id: np.full(len(rows), float(known[field.id]))
+            if field.id in known
+            else np.concatenate([leaf.stored[field.id] for leaf in sizes]) + linked_bytes(field)
+            for field in leaves.fields
+        }
+        decoded = {field_id: np.concatenate([leaf.decoded[field_id] for leaf in sizes]) for field_id in variable}
+        return SizeGroups(np.array(rows), stored, decoded)
+
+    @cached_property
+    def in_memory(self) -> SizeGroups:
+        """Bytes in memory, where compressed columns of a fixed shape have their full size."""
+        sizes: dict[int, Floats] = {}
+        for name in self._leaves.names:
+            field = None if name == ROW_ID else self._leaves.reader.snapshot.schema[name]
+            column = fixed_column(name, field)
+            stored = np.zeros(len(self.stored.rows)) if field is None else self.stored.bytes[field.id]
+            sizes[0 if field is None else field.id] = np.maximum(stored, 0 if column is None else column.row_bytes)
+        return SizeGroups(self.stored.rows, sizes)
+
+    @cached_property
+    def heaviest(self) -> Field | None:
+        """The column with most bytes; blocks are split at its pages."""
+        return max(self._leaves.fields, key=lambda field: self.stored.average(field.id), default=None)
+
+
+class SampleSizes(Protocol):
+    """Approximate sizes of the samples of a selection, each of which is a row or is composed of rows."""
+
+    row_sizes: RowSizes
+    rows_per_sample: float
+    """Rows that are read for each sample."""
+
+    @property
+    def heaviest(self) -> Field | None:
+        """The column with most bytes; blocks are split at its pages."""
+        return self.row_sizes.heaviest
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a sample in memory, over all selected columns."""
+        return max(1.0, self.row_sizes.in_memory.row_bytes * self.rows_per_sample)
+
+    @property
+    def stored_row_bytes(self) -> float:
+        """Bytes of a sample in files."""
+        return max(1.0, self.row_sizes.stored.row_bytes * self.rows_per_sample)
+
+    @property
+    def heavy_row_bytes(self) -> float:
+        """Bytes of a sample in files, of the heaviest column."""
+        row_bytes = 1.0 if self.heaviest is None else max(1.0, self.row_sizes.stored.average(self.heaviest.id))
+        return max(1.0, row_bytes * self.rows_per_sample)
+
+    def average_bytes(self, field: Field) -> float:
+        """Bytes of a value of one column in memory."""
+        return self.row_sizes.in_memory.average(field.id)
+
+    def decoded_bytes(self, field: Field) -> float | None:
+        """Bytes of a decoded image of a column, where images are largest; None if unknown."""
+        return self.row_sizes.stored.largest_decoded(field.id)
+
+    def largest_rows_bytes(self, count: float) -> float:
+        """Bytes in memory of the `count` largest samples, over all selected columns."""
+        return self.row_sizes.in_memory.largest(count)
+
+    def block_rows(self, block_bytes: int) -> int:
+        """Samples of a block."""
+        return max(1, round(block_bytes / self.heavy_row_bytes))
+
+
+class _LeafSizes(NamedTuple):
+    """Bytes of a row in each fragment of a leaf, by field id."""
+
+    stored: Mapping[int, Floats]
+    decoded: Mapping[int, Floats]
+    """NaN where that is unknown."""
+
+
+def _leaf_sizes(
     leaf: Manifest | pa.RecordBatch, field_ids: Sequence[int], fixed_bytes: Mapping[int, int]
-) -> tuple[dict[int, Floats], dict[int, Floats]]:
-    """For each fragment of a leaf the bytes of a row, by field id, as stored and decoded (NaN if unknown).
+) -> _LeafSizes:
+    """The sizes of some columns; columns that share a file, and are not of known size, are taken to be equally large.
 
-    `fixed_bytes` has the columns of known size. Columns of variable size that share a file are taken to be equally
-    large.
+    `fixed_bytes` has the columns of known size.
     """
     if isinstance(leaf, Manifest):
         rows = np.array([fragment.rows for fragment in leaf.fragments], np.int64)
@@ -62,28 +179,30 @@ def leaf_sizes(
         rows = leaf.column("rows").to_numpy()
         column = leaf.column("files")
         fragment_of = np.repeat(np.arange(len(rows)), np.diff(np.asarray(column.offsets)))
-        stored = column.flatten()
-        lengths = stored.field("length").to_numpy() + _blob_bytes(stored.field("blobs"))
-        file_rows = stored.field("rows").to_numpy()
-        fields = stored.field("fields").to_pylist()
-        known_sizes = stored.type.get_field_index("decoded_bytes") >= 0
-        decoded = stored.field("decoded_bytes").to_pylist() if known_sizes else [None] * len(fields)
-    found, whole = ({field_id: np.zeros(len(rows)) for field_id in field_ids} for _ in range(2))
+        stored_files = column.flatten()
+        lengths = stored_files.field("length").to_numpy() + _blob_bytes(stored_files.field("blobs"))
+        file_rows = stored_files.field("rows").to_numpy()
+        fields = stored_files.field("fields").to_pylist()
+        known_sizes = stored_files.type.get_field_index("decoded_bytes") >= 0
+        decoded = stored_files.field("decoded_bytes").to_pylist() if known_sizes else [None] * len(fields)
+    sizes = _LeafSizes(*({field_id: np.zeros(len(rows)) for field_id in field_ids} for _ in range(2)))
     for number, (stored_ids, length, count) in enumerate(zip(fields, lengths, file_rows, strict=True)):
         ids = [field_id for field_id in stored_ids if field_id > 0]  # others are references to blobs
         known = sum(fixed_bytes.get(field_id, 0) for field_id in ids)
         share = max(0.0, length - known * count) / max(1, sum(field_id not in fixed_bytes for field_id in ids))
         decoded_size = dict(zip(stored_ids, decoded[number] or (), strict=False))
-        for field_id in ids:
-            if field_id in found:
-                found[field_id][fragment_of[number]] += share
-                size = decoded_size.get(field_id)
-                whole[field_id][fragment_of[number]] += np.nan if size is None else size
-    return _per_row(found, rows), _per_row(whole, rows)
+        for field_id in sizes.stored.keys() & ids:
+            size = decoded_size.get(field_id)
+            sizes.stored[field_id][fragment_of[number]] += share
+            sizes.decoded[field_id][fragment_of[number]] += np.nan if size is None else size
+    for total in (*sizes.stored.values(), *sizes.decoded.values()):
+        np.divide(total, np.maximum(1, rows), out=total)
+    return sizes
 
 
-def _per_row(sizes: Mapping[int, Floats], rows: npt.NDArray[np.int64]) -> dict[int, Floats]:
-    return {field_id: total / np.maximum(1, rows) for field_id, total in sizes.items()}
+def linked_bytes(field: Field | None) -> int:
+    """Approximate bytes of the target of a link."""
+    return field.kind.typical_bytes if field is not None and isinstance(field.kind, Linked) else 0
 
 
 def _blob_bytes(blobs: pa.ListArray) -> npt.NDArray[np.int64]:

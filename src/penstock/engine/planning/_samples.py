@@ -1,7 +1,6 @@
 """Samples that are composed of several rows: windows of consecutive rows, and sequences of packed tokens."""
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -42,12 +41,10 @@ class Composition(Protocol):
     anchor: int | None
     """The draw that stands for a sample, whose row id is the sample's; None if there is none."""
 
-    @abstractmethod
     def __len__(self) -> int:
         """The number of samples."""
 
     @property
-    @abstractmethod
     def digest(self) -> str:
         """A digest of everything that determines the samples."""
 
@@ -57,23 +54,18 @@ class Composition(Protocol):
         return len(self.rows) / max(1, len(self))
 
     @property
-    @abstractmethod
     def boundaries(self) -> Int64Array | None:
         """Numbers of samples that share no rows with the later ones, the number of all included; None for any."""
 
-    @abstractmethod
     def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """The columns of the table that the columns `names` of samples need."""
 
-    @abstractmethod
     def draw(self, samples: Int64Array) -> Draws:
         """The rows of some samples."""
 
-    @abstractmethod
     def values_per_sample(self, name: str) -> float:
         """How many values of a stored column a sample has, on average."""
 
-    @abstractmethod
     def draws_of(self, names: Sequence[str]) -> Int64Array | None:
         """Which draws of each sample some stored columns need; None for all."""
 

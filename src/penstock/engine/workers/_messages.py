@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import SharedMemory
-from penstock.engine._stats import BadSample, WorkerStats
+from penstock.engine._stats import BadSample, Counters
 from penstock.errors import InvalidInputError, PenstockError, SampleError, text_of
 
 _MAX_PACKET_BYTES = 4 << 10
@@ -117,7 +117,7 @@ class Published(NamedTuple):
     blocks_drawn: int
     padding: int
     error: RemoteError | None
-    stats: WorkerStats | None
+    stats: Counters | None
     """None shortly after the last ones."""
 
 
@@ -153,7 +153,7 @@ class Built(NamedTuple):
     """By index in the span."""
     failure: tuple[int, RemoteError] | None
     """The first row that could not be used, and why."""
-    stats: WorkerStats | None
+    stats: Counters | None
     """None shortly after the last ones."""
 
 
@@ -165,7 +165,7 @@ class Failed(NamedTuple):
     error: RemoteError
     number: int
     """The first span that will not be published or built."""
-    stats: WorkerStats
+    stats: Counters
 
 
 class Fork(NamedTuple):
@@ -197,7 +197,7 @@ class Reaped(NamedTuple):
 class StatsUpdate(NamedTuple):
     """Statistics of a process that has sent nothing else for a moment."""
 
-    stats: WorkerStats
+    stats: Counters
 
 
 class Channel:

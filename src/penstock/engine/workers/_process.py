@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.engine._stats import StatsCollector, WorkerStats
+from penstock.engine._stats import Counters, StatsCollector
 from penstock.engine.workers._messages import Channel, Failed, portable
 from penstock.engine.workers._source import LoaderSource
 
@@ -102,7 +102,7 @@ class ProcessStats:
         self.collector, self._source = StatsCollector(), source
         self._sent_s = 0.0
 
-    def new(self) -> WorkerStats | None:
+    def new(self) -> Counters | None:
         """The statistics, unless they were sent a moment ago."""
         return self.all() if self.age_s > _MIN_STATS_S else None
 
@@ -111,7 +111,7 @@ class ProcessStats:
         """Seconds since statistics were sent."""
         return time.monotonic() - self._sent_s
 
-    def all(self) -> WorkerStats:
+    def all(self) -> Counters:
         self._sent_s = time.monotonic()
         return self.collector.of_process(sum(table.reader.store.retries for table in self._source.tables))
 
