@@ -172,9 +172,10 @@ def test_ranks_with_different_options_all_raise(
 
 def _train_on_bad_rows(uri: str, bad_rank: int, options: dict[str, Any]) -> dict[str, Any]:
     """Steps with a collective each; rows whose number ends with 3 are bad for one rank's transform alone."""
+    rank = dist.get_rank()
 
     def transform(sample: dict[str, Any]) -> dict[str, Any]:
-        if dist.get_rank() == bad_rank and sample["n"] % 10 == 3:
+        if rank == bad_rank and sample["n"] % 10 == 3:
             raise BrokenError("on this rank only")
         return sample
 

@@ -18,7 +18,7 @@ import penstock
 from penstock import Dataset, Mixture, Shuffle, Tensor, Workers
 from penstock.engine import LoaderOptions, RankAgreement
 from penstock.errors import InvalidInputError
-from penstock.table import RowPlaces
+from penstock.table import RowPages
 from tests.engine.reading import LARGE_BYTES, SCHEMA, SHUFFLE, large, rows_of
 from tests.servers import new_location
 
@@ -222,13 +222,13 @@ def test_large_rows_are_read_directly_into_the_batches_that_tables_share(
     ranks: int, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    real = RowPlaces.read
+    real = RowPages.read
 
     def counting(*arguments: Any) -> Any:
         reads.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(RowPlaces, "read", counting)
+    monkeypatch.setattr(RowPages, "read", counting)
     monkeypatch.setattr("penstock.engine._sizing.LoaderSizing._fits", lambda *_, **__: False)
     tables = [large(new_location("folder").uri, 40, 21)[0] for _ in range(3)]
     mix = penstock.mix(dict(zip("abc", tables, strict=True)), weights={"a": 0.5, "b": 0.3, "c": 0.2}, stop="all")

@@ -52,7 +52,7 @@ def test_processes_build_the_same_batches_as_threads(ds: Dataset, num_workers: i
     options: dict[str, Any] = {"batch_size": 8, **MIXED}
     view, workers = ds.select(["n"]), Workers(num_workers, "process")
     remote = view.pytorch(num_workers=workers, transform=transforms.drawn_in_every_way, **options)
-    here = view.pytorch(transform=transforms.noisy, **options)
+    here = view.pytorch(num_workers=Workers(2, "thread"), transform=transforms.noisy, **options)
     drawn: dict[int, tuple[Any, Any]] = {}
     pids: set[int] = set()
     with remote, here:
@@ -64,7 +64,7 @@ def test_processes_build_the_same_batches_as_threads(ds: Dataset, num_workers: i
                 if not epoch:
                     drawn.update(zip(one["n"].tolist(), zip(one["numpy"], one["torch"], strict=True), strict=True))
         assert os.getpid() not in pids
-        assert 1 <= len(pids) <= len(worker_processes()) <= max(1, num_workers)
+        assert 1 <= len(pids) <= num_workers
     for n, found in drawn.items():
         seed = int(RowKeys(0, 0, np.array([n])).generator(0).integers(1 << 32))
         expected = np.random.RandomState(seed).random(), torch.rand((), generator=torch.Generator().manual_seed(seed))
@@ -168,7 +168,7 @@ def test_a_killed_process_is_restarted_and_no_row_is_lost(ds: Dataset) -> None:
         for step, batch in enumerate(loader):
             seen += batch["n"].tolist()
             if step == 1:
-                [pid] = worker_processes()
+                pid = worker_processes()[-1]
                 os.kill(pid, signal.SIGKILL)
         assert seen == list(range(ROWS))
         assert any("exit code -9" in note for note in loader.stats().notes)

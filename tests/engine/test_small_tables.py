@@ -1,12 +1,13 @@
 """A table of one block is shuffled as a whole."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
-from penstock import Column, Dataset, Shuffle, Tensor, Text
+from penstock import Column, Dataset, Shuffle, Tensor, Text, Workers
 from penstock.storage import open_store
 from penstock.testing import CountingStore
 
@@ -71,6 +72,21 @@ def test_a_table_that_fits_the_budget_is_read_once(shuffle: bool, num_workers: i
             seen = [int(n) for batch in loader for n in batch["n"]]
             assert sorted(seen) == list(range(900))
         assert not store.requests["get"], "later epochs come from memory"
+
+
+@pytest.mark.parametrize("transform", [None, lambda sample: sample])
+def test_a_table_that_fits_the_budget_is_read_once_by_processes(tmp_path: Path, transform: Any) -> None:
+    """It stays in the memory that they share."""
+    made = penstock.create(tmp_path / "t", {"n": int, "t": Text()})
+    made.append({"n": range(900), "t": [f"row {k}" for k in range(900)]})
+    made.commit()
+    with made.numpy(batch_size=50, shuffle=True, num_workers=Workers(2, "process"), transform=transform) as loader:
+        for _ in range(4):
+            seen = [(int(n), text) for batch in loader for n, text in zip(batch["n"], batch["t"], strict=True)]
+            assert sorted(seen) == [(k, f"row {k}") for k in range(900)]
+        stats = loader.stats()
+    assert stats.processes == 2
+    assert 0 < stats.bytes <= 1.1 * sum(file.stat().st_size for file in (tmp_path / "t" / "data").iterdir())
 
 
 def test_a_table_larger_than_the_budget_is_read_in_each_epoch() -> None:

@@ -173,7 +173,7 @@ class LoaderEngine:
     def _parts(self) -> tuple[Any, ...]:
         """What all runs in threads share: caches of pages, and what gathers and replaces rows."""
         source, accelerator = self._source, self._sizing.accelerator
-        return source.page_caches(), *source.gatherers(self._selections, accelerator)
+        return source.page_caches(), *source.gatherers(self._selections, self.collector, accelerator)
 
     def _threaded_run(self) -> ThreadedRun:
         source, options, collector = self._source, self._source.pipeline, self.collector

@@ -287,7 +287,7 @@ class LoaderSizing:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
         larger = 3 if self._formatter.on_host else 1  # than what functions get
-        batches = 8 + self._options.workers.count * self._copies * larger
+        batches = 8 + self._options.workers.count * self._copies * larger + 2 * self.workers.processes
         wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
         row_bytes = sum(table.share * table.window_row_bytes for table in self._tables)
         span_bytes = max(_SPAN_BYTES, self._options.batch_size * row_bytes)

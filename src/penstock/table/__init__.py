@@ -6,7 +6,7 @@ from penstock.table._compact import as_ranges, compact
 from penstock.table._compute_column import ComputeOptions
 from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
-from penstock.table._direct_read import RowPlaces, check_pages, direct_row_range, read_direct
+from penstock.table._direct_read import RowPages, direct_row_range, read_direct
 from penstock.table._encode import from_arrow
 from penstock.table._gather import Allocator, RawColumn, copy_dense, dense_runs, gather, gather_dense, take
 from penstock.table._input import Appendable
@@ -60,7 +60,7 @@ __all__ = [
     "RawColumn",
     "Reader",
     "RowChunk",
-    "RowPlaces",
+    "RowPages",
     "Session",
     "Verifier",
     "VerifyReport",
@@ -71,7 +71,6 @@ __all__ = [
     "as_ranges",
     "author",
     "candidate_rows",
-    "check_pages",
     "compact",
     "copy_dense",
     "delete_rows",

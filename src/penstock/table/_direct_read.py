@@ -1,19 +1,19 @@
 """Direct reads: pages of one fixed-width column, read into the rows' destination without an intermediate copy."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.errors import CorruptError
-from penstock.format import crc32c, values_match, verify_pages
+from penstock.format import corrupt_error, crc32c, values_match, verify_pages
 from penstock.storage import Store
-from penstock.table._pages import FragmentRows, Int64Array, PageRequest, read_pages
+from penstock.table._pages import FragmentRows, Int64Array, PageRequest
 from penstock.types import ByteRange
 
-_CHECKED = 1 << 20
-"""Bytes of pages that are verified together."""
+_ROWS_PER_PAGE = 2
+"""Rows of a page that is read for one of them: it costs less to read it twice than to pass it on."""
 
 
 def direct_row_range(request: PageRequest, field_id: int, row_bytes: int, selected: FragmentRows) -> range | None:
@@ -56,79 +56,70 @@ def _read(store: Store, request: PageRequest, out: memoryview) -> None:
         raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")
 
 
-def check_pages(store: Store, request: PageRequest) -> None:
-    """Read pages and verify them, a few at a time, in memory that stays in the processor's cache.
-
-    Raises `CorruptError` for a damaged page.
-    """
-    file, offsets, crcs = request.file, request.file.offsets, request.file.page_crcs
-    scratch = memoryview(b"")
-    for first, end in _page_runs(request):
-        start, size = offsets[first], offsets[end] - offsets[first]
-        if len(scratch) < size:
-            scratch = np.empty(size, np.uint8).data
-        store.read_into(file.key, start, [scratch[:size]])
-        for page in range(first, end):
-            if crc32c(scratch[offsets[page] - start : offsets[page + 1] - start]) != crcs[page]:
-                read_pages(store, PageRequest(file, (page,)))  # retries once, or raises
-
-
-def _page_runs(request: PageRequest) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive pages, each with its end, that have at most as many bytes as are verified together."""
-    offsets, first, end = request.file.offsets, request.pages[0], request.pages[0]
-    for page in request.pages:
-        if end > first and (page > end or offsets[page + 1] - offsets[first] > _CHECKED):
-            yield first, end
-            first = page
-        end = page + 1
-    yield first, end
-
-
-class RowPlaces(NamedTuple):
-    """Where rows of one fixed-width column are in files whose pages are verified."""
+class RowPages(NamedTuple):
+    """Where rows of one fixed-width column are whose pages hold few rows: a row is read and verified with its page."""
 
     keys: Sequence[str]
     """Of files."""
-    places: Int64Array
-    """For each row the number of its file, and its offset there; of shape (rows, 2)."""
+    pages: Int64Array
+    """For each row the number of its file, the start and the end of its page there, where it starts in the page, and
+    the checksum of the page; of shape (rows, 5)."""
 
     @classmethod
-    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int) -> "RowPlaces | None":
-        """The places of some rows; None if a page must be parsed."""
+    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int) -> "RowPages | None":
+        """The pages of some rows; None if a page holds more than a few rows, or must be parsed."""
         rows = selected.rows
         files = selected.fragment.files_between(field_id, int(rows[0]), int(rows[-1]) + 1) if len(rows) else ()
         parts: list[Int64Array] = []
         for number, file in enumerate(files):
-            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes:
+            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes or max(file.page_rows) > _ROWS_PER_PAGE:
                 return None
             here = rows[np.searchsorted(rows, file.row_start) : np.searchsorted(rows, file.row_start + file.rows)]
-            inside = here - file.row_start
-            ends = np.asarray(file.page_ends, np.int64)
-            page = np.searchsorted(ends, inside, side="right")
-            first = ends[page] - np.asarray(file.page_rows, np.int64)[page]
-            starts = np.asarray(file.page_offsets, np.int64)[page] + np.array(file.values_at(field_id, row_bytes))[page]
-            parts.append(np.stack([np.full(len(page), number), starts + (inside - first) * row_bytes], axis=1))
-        places = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
-        return cls([file.key for file in files], places) if len(places) == len(rows) else None
+            ends, counts = np.asarray(file.page_ends, np.int64), np.asarray(file.page_rows, np.int64)
+            page = np.searchsorted(ends, here - file.row_start, side="right")
+            inside = here - file.row_start - ends[page] + counts[page]
+            values = np.array(file.values_at(field_id, row_bytes))[page] + inside * row_bytes
+            offsets, crcs = np.asarray(file.page_offsets, np.int64), np.asarray(file.page_crcs, np.int64)
+            columns = [np.full(len(page), number), offsets[page], offsets[page + 1], values, crcs[page]]
+            parts.append(np.stack(columns, axis=1))
+        pages = np.concatenate(parts) if parts else np.zeros((0, 5), np.int64)
+        return cls([file.key for file in files], pages) if len(pages) == len(rows) else None
 
     @classmethod
-    def joined(cls, parts: Sequence["RowPlaces"]) -> "RowPlaces":
+    def joined(cls, parts: Sequence["RowPages"]) -> "RowPages":
         """The rows of all parts, one after the other."""
         keys: list[str] = []
-        places = np.concatenate([part.places for part in parts])
+        pages = np.concatenate([part.pages for part in parts])
         end = 0
         for part in parts:
-            places[end : end + len(part.places), 0] += len(keys)
-            end += len(part.places)
+            pages[end : end + len(part.pages), 0] += len(keys)
+            end += len(part.pages)
             keys += part.keys
-        return cls(keys, places)
+        return cls(keys, pages)
 
-    def take(self, rows: Int64Array | slice) -> "RowPlaces":
+    def take(self, rows: Int64Array | slice) -> "RowPages":
         """Some of the rows."""
-        return RowPlaces(self.keys, self.places[rows])
+        return RowPages(self.keys, self.pages[rows])
 
-    def read(self, store: Store, row_view: Callable[[int], memoryview]) -> None:
-        """Read each row into its memory."""
-        store.read_scattered(
-            [(self.keys[file], start, row_view(row)) for row, (file, start) in enumerate(self.places.tolist())]
-        )
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pages of all rows."""
+        return int((self.pages[:, 2] - self.pages[:, 1]).sum())
+
+    def read(self, store: Store, row_view: Callable[[int], memoryview]) -> dict[int, CorruptError]:
+        """Read each row into its memory, and verify its page; returns the errors of damaged pages by row."""
+        errors: dict[int, CorruptError] = {}
+        scratch = memoryview(b"")
+        for index, (file, start, end, value, crc) in enumerate(self.pages.tolist()):
+            row = row_view(index)
+            if len(scratch) < end - start:
+                scratch = memoryview(bytearray(end - start))
+            head, tail = scratch[:value], scratch[value + len(row) : end - start]
+            for _ in range(2):  # perhaps damaged in transit: retry once
+                store.read_into(self.keys[file], start, (head, row, tail))
+                if crc32c(tail, crc32c(row, crc32c(head))) == crc:
+                    break
+            else:
+                where = f"{store.uri}/{self.keys[file]}"
+                errors[index] = corrupt_error(where, f"the checksum of the page at byte {start} does not match")
+        return errors

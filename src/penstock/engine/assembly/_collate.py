@@ -1,5 +1,6 @@
 """Collate the rows of a span column by column, and decode encoded columns."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,21 +33,25 @@ class Collator:
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
         self._decoder = ColumnDecoder(options, layout.variable)
         self._view: Callable[[Buffer], Any] = as_bytes if accelerator is None else writable_view
+        self.on_read: Callable[[int, float], None] = lambda _size, _seconds: None
+        """Called with the bytes read from files, and the time that took."""
 
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
         """All columns of some rows, and the errors of bad rows by index; the values of bad rows are undefined."""
         columns: dict[str, Any] = {}
         bad: BadRows = {}
         for column in self._layout.fixed:
-            columns.update(self.fixed(column, task.located, slab, empty(column.name)))
+            columns.update(self.fixed(column, task.located, slab, empty(column.name), bad))
         for field in self._layout.variable:
             columns.update(self.variable(field, task.located, empty(field.name), bad))
         return columns, bad
 
-    def fixed(self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator) -> Columns:
-        """A column of a fixed shape from the slab or from files, and its mask."""
+    def fixed(
+        self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator, bad: BadRows
+    ) -> Columns:
+        """A column of a fixed shape from the slab or from files, and its mask; adds the errors of bad rows to `bad`."""
         if column.name in located.files:
-            values = self._read_rows(column, located, slab, empty)
+            values = self._read_rows(column, located, slab, empty, bad)
         else:
             values = slab.gather(column, located.slab_rows, empty)
         columns: Columns = {column.name: values}
@@ -54,7 +59,9 @@ class Collator:
             columns[f"{column.name}_mask"] = slab.masks[column.name][located.slab_rows]
         return columns
 
-    def _read_rows(self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator) -> Any:
+    def _read_rows(
+        self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator, bad: BadRows
+    ) -> Any:
         """Rows that are read from files straight to their places."""
         mask, files = located.files[column.name]
         out = empty((len(located.slab_rows), *column.shape), column.dtype)
@@ -64,8 +71,11 @@ class Collator:
         base = out.array if isinstance(out, RowsAt) else out
         data, row_bytes = base.reshape(-1).view(np.uint8).data, base[:1].nbytes
         starts = ((out.places[places] if isinstance(out, RowsAt) else places) * row_bytes).tolist()
+        started = time.perf_counter()
         with self._reader.missing_as_corrupt():
-            files.read(self._reader.store, lambda row: data[starts[row] : starts[row] + row_bytes])
+            errors = files.read(self._reader.store, lambda row: data[starts[row] : starts[row] + row_bytes])
+        self.on_read(files.bytes, time.perf_counter() - started)
+        bad.update({int(places[index]): error for index, error in errors.items()})
         return out
 
     def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:

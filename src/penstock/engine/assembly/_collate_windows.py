@@ -87,7 +87,7 @@ class WindowCollator(Collator):
         for column in self._layout.fixed:
             draws = self._draws(samples, column.name)
             flat = located.take(draws.reshape(-1))
-            found.update(_reshaped(self.fixed(column, flat, slab, _flat(empty(column.name), draws)), draws))
+            found.update(_reshaped(self.fixed(column, flat, slab, _flat(empty(column.name), draws), bad), draws))
         for field in self._layout.variable:
             draws = self._draws(samples, field.name)
             bad_draws: BadRows = {}

@@ -11,7 +11,7 @@ from penstock.engine.planning import Block, FixedColumn, Layout, PlannedBlock
 from penstock.engine.window._page_cache import PageCache
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import FragmentRows, PageRequest, RowPlaces, direct_row_range, page_requests
+from penstock.table import FragmentRows, PageRequest, RowPages, direct_row_range, page_requests
 
 _MAX_MEMOIZED = 16 << 10
 _MIN_PAGE_ROW_BYTES = 32 << 10
@@ -23,10 +23,8 @@ class BlockRequest(NamedTuple):
     requests: Sequence[PageRequest]
     direct: dict[int, range]
     """Indices of requests that are read directly into the slab, and the rows that each fills."""
-    checked: set[int]
-    """Indices of requests whose pages are only verified."""
-    row_places: Mapping[str, RowPlaces]
-    """Columns that builders read row by row from verified pages, so that they are not in the window."""
+    row_pages: Mapping[str, RowPages]
+    """Columns that builders read row by row, so that they are not in the window."""
     slab_range: range
     """Its rows in the slab, with unwanted rows of shared pages: below 0, and after the last row."""
     cacheable: Sequence[PageRequest]
@@ -86,23 +84,21 @@ class BlockRequests:
         fragment_rows = FragmentRows(block.fragment, block.stored_rows)
         cacheable: list[PageRequest] = []
         requests: list[PageRequest] = []
-        row_places: dict[str, RowPlaces] = {}
+        row_pages: dict[str, RowPages] = {}
         elsewhere: set[int] = set()
         for field in self._by_row:
-            places = RowPlaces.of(fragment_rows, field.id, field.fixed_row_bytes or 0)
+            places = RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0)
             if places is not None:
-                row_places[field.name] = places
+                row_pages[field.name] = places
                 elsewhere.add(field.id)
-        ids = [field_id for field_id in self._ids if block.reads(field_id)]
+        ids = [field_id for field_id in self._ids if block.reads(field_id) and field_id not in elsewhere]
         for request in page_requests([fragment_rows], ids):
             if self._page_cache is not None and self.is_cacheable(request):
                 cacheable += self._page_cache.groups(request)
             else:
                 requests.append(request)
         most = None if isinstance(block.selected, range) else 2 * len(block)
-        checked = {index for index, request in enumerate(requests) if elsewhere.issuperset(request.file.fields)}
-        width = [(field_id, size) for field_id, size in self._fixed_width if field_id not in elsewhere]
-        direct = self._direct_requests(requests, fragment_rows, width, most) if self._is_local else {}
+        direct = self._direct_requests(requests, fragment_rows, most) if self._is_local else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
         row_bytes = sum(
@@ -113,25 +109,18 @@ class BlockRequests:
         return BlockRequest(
             requests,
             direct,
-            checked,
-            row_places,
+            row_pages,
             slab_range,
             cacheable,
             {},
             slab_bytes=len(slab_range) * row_bytes,
             variable_bytes=round(share * sum(request.bytes for request in variable)),
-            raw_bytes=sum(
-                request.bytes for index, request in enumerate(requests) if index not in checked.union(direct)
-            ),
+            raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
             sparse=share < 0.5,
         )
 
     def _direct_requests(
-        self,
-        requests: Sequence[PageRequest],
-        fragment_rows: FragmentRows,
-        fixed_width: Sequence[tuple[int, int]],
-        most: int | None,
+        self, requests: Sequence[PageRequest], fragment_rows: FragmentRows, most: int | None
     ) -> dict[int, range]:
         """The requests that can be read directly to their destination; for a column, all or none.
 
@@ -141,7 +130,7 @@ class BlockRequests:
         """
         direct: dict[int, range] = {}
         wanted = range(len(fragment_rows.rows))
-        for field_id, row_bytes in fixed_width:
+        for field_id, row_bytes in self._fixed_width:
             indices = [index for index, request in enumerate(requests) if request.file.fields == (field_id,)]
             rows = [direct_row_range(requests[index], field_id, row_bytes, fragment_rows) for index in indices]
             parts = [part for part in rows if part is not None]
@@ -157,8 +146,9 @@ class BlockRequests:
 
 
 def reads_by_row(field: Field) -> bool:
-    """Whether rows of a column are large enough for reads of their own; below, a copy is cheaper than a Python call."""
-    return (field.fixed_row_bytes or 0) >= _MIN_PAGE_ROW_BYTES
+    """Whether rows of a column are large, and few in a page; below, a copy is cheaper than a Python call."""
+    size = field.fixed_row_bytes or 0
+    return size >= _MIN_PAGE_ROW_BYTES and 2 * size >= field.page_bytes
 
 
 def _stored_rows(requests: Sequence[PageRequest]) -> Counter[tuple[int, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.table import Int64Array, RawColumn, RowPlaces, take
+from penstock.table import Int64Array, RawColumn, RowPages, take
 from penstock.types import Buffer
 
 _REFERENCES = "\0references of "
@@ -109,12 +109,12 @@ class WindowRows(NamedTuple):
     """For each row the index of its block."""
     rows: Int64Array
     """For each row its index in that block."""
-    files: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPlaces]]
+    files: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPages]]
     """Columns that are read from files: a mask of the rows that are, None for all, and where they are."""
 
     def take(self, indices: Int64Array | slice) -> "WindowRows":
         """Some of the rows."""
-        files = {name: _taken(mask, places, indices) for name, (mask, places) in self.files.items()}
+        files = {name: _taken(mask, pages, indices) for name, (mask, pages) in self.files.items()}
         if not self.blocks:
             return self._replace(slab_rows=self.slab_rows[indices], files=files)
         return WindowRows(self.slab_rows[indices], self.blocks, self.block_index[indices], self.rows[indices], files)
@@ -163,10 +163,10 @@ class WindowRows(NamedTuple):
 
 
 def _taken(
-    mask: npt.NDArray[np.bool_] | None, places: RowPlaces, indices: Int64Array | slice
-) -> tuple[npt.NDArray[np.bool_] | None, RowPlaces]:
+    mask: npt.NDArray[np.bool_] | None, pages: RowPages, indices: Int64Array | slice
+) -> tuple[npt.NDArray[np.bool_] | None, RowPages]:
     if mask is None:
-        return None, places.take(indices)
+        return None, pages.take(indices)
     number = np.cumsum(mask) - 1
     taken = mask[indices]
-    return taken, places.take(number[indices][taken])
+    return taken, pages.take(number[indices][taken])

@@ -23,7 +23,6 @@ from penstock.table import (
     Pages,
     RawColumn,
     Reader,
-    check_pages,
     copy_dense,
     gather,
     read_direct,
@@ -94,7 +93,7 @@ class TableReads:
     page_cache: PageCache | None
     """All columns but the heaviest come from it, if there is one."""
     by_row: bool
-    """Whether pages of large local rows are only verified, and builders read the rows."""
+    """Whether builders read large local rows themselves."""
 
 
 class TableWindow:
@@ -140,9 +139,6 @@ class TableWindow:
         """Read one request of a block: returns its pages, none for a direct read, and the bytes fetched."""
         request, rows = block.requests[number], block.request.direct.get(number)
         try:
-            if number in block.request.checked:
-                check_pages(self._reader.store, request)
-                return [], request.bytes
             if rows is not None:
                 self._read_direct(block, number, rows)
                 return [], request.bytes
@@ -196,7 +192,7 @@ class TableWindow:
             mask = self.slab.masks.get(column.name)
             if column.field is not None and not block.plan.source.reads(column.field.id):
                 continue
-            if (column.field is None or column.field.id not in there) and column.name not in block.request.row_places:
+            if (column.field is None or column.field.id not in there) and column.name not in block.request.row_pages:
                 values = self.slab.buffer(column.name, first, block.plan.rows)
                 self._fill_column(column, block, values, None if mask is None else mask[first:end])
                 self.slab.flush(column.name, first, block.plan.rows)

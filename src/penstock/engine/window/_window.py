@@ -14,7 +14,7 @@ from penstock.engine.window._rows import BlockColumns, WindowRows
 from penstock.engine.window._slab import Slab
 from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
 from penstock.engine.window._tasks import BuildTask, TableTask
-from penstock.table import Int64Array, RowPlaces
+from penstock.table import Int64Array, RowPages
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -229,7 +229,7 @@ class Window:
         if rows.resident:
             needed, block_index = np.unique(block_index, return_inverse=True)
             blocks = [blocks[number] for number in needed.tolist()]
-        places = {name: _row_places(name, blocks, block_index, rows.rows) for name in table.reads_by_row}
+        places = {name: _row_pages(name, blocks, block_index, rows.rows) for name in table.reads_by_row}
         files = {name: each for name, each in places.items() if each is not None}
         if not table.layout.variable:
             return WindowRows(slab_rows, (), _NO_ROWS, _NO_ROWS, files)
@@ -275,15 +275,15 @@ def _slab_starts(blocks: Sequence[WindowBlock]) -> Int64Array:
     return np.array([block.slab_start for block in blocks], np.int64)
 
 
-def _row_places(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Any:
+def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Any:
     """Where the rows of a column are that builders read from files; None if it is in the slab."""
-    places = [block.request.row_places.get(name) for block in blocks]
+    places = [block.request.row_pages.get(name) for block in blocks]
     known = [each for each in places if each is not None]
     if not known:
         return None
-    lengths = [0 if each is None else len(each.places) for each in places]
+    lengths = [0 if each is None else len(each.pages) for each in places]
     firsts = np.cumsum([0, *lengths])[:-1]
-    joined = RowPlaces.joined(known)
+    joined = RowPages.joined(known)
     if len(known) == len(places):
         return None, joined.take(firsts[block_index] + rows)
     mask = np.array([each is not None for each in places])[block_index]

@@ -85,7 +85,8 @@ class WorkerProcess:
 class Builder(WorkerProcess):
     """A builder: forked from a template, or one that was the template of itself alone."""
 
-    def __init__(self, template: WorkerProcess, spec: SharedMemory) -> None:
+    def __init__(self, template: WorkerProcess, *, forked: bool) -> None:
+        """Raises `ChildProcessError` if the template has died, or cannot fork because it has threads."""
         self.id, self.started = next(_ids), True
         self.memory: int | None = None
         """The shared memory of a window that it has mapped."""
@@ -93,22 +94,15 @@ class Builder(WorkerProcess):
         """The slots that it has mapped."""
         self.dropped: list[int] = []
         """Slots that it can unmap."""
-        self._template, self._forked = template, True
+        self._template, self._forked = template, forked
         self.channel, theirs = Channel.pair()
         try:
             with theirs:
-                answer = template.ask(Fork(), [theirs.fileno()])
-                if answer is None or answer.pid is None:  # it has died, or has threads
-                    self._template, self._forked = WorkerProcess("_builder_main", spec), False
-                    answer = self._template.ask(Become(), [theirs.fileno()])
-            if answer is None:
-                code = self._template.reap()
-                raise PenstockError(f"a worker process could not start: it ended with exit code {code}")
+                answer = template.ask(Fork() if forked else Become(), [theirs.fileno()])
+            if answer is None or answer.pid is None:
+                raise ChildProcessError
         except BaseException:
             self.channel.close()
-            if not self._forked:
-                self._template.kill()
-                self._template.reap()
             raise
         self.pid = answer.pid
 
@@ -201,11 +195,13 @@ class ProcessPool:
                 started: list[WorkerProcess] = []
                 try:
                     self._templates[:] = [WorkerProcess("_builder_main", self._spec_memory[1])]
-                    for worker in range(1 + self._builders):
-                        started.append(self._started(worker))
+                    started.append(WorkerProcess("_reader_main", self._spec_memory[0]))
+                    self._new_builders(self._builders, started)
                 except BaseException:
                     self._end(started)
                     raise
+                for process in started:
+                    self._selector.register(process.channel, selectors.EVENT_READ, process)
                 self.processes[:], self._running = started, True
             for worker, process in enumerate(self.processes):
                 if not process.started:
@@ -213,12 +209,22 @@ class ProcessPool:
             self._runs += 1
             return self._runs
 
-    def _started(self, worker: int) -> WorkerProcess:
-        assert self._selector is not None
-        reader, builder = self._spec_memory
-        process = Builder(self._templates[0], builder) if worker else WorkerProcess("_reader_main", reader)
-        self._selector.register(process.channel, selectors.EVENT_READ, process)
-        return process
+    def _new_builders(self, count: int, started: list[WorkerProcess]) -> None:
+        """Start builders: forks of the template, or if that cannot fork, processes of their own, all at once."""
+        with suppress(ChildProcessError):
+            while count:
+                started.append(Builder(self._templates[0], forked=True))
+                count -= 1
+        alone = [WorkerProcess("_builder_main", self._spec_memory[1]) for _ in range(count)]
+        try:
+            while alone:
+                started.append(Builder(alone[0], forked=False))
+                del alone[0]
+        except ChildProcessError:
+            code = alone[0].reap()
+            raise PenstockError(f"a worker process could not start: it ended with exit code {code}") from None
+        finally:
+            _end_all(alone, [], [])
 
     def receive(self, *, wait: bool = True) -> Sequence[tuple[int, Any, list[int]]]:
         """The messages that are there: for each the worker, the message and its descriptors; None if it died.
@@ -260,7 +266,13 @@ class ProcessPool:
             self._selector.unregister(process.channel)
             code = process.reap()
             self.collector.forget_requests(process.pid)
-            self.processes[worker] = self._started(worker)
+            started: list[WorkerProcess] = []
+            if worker:
+                self._new_builders(1, started)
+            else:
+                started.append(WorkerProcess("_reader_main", self._spec_memory[0]))
+            self._selector.register(started[0].channel, selectors.EVENT_READ, started[0])
+            self.processes[worker] = started[0]
             return code
 
     def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:

@@ -60,7 +60,7 @@ class TableOptions:
 
     plan: PlanOptions
     by_row: bool
-    """Whether builders read large rows from local files, whose pages are verified before."""
+    """Whether builders read large rows of local files themselves."""
     slab_rows: int
     cache_pages: bool
     """Whether pages of light columns are cached."""
@@ -162,7 +162,8 @@ class LoaderSource:
     @property
     def needs_positions(self) -> bool:
         """Whether builders have to know which rows of the table they get: to name, or replace, a bad one."""
-        return self.options.bad_samples.tolerant or any(table.layout.variable for table in self.tables)
+        by_row = any(table.by_row for table in self.pipeline.tables)
+        return by_row or self.options.bad_samples.tolerant or any(table.layout.variable for table in self.tables)
 
     @property
     def flags_rows(self) -> bool:
@@ -230,7 +231,7 @@ class LoaderSource:
         return [PageCache(table.reader.store) if options.cache_pages else None for table, options in each]
 
     def gatherers(
-        self, selections: Sequence[Selection], accelerator: Accelerator | None = None
+        self, selections: Sequence[Selection], collector: StatsCollector, accelerator: Accelerator | None = None
     ) -> tuple[list[RowGatherer], list[RowReplacer]]:
         """For each table what gathers its rows, and what replaces bad ones."""
         mixed = self.mixed_columns
@@ -242,6 +243,7 @@ class LoaderSource:
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
                 image_cache_bytes=self.pipeline.tables[number].image_cache_bytes,
             )  # fmt: skip
+            collator.on_read = collector.record_get
             replacer = RowReplacer(
                 collator, selections[number], self.options.bad_samples, there,
                 seed=table.order.seed, flag=self.flags_rows,
