@@ -8,8 +8,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.workers._lists import compact, expand
-from penstock.engine.workers._messages import pack, unpack
+from penstock.engine.workers._transport import compact, expand, pack, unpack
 
 Array = npt.NDArray[Any]
 

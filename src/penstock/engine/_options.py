@@ -148,9 +148,9 @@ class Workers:
     count: int
     """Cores for reading, decoding, collating and transforming; 0 uses the thread that iterates."""
     type: Literal["auto", "thread", "process"] = "auto"
-    """"auto" uses threads for up to three workers, for small tables without functions, and where processes cannot read
-    the table or build its batches; and else processes, which do not share a GIL. Functions then run in other processes,
-    and cannot change variables of this one. With "process", functions that cannot be pickled are an error."""
+    """"auto" uses processes for functions, which hold the GIL, and for more than three workers; and threads for small
+    tables without functions, and where processes cannot read the table or build its batches. Functions in other
+    processes cannot change variables of this one. With "process", functions that cannot be pickled are an error."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", _whole_number("num_workers", self.count, minimum=0))

@@ -17,6 +17,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,25 +40,16 @@ from penstock.engine.window import (
     null_columns,
     read_task,
 )
-from penstock.engine.workers._lists import compact
-from penstock.engine.workers._messages import (
-    Become,
-    Build,
-    Built,
-    Channel,
-    Fork,
-    Forked,
-    Reap,
-    Reaped,
-    pack,
-    portable,
-)
+from penstock.engine.workers._messages import Become, Build, Built, Channel, Fork, Forked, Reap, Reaped, StatsUpdate
 from penstock.engine.workers._process import ProcessStats, run_process, serve
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
+from penstock.engine.workers._transport import compact, pack, portable
 from penstock.table import Allocator
 
 _BLOCKS_CACHED = 256
+_IDLE_S = 0.2
+"""A builder that has no task for so long sends its statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,7 @@ class _Template:
                 self._channel.send(Reaped(os.waitstatus_to_exitcode(status)))
 
     def _fork(self, builder_fd: int) -> int | None:
-        if len(os.listdir("/proc/self/task")) > 1:
+        if _threads() > 1:
             return None
         gc.freeze()  # or a collection would copy the memory that processes share
         pid = os.fork()
@@ -109,6 +101,12 @@ class _Template:
     def _become_builder(self, builder_fd: int) -> NoReturn:
         spec, formatter = self._spec, self._formatter
         serve(builder_fd, lambda channel: _Builder(channel, pickle.loads(spec.source), formatter, spec.slots))
+
+
+def _threads() -> int:
+    """Threads of this process, without one of jemalloc, which starts it again in a fork."""
+    names = [Path(f"/proc/self/task/{thread}/comm").read_text() for thread in os.listdir("/proc/self/task")]
+    return sum("jemalloc" not in name for name in names)
 
 
 class _MappedWindow:
@@ -160,12 +158,14 @@ class _Builder:
         """Build until the channel is closed."""
         while True:
             started = time.perf_counter()
+            if not self._channel.has_message(_IDLE_S):
+                self._channel.send(StatsUpdate(self._stats.all()))
             message, descriptors = self._channel.receive()
             self._stats.collector.add_time("worker", "starved", time.perf_counter() - started)
             self._map(message, descriptors)
             with self._stats.collector.timed("worker", "busy"):
                 built, memory = self._build(message)
-            self._channel.send(built, [] if memory is None else [memory.fd])
+            self._channel.send(built._replace(stats=self._stats.new()), [] if memory is None else [memory.fd])
             del built, memory
 
     def _map(self, message: Build, descriptors: Sequence[int]) -> None:
@@ -188,7 +188,7 @@ class _Builder:
                 failure = gathered.failure[0], portable(gathered.failure[1])
         except BaseException as error:
             shipment = portable(error)
-        return Built(message.run, message.number, message.rows, shipment, bad, failure, self._stats.new()), memory
+        return Built(message.run, message.number, message.rows, shipment, bad, failure, None), memory
 
     def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
         assert self._window is not None

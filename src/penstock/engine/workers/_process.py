@@ -24,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.engine._stats import Counters, StatsCollector
-from penstock.engine.workers._messages import Channel, Failed, portable
+from penstock.engine.workers._messages import Channel, Failed
 from penstock.engine.workers._source import LoaderSource
+from penstock.engine.workers._transport import portable
 
 _MIN_STATS_S = 0.1
 

@@ -36,17 +36,15 @@ from penstock.engine.workers._messages import (
     Pause,
     Published,
     Release,
-    RemoteError,
     Resume,
     Run,
-    Shipment,
     StatsUpdate,
     Stop,
-    unpack,
 )
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._slots import Delivery, Slot
 from penstock.engine.workers._source import DeliveredSpan
+from penstock.engine.workers._transport import RemoteError, Shipment, unpack
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
 from penstock.table import Int64Array

@@ -17,21 +17,11 @@ from typing import Any
 from penstock.device import SharedRegions
 from penstock.engine.planning import Span
 from penstock.engine.window import Arena, WindowBlock, write_task
-from penstock.engine.workers._messages import (
-    Channel,
-    Failed,
-    Pause,
-    Published,
-    Release,
-    Resume,
-    Run,
-    StatsUpdate,
-    Stop,
-    portable,
-)
+from penstock.engine.workers._messages import Channel, Failed, Pause, Published, Release, Resume, Run, StatsUpdate, Stop
 from penstock.engine.workers._process import ProcessStats, run_process, start_thread
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
+from penstock.engine.workers._transport import portable
 
 _STATS_S = 0.5
 _SWITCH_S = 1e-4

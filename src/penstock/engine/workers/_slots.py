@@ -28,8 +28,7 @@ from penstock.engine.assembly import (
 )
 from penstock.engine.planning import Layout
 from penstock.engine.window import BuildTask
-from penstock.engine.workers._lists import expand
-from penstock.engine.workers._messages import RemoteError
+from penstock.engine.workers._transport import RemoteError, expand
 from penstock.plan import SpanSteps
 from penstock.table import Int64Array
 

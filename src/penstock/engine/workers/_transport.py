@@ -1,0 +1,224 @@
+"""Values on their way between processes: pickled, with their arrays in shared memory; and errors.
+
+Values larger than a packet lie in shared memory whose descriptor accompanies the message, so that no value fills the
+buffer of a socket, and a process that relays a message copies no value.
+"""
+
+import io
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from penstock.device import SharedMemory
+from penstock.errors import InvalidInputError, SampleError, text_of
+
+MAX_PACKET_BYTES = 4 << 10
+"""Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
+_ALIGNMENT = 64
+_LARGE_BYTES = 64 << 10
+
+
+class Shipment(NamedTuple):
+    """A pickled value, and where its arrays are."""
+
+    pickled: bytes
+    """Empty if it is the last of the arrays."""
+    arrays: list[tuple[bool, int, int]]
+    """Of each array: whether it is in the slot of its span, instead of in shared memory of its own; start and size."""
+    has_memory: bool
+    """Whether a descriptor of shared memory accompanies the shipment."""
+
+
+class RemoteError(NamedTuple):
+    """An error of a worker process on its way: pickled as far as it can be, and as text."""
+
+    pickled: bytes
+    text: str
+    traceback: str
+
+    def revive(self) -> Exception:
+        """The error with the traceback of its process, or an equivalent one if it cannot be made here."""
+        made: Exception = SampleError(self.text)
+        with suppress(Exception):
+            found = pickle.loads(self.pickled)
+            made = found if isinstance(found, Exception) else made
+        made.add_note(f"In the worker process:\n{self.traceback}")
+        return made
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles classes of scripts and notebooks so that the program that has them gets its own."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """See `pickle.Pickler`."""
+        if isinstance(value, type) and value.__module__ == "__main__":
+            return _class_of_main, (value.__qualname__, cloudpickle.dumps(value))
+        return super().reducer_override(value)
+
+
+def _class_of_main(name: str, by_value: bytes) -> Any:
+    found: Any = sys.modules["__main__"]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else pickle.loads(by_value)
+
+
+def _dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
+        return file.getvalue()
+
+
+def pack(
+    value: Any, slot: npt.NDArray[np.uint8] | None = None, *, into_slot: bool = False
+) -> tuple[Shipment, SharedMemory | None]:
+    """Prepare a value for another process, and put its large arrays into shared memory.
+
+    Arrays that are in `slot` stay there. With `into_slot`, others are written to it, as far as there is room; else to
+    new memory.
+    """
+    buffers: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < MAX_PACKET_BYTES:
+            return True
+        buffers.append(view)
+        return False
+
+    try:
+        pickled = pickle.dumps(value, 5, buffer_callback=is_small)
+    except BaseException:  # such as a class of a notebook
+        buffers.clear()
+        try:
+            pickled = _dumps(value, is_small)
+        except BaseException as error:  # a user's object may raise anything
+            raise InvalidInputError(
+                "what transforms and decoders return is sent from one process to another, and this cannot be pickled "
+                f'({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
+            ) from error
+    if len(pickled) >= MAX_PACKET_BYTES // 2:
+        buffers.append(memoryview(pickled))
+        pickled = b""
+    views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    base, size = (0, 0) if slot is None else (int(slot.ctypes.data), len(slot))
+    starts = [int(view.ctypes.data) - base for view in views]
+    inside = [start >= 0 and start + len(view) <= size for start, view in zip(starts, views, strict=True)]
+    gaps = _gaps([(s, s + len(v)) for s, v, known in zip(starts, views, inside, strict=True) if known], size)
+    end = 0
+    for index, view in enumerate(views):
+        if inside[index]:
+            continue
+        gap = next((number for number, (first, last) in enumerate(gaps) if last - first >= len(view)), None)
+        if gap is None or slot is None or not into_slot:
+            starts[index], end = end, end + _aligned(len(view))
+            continue
+        starts[index], last = gaps[gap]
+        gaps[gap] = min(starts[index] + _aligned(len(view)), last), last
+        inside[index] = True
+        slot[starts[index] : starts[index] + len(view)] = view
+    memory = SharedMemory.create(end) if end else None
+    for start, view, known in zip(starts, views, inside, strict=True):
+        if memory is not None and not known:
+            memory.bytes[start : start + len(view)] = view
+    arrays = [(known, start, len(view)) for known, start, view in zip(inside, starts, views, strict=True)]
+    return Shipment(pickled, arrays, memory is not None), memory
+
+
+def _gaps(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The aligned ranges of `size` bytes that are not taken."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for first, last in [*sorted(taken), (size, size)]:
+        if first > end:
+            found.append((end, first))
+        end = max(end, _aligned(last))
+    return found
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:
+    """The value of a shipment; its arrays are views of `slot`, and of shared memory whose descriptor this closes."""
+    memory = None
+    if descriptor is not None:
+        shared = SharedMemory(descriptor)
+        memory = shared.bytes
+    buffers: list[Any] = []
+    for in_slot, start, size in shipment.arrays:
+        source = slot if in_slot else memory
+        assert source is not None
+        buffers.append(source[start : start + size])
+    pickled = shipment.pickled or buffers.pop()
+    try:
+        return pickle.loads(pickled, buffers=buffers)
+    except Exception as error:
+        raise InvalidInputError(
+            "what transforms and decoders return is sent from one process to another, and this cannot be unpickled "
+            f'there ({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
+        ) from error
+
+
+def portable(error: BaseException) -> RemoteError:
+    """An error for another process; whatever the error itself raises is suppressed."""
+    pickled, lines = b"", ""
+    with suppress(BaseException):
+        pickled = _dumps(error)
+    with suppress(BaseException):
+        lines = "".join(traceback.format_exception(error))
+    return RemoteError(pickled, f"{type(error).__name__}: {text_of(error)}", lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """Arrays of one dtype, one after the other; to pickle each of them would take longer than to read it."""
+
+    values: npt.NDArray[Any]
+    shapes: list[tuple[int, ...] | None]
+    """None for a null."""
+
+    def split(self) -> list[npt.NDArray[Any] | None]:
+        """Views of the values."""
+        arrays: list[npt.NDArray[Any] | None] = []
+        end = 0
+        for shape in self.shapes:
+            if shape is None:
+                arrays.append(None)
+                continue
+            start, end = end, end + int(np.prod(shape, dtype=np.int64))
+            arrays.append(self.values[start:end].reshape(shape))
+        return arrays
+
+
+def compact(batch: Any) -> Any:
+    """A batch in which lists of small arrays are compact; large ones are not worth a copy."""
+    return {name: _compact(values) for name, values in batch.items()} if type(batch) is dict else batch
+
+
+def expand(batch: Any) -> Any:
+    """Inverse of `compact`."""
+    if type(batch) is not dict:
+        return batch
+    return {name: values.split() if isinstance(values, _Arrays) else values for name, values in batch.items()}
+
+
+def _compact(values: Any) -> Any:
+    if type(values) is not list or not all(value is None or type(value) is np.ndarray for value in values):
+        return values
+    arrays = [value for value in values if value is not None]
+    if not arrays or arrays[0].dtype.hasobject or any(array.dtype != arrays[0].dtype for array in arrays):
+        return values
+    if sum(array.nbytes for array in arrays) > _LARGE_BYTES * len(arrays):
+        return values
+    joined = np.concatenate([array.reshape(-1) for array in arrays])
+    return _Arrays(joined, [None if value is None else value.shape for value in values])
