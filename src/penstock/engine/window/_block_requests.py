@@ -62,7 +62,10 @@ class BlockRequests:
         self._ids = [field.id for field in layout.fields]
         self._variable_ids = {field.id for field in layout.variable}
         fields = [column.field for column in layout.fixed if column.field is not None]
-        self._fixed_width = [(field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes]
+        times = Counter(field.id for field in fields)  # a stored column can have several names
+        self._fixed_width = [
+            (field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes and times[field.id] == 1
+        ]
         self._by_row = [field for field in fields if by_row and reads_by_row(field)]
         self._never_cached = {self._heaviest_id, *(field.id for field in self._by_row)}
         linked = [field for field in layout.variable if isinstance(field.kind, Linked)]
@@ -97,7 +100,7 @@ class BlockRequests:
                 cacheable += self._page_cache.groups(request)
             else:
                 requests.append(request)
-        most = None if isinstance(block.selected, range) else 2 * len(block)
+        most = (4 if isinstance(block.selected, range) else 2) * len(block)
         direct = self._direct_requests(requests, fragment_rows, most) if self._is_local else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
@@ -120,7 +123,7 @@ class BlockRequests:
         )
 
     def _direct_requests(
-        self, requests: Sequence[PageRequest], fragment_rows: FragmentRows, most: int | None
+        self, requests: Sequence[PageRequest], fragment_rows: FragmentRows, most: int
     ) -> dict[int, range]:
         """The requests that can be read directly to their destination; for a column, all or none.
 
@@ -139,7 +142,7 @@ class BlockRequests:
             filled = range(parts[0].start, parts[-1].stop)
             contiguous = sum(map(len, parts)) == len(filled)
             covers = filled.start <= 0 and wanted.stop <= filled.stop and field_id == self._heaviest_id
-            covers = covers and (most is None or len(filled) <= most)
+            covers = covers and len(filled) <= most
             if contiguous and (filled == wanted or covers):
                 direct.update(zip(indices, parts, strict=True))
         return direct
