@@ -133,7 +133,7 @@ def slow(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("options", [{}, {"batch_transform": slow}], ids=["gather", "function"])
 def test_a_reader_or_a_template_that_dies_is_replaced(ds: Dataset, options: dict[str, Any]) -> None:
     """What the reader had published is built; without the template builders start by themselves."""
-    order = {
+    order: dict[str, Any] = {
         "batch_size": 8,
         "shuffle": penstock.Shuffle(block_bytes=2000, lanes=4, spread=1),
         "memory_budget": 1 << 20,
