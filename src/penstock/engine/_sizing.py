@@ -28,6 +28,8 @@ _SKEW = 2.0
 _SLAB_SLACK = 4
 """Rows of the slab, which has memory only where it is written, relative to those expected: room for fragmentation."""
 _TASKS_PER_BUILDER, _SPAN_BYTES = 2, 16 << 20
+_ROWS_PER_PAGE = 2
+"""With worker processes, it costs less to read a page for each of so many rows than to pass it on."""
 _PAGE_SHARE = 8
 """Fraction (1/n) of the window for pages that are read together, if blocks are not read as a whole."""
 _DEVICE_WORKERS = 3  # one submits while the device executes for the others; more only contend
@@ -46,8 +48,8 @@ class SizedTable:
     """Whether each lane is read by a single rank."""
     share: float
     """The largest share of the rows of a batch that come from it."""
-    on_device: bool = False
-    """Whether a device builds batches."""
+    by_row: int = 0
+    """Builders read large local rows from files, if a page holds at most so many of them."""
 
     @property
     def is_local(self) -> bool:
@@ -56,9 +58,9 @@ class SizedTable:
     @property
     def by_row_bytes(self) -> int:
         """Bytes of a row's columns that builders can read from files."""
-        if not self.is_local or self.selection.composition is not None or self.on_device:
+        if not self.is_local or self.selection.composition is not None:
             return 0
-        return sum(known.fixed_row_bytes or 0 for known in self.layout.fields if reads_by_row(known))
+        return sum(known.fixed_row_bytes or 0 for known in self.layout.fields if reads_by_row(known, self.by_row))
 
     @property
     def fixed_bytes(self) -> int:
@@ -141,9 +143,12 @@ class LoaderSizing:
     ) -> None:
         self._partitioner, self._options = partitioner, options
         self._formatter, self._placement, self._collector = formatter, placement, collector
-        self._tables = [replace(table, on_device=self.accelerator is not None) for table in tables]
+        self._tables: Sequence[SizedTable] = tables
         self._selections = [table.selection for table in tables]
         self._mixed = isinstance(partitioner, MixturePartitioner)
+        if self.accelerator is None:
+            most = _ROWS_PER_PAGE if self.workers.processes else 1
+            self._tables = [replace(table, by_row=most) for table in tables]
 
     @cached_property
     def workers(self) -> WorkerCounts:
@@ -204,9 +209,9 @@ class LoaderSizing:
         by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
         in_device = self.accelerator is not None and by_blocks and budget.on_device
         resident = by_blocks and self._fits(budget, in_device=in_device)
-        by_row = not resident and table.by_row_bytes > 0
+        by_row = table.by_row if table.by_row_bytes and not resident else 0
         rows = len(selection) * selection.rows_per_sample
-        slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - by_row * table.by_row_bytes), rows)
+        slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - (table.by_row_bytes if by_row else 0)), rows)
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
         page_bytes *= selection.heavy_row_bytes / selection.row_bytes
         return TableOptions(
@@ -287,11 +292,12 @@ class LoaderSizing:
         if self._options.memory_budget is not None:
             return self._options.memory_budget
         larger = 3 if self._formatter.on_host else 1  # than what functions get
-        batches = 8 + self._options.workers.count * self._copies * larger + 2 * self.workers.processes
+        batches = 8 + self._options.workers.count * self._copies * larger
+        built = self._batch_bytes if self._formatter.by_rows else max(_SPAN_BYTES, self._batch_bytes)
         wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
         row_bytes = sum(table.share * table.window_row_bytes for table in self._tables)
-        span_bytes = max(_SPAN_BYTES, self._options.batch_size * row_bytes)
-        wanted += round(_TASKS_PER_BUILDER * self.workers.processes * span_bytes)
+        read = max(_SPAN_BYTES, self._options.batch_size * row_bytes)
+        wanted += round(self.workers.processes * (_TASKS_PER_BUILDER * read + (2 + self._copies) * built))
         wanted += sum(table.image_cache_bytes for table in self._tables)
         wanted = max(_MIN_BUDGET, wanted)
         return min(wanted, available_memory() // 2)

@@ -12,9 +12,6 @@ from penstock.storage import Store
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest
 from penstock.types import ByteRange
 
-_ROWS_PER_PAGE = 2
-"""Rows of a page that is read for one of them: it costs less to read it twice than to pass it on."""
-
 
 def direct_row_range(request: PageRequest, field_id: int, row_bytes: int, selected: FragmentRows) -> range | None:
     """The rows of a request's pages, as indices into the selected rows; None if the pages cannot be read directly.
@@ -66,13 +63,13 @@ class RowPages(NamedTuple):
     the checksum of the page; of shape (rows, 5)."""
 
     @classmethod
-    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int) -> "RowPages | None":
-        """The pages of some rows; None if a page holds more than a few rows, or must be parsed."""
+    def of(cls, selected: FragmentRows, field_id: int, row_bytes: int, most: int) -> "RowPages | None":
+        """The pages of some rows; None if a page holds more than `most` rows, or must be parsed."""
         rows = selected.rows
         files = selected.fragment.files_between(field_id, int(rows[0]), int(rows[-1]) + 1) if len(rows) else ()
         parts: list[Int64Array] = []
         for number, file in enumerate(files):
-            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes or max(file.page_rows) > _ROWS_PER_PAGE:
+            if file.fields != (field_id,) or file.dense_row_bytes != row_bytes or max(file.page_rows) > most:
                 return None
             here = rows[np.searchsorted(rows, file.row_start) : np.searchsorted(rows, file.row_start + file.rows)]
             ends, counts = np.asarray(file.page_ends, np.int64), np.asarray(file.page_rows, np.int64)

@@ -52,11 +52,11 @@ class BlockRequests:
         heaviest: Field | None,
         page_cache: PageCache | None,
         is_local: bool,
-        by_row: bool,
+        by_row: int,
     ) -> None:
         """Local pages of fixed-width values are read directly to their destination.
 
-        With `by_row`, builders read large local rows themselves.
+        Builders read large local rows themselves, if a page holds at most `by_row` of them.
         """
         self._page_cache, self._heaviest_id, self._is_local = page_cache, heaviest.id if heaviest else 0, is_local
         self._ids = [field.id for field in layout.fields]
@@ -66,7 +66,8 @@ class BlockRequests:
         self._fixed_width = [
             (field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes and times[field.id] == 1
         ]
-        self._by_row = [field for field in fields if by_row and reads_by_row(field)]
+        self._by_row = [field for field in fields if reads_by_row(field, by_row)]
+        self._rows_per_page = by_row
         self._never_cached = {self._heaviest_id, *(field.id for field in self._by_row)}
         linked = [field for field in layout.variable if isinstance(field.kind, Linked)]
         self._row_bytes = [(column.field.id if column.field else 0, column.row_bytes) for column in in_slab]
@@ -90,7 +91,7 @@ class BlockRequests:
         row_pages: dict[str, RowPages] = {}
         elsewhere: set[int] = set()
         for field in self._by_row:
-            places = RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0)
+            places = RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0, self._rows_per_page)
             if places is not None:
                 row_pages[field.name] = places
                 elsewhere.add(field.id)
@@ -148,10 +149,10 @@ class BlockRequests:
         return direct
 
 
-def reads_by_row(field: Field) -> bool:
+def reads_by_row(field: Field, rows_per_page: int) -> bool:
     """Whether rows of a column are large, and few in a page; below, a copy is cheaper than a Python call."""
     size = field.fixed_row_bytes or 0
-    return size >= _MIN_PAGE_ROW_BYTES and 2 * size >= field.page_bytes
+    return size >= _MIN_PAGE_ROW_BYTES and rows_per_page * size >= field.page_bytes
 
 
 def _stored_rows(requests: Sequence[PageRequest]) -> Counter[tuple[int, ...]]:

@@ -92,8 +92,8 @@ class TableReads:
     heaviest: Field | None
     page_cache: PageCache | None
     """All columns but the heaviest come from it, if there is one."""
-    by_row: bool
-    """Whether builders read large local rows themselves."""
+    by_row: int
+    """Builders read large local rows themselves, if a page holds at most so many of them."""
 
 
 class TableWindow:
@@ -110,8 +110,8 @@ class TableWindow:
         spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
         self._page_buffers = BufferPool(spare, allocate)
         self._names = {field.id: field.name for field in layout.fields}
-        by_row = reads.by_row and reader.store.is_local
-        self.reads_by_row = [field.name for field in layout.fields if by_row and reads_by_row(field)]
+        by_row = reads.by_row if reader.store.is_local else 0
+        self.reads_by_row = [field.name for field in layout.fields if reads_by_row(field, by_row)]
         """Columns that builders may read."""
         self._requests = BlockRequests(
             layout,

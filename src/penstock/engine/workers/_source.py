@@ -59,8 +59,8 @@ class TableOptions:
     """How the rows of a table are read."""
 
     plan: PlanOptions
-    by_row: bool
-    """Whether builders read large rows of local files themselves."""
+    by_row: int
+    """Builders read large rows of local files themselves, if a page holds at most so many of them."""
     slab_rows: int
     cache_pages: bool
     """Whether pages of light columns are cached."""
