@@ -33,7 +33,7 @@ class Collator:
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
         self._decoder = ColumnDecoder(options, layout.variable)
         self._view: Callable[[Buffer], Any] = as_bytes if accelerator is None else writable_view
-        self.on_read: Callable[[int, float], None] = lambda _size, _seconds: None
+        self.on_read: Callable[[int, float], None] | None = None
         """Called with the bytes read from files, and the time that took."""
 
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
@@ -74,7 +74,8 @@ class Collator:
         started = time.perf_counter()
         with self._reader.missing_as_corrupt():
             errors = files.read(self._reader.store, lambda row: data[starts[row] : starts[row] + row_bytes])
-        self.on_read(files.bytes, time.perf_counter() - started)
+        if self.on_read is not None:
+            self.on_read(files.bytes, time.perf_counter() - started)
         bad.update({int(places[index]): error for index, error in errors.items()})
         return out
 
