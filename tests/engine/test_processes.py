@@ -203,7 +203,7 @@ def start_reading(batches: Iterator[Any]) -> threading.Thread:
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert soon(lambda: len(worker_processes()) == 1)
+    assert soon(lambda: len(worker_processes()) >= 3)  # the reader, the template and a builder
     time.sleep(0.5)
     return reader
 
