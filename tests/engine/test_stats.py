@@ -132,14 +132,14 @@ def test_ranks_that_do_not_divide_the_lanes_read_bytes_more_than_once(ds: Datase
 def test_a_slow_store_is_the_bottleneck(num_workers: int) -> None:
     place = new_location("memory")
     fill(place.uri, 400)
-    store = FaultyStore(place.open(), Fault("delay", "get", key="data/*", times=10**6, delay_s=0.05))
+    store = FaultyStore(place.open(), Fault("delay", "get", key="data/*", times=10**6, delay_s=0.5))
     loader = penstock.load(store).pytorch(
         batch_size=10, num_workers=num_workers, memory_budget=1 << 20,
         shuffle=Shuffle(block_bytes=PAGE_ROWS * ROW_BYTES, lanes=1),
     )  # fmt: skip
     read(loader)
     assert loader.stats().bottleneck.startswith("bottleneck: storage; the loop waited")
-    assert loader.stats().latency_s[0] >= 0.05
+    assert loader.stats().latency_s[0] >= 0.5
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
