@@ -95,7 +95,7 @@ def test_a_task_is_the_same_in_another_process(places: Any) -> None:
     regions = SharedRegions.create()
     steps = SpanSteps(3, 0, 0, (8, 8), (8, 16), True, False)
     made = write_task(BuildTask(steps, [task_of(8, places)], np.arange(16)), Arena(regions))
-    task = read_task(arena_bytes(SharedRegions(os.dup(regions.fd), writable=False), *made))
+    task = read_task(arena_bytes(SharedRegions(os.dup(regions.fd), writable=False), 0, *made))
     [rows] = task.tables
     assert task.steps == steps
     assert np.array_equal(np.arange(16)[rows.places][:8], np.arange(16)[places][:8])

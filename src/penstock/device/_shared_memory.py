@@ -102,7 +102,7 @@ class SharedMemory:
 class SharedRegions:
     """Regions of one sparse memfd, which grow without moving and have memory only where they were written."""
 
-    _STEP = 1 << 38
+    STEP = 1 << 40
     """Distance of regions in the file; an offset costs nothing."""
 
     def __init__(self, fd: int, *, writable: bool) -> None:
@@ -119,8 +119,9 @@ class SharedRegions:
         """A region from its start, at least `size` bytes of it."""
         mapped = self._mapped.get(region)
         if mapped is None or len(mapped) < size:
-            size = -(-max(size, 2 * (0 if mapped is None else len(mapped))) // _PAGE_BYTES) * _PAGE_BYTES
-            start = region * self._STEP
+            twice = 0 if mapped is None else min(2 * len(mapped), self.STEP)
+            size = -(-max(size, twice) // _PAGE_BYTES) * _PAGE_BYTES
+            start = region * self.STEP
             if self._writable and os.fstat(self.fd).st_size < start + size:
                 os.truncate(self.fd, start + size)
             mapped = self._mapped[region] = np.asarray(_Mapping(self.fd, size, start, writable=self._writable))
@@ -135,7 +136,7 @@ class SharedRegions:
         """Give the memory of some bytes back to the system, as far as they are whole pages."""
         start, end = -(-start // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
         if end > start:
-            _libc.fallocate(self.fd, _PUNCH_HOLE, region * self._STEP + start, end - start)
+            _libc.fallocate(self.fd, _PUNCH_HOLE, region * self.STEP + start, end - start)
 
     def __del__(self) -> None:
         os.close(self.fd)

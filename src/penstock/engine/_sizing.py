@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 import cloudpickle
 
@@ -12,7 +13,7 @@ from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection
-from penstock.engine.window import on_device, reads_by_row
+from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
@@ -21,7 +22,8 @@ from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
 _MAX_CACHE_BYTES = 64 << 20
-_MAX_FETCHERS, _MAX_READERS = 96, 8
+_MAX_FETCHERS, _MAX_THREADS = 96, 8
+_BUILDERS_PER_READER = 4
 _MIN_BUDGET = 1 << 30
 _SKEW = 2.0
 """Largest bytes of a window, relative to average rows."""
@@ -192,6 +194,7 @@ class LoaderSizing:
         span_rows = budget.batches_per_span * self._options.batch_size
         tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
         by_blocks = all(table.plan.by_blocks for table in tables)
+        readers = self._num_readers(tables)
         return PipelineOptions(
             tables=tables,
             plan_rows=self._plan_rows if by_blocks else span_rows,
@@ -199,9 +202,10 @@ class LoaderSizing:
             spans=budget.spans,
             window_bytes=budget.window_bytes,
             on_device=self.accelerator is not None and by_blocks and budget.on_device,
-            threads=self._num_threads,
+            threads=self._num_threads(readers),
             builders=self._num_builders,
-            fetch_threads=_MAX_FETCHERS,
+            fetch_threads=_MAX_FETCHERS // readers,
+            readers=readers,
         )
 
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
@@ -317,12 +321,25 @@ class LoaderSizing:
             return min(self.workers.threads, _DEVICE_WORKERS)
         return self.workers.threads
 
-    @property
-    def _num_threads(self) -> int:
+    def _num_readers(self, tables: Sequence[TableOptions]) -> int:
+        """Processes that read: several if builders only copy rows, because they take more than one can plan and read.
+
+        Each has as many lanes of every table as the others.
+        """
+        most = min(MAX_READERS, self.workers.processes // _BUILDERS_PER_READER)
+        decode, lanes = self._options.decode, gcd(*(table.lanes_per_rank for table in self._tables))
+        copied = not self._formatter.on_host and not any(
+            selection.composition or any(map(decode.decodes, selection.fields)) for selection in self._selections
+        )
+        if not copied or any(table.plan.resident or not table.plan.by_blocks for table in tables):
+            return 1
+        return max((count for count in range(1, most + 1) if lanes % count == 0), default=1)
+
+    def _num_threads(self, readers: int) -> int:
         """Threads that plan and read local files, and without worker processes build."""
         if not all(table.is_local for table in self._tables):
             return self.workers.threads + 1
-        return max(self.workers.threads, min(available_cores(), _MAX_READERS))
+        return max(self.workers.threads, min(available_cores(), _MAX_THREADS // readers))
 
     @property
     def accelerator(self) -> Accelerator | None:

@@ -27,6 +27,11 @@ class OrderSpec:
     shuffled: bool
     shuffle: ShuffleLayout
 
+    @property
+    def lanes(self) -> int:
+        """Lanes of the order; without shuffle there is one."""
+        return min(self.shuffle.lanes, max(1, self.rows))
+
     def difference(self, other: "OrderSpec") -> str | None:
         """A description of the first difference; None if both specs determine the same order."""
         for name, label in _LABELS.items():

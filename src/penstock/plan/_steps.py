@@ -47,3 +47,9 @@ class SourceRows(NamedTuple):
     """Mask of the rows that only pad the last step; None if none can be."""
     moved: npt.NDArray[np.bool_] | None
     """Mask of the rows that another rank owns; None if none are."""
+
+    def take(self, indices: Int64Array) -> "SourceRows":
+        """Some of the rows."""
+        places = indices if isinstance(self.places, slice) else self.places[indices]
+        padding, moved = (None if mask is None else mask[indices] for mask in (self.padding, self.moved))
+        return SourceRows(places, self.numbers[indices], padding, moved)

@@ -51,12 +51,29 @@ class PlannedSpans(NamedTuple):
     """Whether the epoch ends with them."""
 
 
+class ReaderShare(NamedTuple):
+    """The rows of a rank that one of its readers reads: those of some of its lanes."""
+
+    reader: int
+    readers: int
+
+    def of(self, rows: SourceRows, order: OrderSpec, num_ranks: int) -> SourceRows:
+        """Some of a table's rows."""
+        if self.readers == 1:
+            return rows
+        lanes = order.lanes
+        lane = rows.numbers % order.rows % lanes // (num_ranks if lanes % num_ranks == 0 else 1)
+        return rows.take(np.flatnonzero(lane % self.readers == self.reader))
+
+
 class Planner:
     """Plans the spans of one epoch after another."""
 
-    def __init__(self, tables: Sequence["TablePlanner"], schedule: Schedule, plan_rows: int) -> None:
-        """`plan_rows` are planned together, at least a span."""
-        self._tables, self._schedule, self._plan_rows = tables, schedule, plan_rows
+    def __init__(
+        self, tables: Sequence["TablePlanner"], schedule: Schedule, plan_rows: int, share: ReaderShare
+    ) -> None:
+        """`plan_rows` are planned together, at least a span; of these, only a share of the rows."""
+        self._tables, self._schedule, self._plan_rows, self._share = tables, schedule, plan_rows, share
 
     def planned_spans(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> Iterator[PlannedSpans]:
         """The spans from a position of an epoch on and of all later epochs, planned a few thousand rows at a time.
@@ -80,10 +97,12 @@ class Planner:
                 together, size = [], 0
 
     def _plan(self, together: list[SpanSteps], *, last: bool) -> PlannedSpans:
-        sources = [self._schedule.partitioner.source_rows(steps) for steps in together]
+        partitioner, share = self._schedule.partitioner, self._share
+        sources = [partitioner.source_rows(steps) for steps in together]
         spans = [Span(steps, []) for steps in together]
         for number, table in enumerate(self._tables):
-            for span, rows in zip(spans, table.plan(together, [each[number] for each in sources]), strict=True):
+            mine = [share.of(each[number], table.order, partitioner.world.num_ranks) for each in sources]
+            for span, rows in zip(spans, table.plan(together, mine), strict=True):
                 if len(rows):
                     span.tables.append(rows)
         return PlannedSpans(spans, [block for table in self._tables for block in table.take_closed()], last)
@@ -93,7 +112,7 @@ class TablePlanner:
     """Finds the rows of one table, in one of its epochs after another."""
 
     def __init__(self, number: int, selection: Selection, order: OrderSpec, options: PlanOptions) -> None:
-        self._number, self._selection, self._order, self._options = number, selection, order, options
+        self._number, self._selection, self.order, self._options = number, selection, order, options
         self._part_blocks: PartBlocksOf = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
         """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
@@ -117,8 +136,8 @@ class TablePlanner:
         moved = numbers
         if len(numbers):
             moved = np.concatenate([_NO_ROWS if rows.moved is None else rows.moved for rows in sources])
-            first, last = int(numbers.min()) // self._order.rows, int(numbers.max()) // self._order.rows
-            epochs = first if first == last else numbers // self._order.rows
+            first, last = int(numbers.min()) // self.order.rows, int(numbers.max()) // self.order.rows
+            epochs = first if first == last else numbers // self.order.rows
         duplicates = any(rows.padding is not None for rows in sources)
         locations, resident = self._locate(numbers, epochs, moved, duplicates=duplicates)
         located = LocatedRows(locations, self._selection.composition, resident=resident)
@@ -134,7 +153,7 @@ class TablePlanner:
         self, numbers: Int64Array, epochs: int | Int64Array, moved: Int64Array, *, duplicates: bool
     ) -> tuple[BlockLocations, bool]:
         """The blocks of some rows, and whether they are all blocks of the table, which stay in the window."""
-        rows_per_epoch = self._order.rows
+        rows_per_epoch = self.order.rows
         if isinstance(epochs, int) and not moved.any():
             locator = self._open(epochs, int(numbers[0]) - epochs * rows_per_epoch, by_pages=False)
             locations = locator.find(numbers - epochs * rows_per_epoch, duplicates=duplicates)
@@ -181,7 +200,7 @@ class TablePlanner:
         options, epoch = self._options, self._new_epoch(index)
         selection, part_blocks = self._selection.at(index), self._part_blocks
         if selection is not self._selection:
-            part_blocks = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, self._order.shuffle))
+            part_blocks = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, self.order.shuffle))
         if selection.scattered:
             return ScatteredLocator(selection, options.page_bytes)
         if self._resident:
@@ -194,10 +213,9 @@ class TablePlanner:
         return PartialBlocks(selection, part_blocks, epoch, options.page_bytes)
 
     def _new_epoch(self, number: int) -> Epoch:
-        shuffle = self._order.shuffle
-        reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self._order.shuffled else 0
-        lanes = min(shuffle.lanes, max(1, self._order.rows))
+        shuffle = self.order.shuffle
+        reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self.order.shuffled else 0
         shared = self._selection.shared_images
-        run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(lanes))
+        run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(self.order.lanes))
         rows = self._selection.at(number).section_rows
-        return Epoch(rows, lanes, reach, self._order.seed, number, self._order.shuffled, run, jitter)
+        return Epoch(rows, self.order.lanes, reach, self.order.seed, number, self.order.shuffled, run, jitter)

@@ -8,17 +8,16 @@ import numpy.typing as npt
 from penstock.device import SharedRegions
 from penstock.engine.window._slab import Runs
 
-_REGION = 0
 _CAPACITY = 1 << 37  # of addresses
 _ALIGNMENT = 64
 
 
 class Arena:
-    """Allocates bytes of a shared region; freed ones are used again, or given back to the system."""
+    """Allocates bytes of a reader's region; freed ones are used again, or given back to the system."""
 
-    def __init__(self, regions: SharedRegions) -> None:
-        self._regions, self._lock = regions, Lock()
-        self._runs = Runs(_CAPACITY, lambda start, end: regions.discard(_REGION, start, end))
+    def __init__(self, regions: SharedRegions, reader: int = 0) -> None:
+        self._regions, self._region, self._lock = regions, reader, Lock()
+        self._runs = Runs(_CAPACITY, lambda start, end: regions.discard(reader, start, end))
 
     def allocate(self, size: int) -> int:
         """The start of `size` bytes; any thread may call this."""
@@ -35,12 +34,12 @@ class Arena:
     def bytes(self, start: int, size: int) -> npt.NDArray[np.uint8]:
         """Some bytes."""
         with self._lock:
-            return self._regions.bytes(_REGION, start + size)[start : start + size]
+            return self._regions.bytes(self._region, start + size)[start : start + size]
 
 
-def arena_bytes(regions: SharedRegions, start: int, size: int) -> npt.NDArray[np.uint8]:
-    """Bytes that another process has written."""
-    return regions.bytes(_REGION, start + size)[start : start + size]
+def arena_bytes(regions: SharedRegions, reader: int, start: int, size: int) -> npt.NDArray[np.uint8]:
+    """Bytes that a reader has written."""
+    return regions.bytes(reader, start + size)[start : start + size]
 
 
 def _aligned(size: int) -> int:

@@ -112,12 +112,34 @@ class WindowRows(NamedTuple):
     files: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPages]]
     """Columns that are read from files: a mask of the rows that are, None for all, and where they are."""
 
+    @classmethod
+    def joined(cls, parts: Sequence["WindowRows"]) -> "WindowRows":
+        """The rows of all parts, one after the other."""
+        firsts = np.cumsum([0, *(len(part.blocks) for part in parts)])[:-1].tolist()
+        files: dict[str, tuple[npt.NDArray[np.bool_] | None, RowPages]] = {}
+        for name in dict.fromkeys(name for part in parts for name in part.files):
+            mask = np.concatenate([part._read_mask(name) for part in parts])
+            pages = RowPages.joined([part.files[name][1] for part in parts if name in part.files])
+            files[name] = None if mask.all() else mask, pages
+        return cls(
+            np.concatenate([part.slab_rows for part in parts]),
+            [block for part in parts for block in part.blocks],
+            np.concatenate([part.block_index + first for part, first in zip(parts, firsts, strict=True)]),
+            np.concatenate([part.rows for part in parts]),
+            files,
+        )
+
     def take(self, indices: Int64Array | slice) -> "WindowRows":
         """Some of the rows."""
         files = {name: _taken(mask, pages, indices) for name, (mask, pages) in self.files.items()}
         if not self.blocks:
             return self._replace(slab_rows=self.slab_rows[indices], files=files)
         return WindowRows(self.slab_rows[indices], self.blocks, self.block_index[indices], self.rows[indices], files)
+
+    def _read_mask(self, name: str) -> npt.NDArray[np.bool_]:
+        """Which rows of a column are read from files."""
+        mask = self.files[name][0] if name in self.files else False
+        return np.broadcast_to(np.asarray(True if mask is None else mask), len(self.slab_rows))
 
     def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
         """The bytes of each value of a column; None if some are blobs or links."""

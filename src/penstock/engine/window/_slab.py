@@ -1,5 +1,6 @@
 """The window's memory: one array per fixed-shape column, so that building a batch is one gather."""
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ _CHUNK_BYTES = 256 << 10
 """Rows gathered at a time where they are not contiguous, so that they stay in the CPU cache."""
 _IDLE_SHARE = 4
 """Fraction (1/n) of the memory in use that may be free and not given back to the system."""
+MAX_READERS = 4
 _REGIONS_PER_TABLE = 1 << 13
 
 
@@ -33,12 +35,12 @@ class PrivateMemory:
 
 
 class TableMemory:
-    """Memory that processes share, for numbered arrays of one table; region 0 is the arena of all tables."""
+    """Memory that processes share, for numbered arrays of one table; the first regions are arenas of the readers."""
 
     discards = True
 
     def __init__(self, regions: SharedRegions, table: int) -> None:
-        self._regions, self._first = regions, 1 + table * _REGIONS_PER_TABLE
+        self._regions, self._first = regions, MAX_READERS + table * _REGIONS_PER_TABLE
 
     def array(self, number: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array; a larger one later begins with the same memory."""
@@ -55,11 +57,11 @@ ArrayMemory = PrivateMemory | TableMemory
 class Runs:
     """Allocates runs of a range of numbers, the first that fits; a run that is freed joins its neighbours."""
 
-    def __init__(self, capacity: int, discard: Callable[[int, int], None] | None = None) -> None:
-        """`discard` gives the memory of a free run back to the system."""
-        self._starts, self._ends = [0], [capacity]
-        self._capacity, self._discard = capacity, discard
-        self._used = self._touched = 0
+    def __init__(self, capacity: int, discard: Callable[[int, int], None] | None = None, first: int = 0) -> None:
+        """Numbers from `first` to `capacity`; `discard` gives the memory of a free run back to the system."""
+        self._starts, self._ends = [first], [capacity]
+        self._first, self._capacity, self._discard = first, capacity, discard
+        self._used, self._touched = 0, first
 
     def allocate(self, size: int) -> int | None:
         """The start of a run; None if no free one is long enough."""
@@ -77,7 +79,7 @@ class Runs:
 
     def _touch(self, end: int) -> None:
         """Use memory that was not used before; what is free of the rest may be given back."""
-        free = self._touched - self._used
+        free = self._touched - self._first - self._used
         if self._discard is not None and free > self._used // _IDLE_SHARE:
             for first, last in zip(self._starts, self._ends, strict=True):
                 if first < self._touched:
@@ -86,7 +88,7 @@ class Runs:
 
     def grow(self, size: int) -> tuple[int, int]:
         """A run beyond the capacity, and the new capacity."""
-        start, self._capacity = self._capacity, 2 * self._capacity + size
+        start, self._capacity = self._capacity, 2 * self._capacity - self._first + size
         self._used += self._capacity - start
         self._touched = start + size
         self.free(start + size, self._capacity - start - size)
@@ -112,7 +114,7 @@ class Runs:
 
     def used(self) -> Iterator[tuple[int, int]]:
         """The runs in use, each with its end."""
-        return zip([0, *self._ends], [*self._starts, self._capacity], strict=True)
+        return zip([self._first, *self._ends], [*self._starts, self._capacity], strict=True)
 
 
 class SlabColumns:
@@ -158,10 +160,12 @@ class Slab(SlabColumns):
         columns: Sequence[FixedColumn],
         capacity: int,
         memory: ArrayMemory | None = None,
+        owned: range | None = None,
     ) -> None:
-        """`memory` is that of this process by default."""
-        super().__init__(columns, memory or PrivateMemory(), capacity)
-        self._runs = Runs(capacity, self._discard if self._memory.discards else None)
+        """`memory` is that of this process by default; of shared memory, only some rows may be this reader's."""
+        first, self._end = (0, sys.maxsize) if owned is None else (owned.start, owned.stop)
+        super().__init__(columns, memory or PrivateMemory(), first + capacity)
+        self._runs = Runs(first + capacity, self._discard if self._memory.discards else None, first)
 
     def _discard(self, start: int, end: int) -> None:
         for number, (name, values) in enumerate(self._values.items()):
@@ -183,6 +187,8 @@ class Slab(SlabColumns):
         """Allocate beyond the capacity; only while no thread reads or writes rows."""
         used, smaller = list(self._runs.used()), ({**self._values}, {**self.masks})
         start, capacity = self._runs.grow(rows)
+        if capacity > self._end:
+            raise MemoryError(f"the window has no room for {rows:,} more rows; lower memory_budget")
         self.extend(capacity)
         for arrays, larger in zip(smaller, (self._values, self.masks), strict=True):
             for name, values in arrays.items():
@@ -249,6 +255,12 @@ class DeviceSlab(Slab):
             return super().gather(column, rows, empty)
         with self._accelerator.on_stream():
             return self._device_rows[column.name].gather(rows)
+
+
+def reader_rows(columns: Sequence[FixedColumn], reader: int) -> range:
+    """The rows of a table in shared memory that belong to one of its readers."""
+    each = SharedRegions.STEP // MAX_READERS // max((column.row_bytes for column in columns), default=1)
+    return range(reader * each, (reader + 1) * each)
 
 
 def on_device(column: FixedColumn) -> bool:

@@ -1,7 +1,9 @@
 """What a builder gets: the rows of a span, and where each is. In shared memory if the builder is another process."""
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,45 @@ class TableTask:
     def __len__(self) -> int:
         return len(self.located.slab_rows if self.samples is None else self.samples.numbers)
 
+    @classmethod
+    def joined(cls, parts: Sequence["TableTask"], rows: int) -> "TableTask":
+        """The rows of some readers, of a task that has so many rows; none of them are composed samples."""
+        first, *others = parts
+        if not others:
+            return first
+        places = np.concatenate([part.places for part in parts])
+        number = np.full(rows, -1)
+        number[places] = np.arange(len(places))
+        order = number[number >= 0]
+        number[places[order]] = np.arange(len(places))  # of each row there
+        starts = np.cumsum([0, *map(len, parts)])
+        one_epoch = all(isinstance(part.epochs, int) and part.epochs == first.epochs for part in parts)
+
+        def take(values: Sequence[Any]) -> Any:
+            return None if values[0] is None else np.concatenate(values)[order]
+
+        return replace(
+            first,
+            places=slice(None) if len(places) == rows else places[order],
+            located=WindowRows.joined([part.located for part in parts]).take(order),
+            padding=take([part.padding for part in parts]),
+            epochs=first.epochs if one_epoch else take([part.each_epoch for part in parts]),
+            positions=take([part.positions for part in parts]),
+            damaged=tuple(
+                sorted(
+                    int(number[places[start + index]])
+                    for start, part in zip(starts.tolist(), parts, strict=False)
+                    for index in part.damaged
+                )
+            ),
+            slab_capacity=max(part.slab_capacity for part in parts),
+        )
+
+    @property
+    def each_epoch(self) -> Int64Array:
+        """The epoch of each row."""
+        return np.broadcast_to(self.epochs, len(self))
+
     def part(self, first: int, end: int) -> "TableTask":
         """The rows among those from `first` to `end` of the task."""
         places: Places = slice(None)
@@ -75,7 +116,21 @@ class BuildTask:
     steps: SpanSteps
     tables: list[TableTask]
     keys: Int64Array | None
-    """What random numbers of each row depend on, besides the seed and the epoch; None if there are none."""
+    """What random numbers of each row depend on, besides the seed and the epoch; None if there are none. Of a reader's
+    part there is one for each row of the span, 0 for those of other readers."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["BuildTask"]) -> "BuildTask":
+        """The rows that some readers have of a span."""
+        first, *others = parts
+        if not others:
+            return first
+        tables: dict[int, list[TableTask]] = {}
+        for part in parts:
+            for table in part.tables:
+                tables.setdefault(table.table, []).append(table)
+        joined = [TableTask.joined(tables[number], first.steps.rows) for number in sorted(tables)]
+        return cls(first.steps, joined, joined_keys(parts))
 
     def part(self, first: int, end: int) -> "BuildTask":
         """Some consecutive rows."""
@@ -94,6 +149,12 @@ class BuildTask:
             if at < len(table.places) and table.places[at] == index:
                 return table.identity(at)
         raise IndexError(index)
+
+
+def joined_keys(parts: Sequence[BuildTask]) -> Int64Array | None:
+    """The keys of a span, of whose rows each reader has a part."""
+    known = [part.keys for part in parts if part.keys is not None]
+    return np.bitwise_or.reduce(known) if known else None
 
 
 def write_task(task: BuildTask, arena: Arena) -> tuple[int, int]:

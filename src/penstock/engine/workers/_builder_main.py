@@ -117,27 +117,29 @@ class _MappedWindow:
         self.slabs = [
             SlabColumns(layout.fixed, TableMemory(regions, number)) for number, layout in enumerate(self._layouts)
         ]
-        self._blocks: dict[int, BlockColumns] = {}
+        self._blocks: dict[tuple[int, int], BlockColumns] = {}
         """The block that was used longest ago comes first."""
 
-    def task(self, place: tuple[int, int]) -> BuildTask:
-        """A task, with the columns of its blocks."""
-        task = read_task(arena_bytes(self._regions, *place))
-        for index, rows in enumerate(task.tables):
+    def task(self, places: Sequence[tuple[int, int]]) -> BuildTask:
+        """A task, of which each reader has a part, with the columns of its blocks."""
+        return BuildTask.joined([self._part(reader, *place) for reader, place in enumerate(places)])
+
+    def _part(self, reader: int, start: int, size: int) -> BuildTask:
+        task = read_task(arena_bytes(self._regions, reader, start, size))
+        for rows in task.tables:
             self.slabs[rows.table].extend(rows.slab_capacity)
             if rows.located.blocks:
-                blocks = [self._columns(rows.table, *described) for described in rows.located.blocks]  # type: ignore[misc]
+                blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
                 object.__setattr__(rows, "located", rows.located._replace(blocks=blocks))
-            task.tables[index] = rows
         return task
 
-    def _columns(self, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:
-        columns = self._blocks.pop(number, None)
+    def _columns(self, reader: int, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:
+        columns = self._blocks.pop((reader, number), None)
         if columns is None:
             columns = null_columns(self._layouts[table], rows)
             if size:
-                columns = BlockColumns.from_bytes(arena_bytes(self._regions, start, size))
-        self._blocks[number] = columns
+                columns = BlockColumns.from_bytes(arena_bytes(self._regions, reader, start, size))
+        self._blocks[reader, number] = columns
         if len(self._blocks) > _BLOCKS_CACHED:
             del self._blocks[next(iter(self._blocks))]
         return columns
@@ -192,7 +194,7 @@ class _Builder:
 
     def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
         assert self._window is not None
-        task, slot = self._window.task(message.place), self._slots[message.slot]
+        task, slot = self._window.task(message.places), self._slots[message.slot]
         gather = SpanGatherer(self._gatherers, self._window.slabs, self._mixed)
         columns = self._layout.arrays(slot, task.steps.rows)
         if message.rows is not None:

@@ -29,7 +29,7 @@ _REFUSED_S, _RETRY_S = 60.0, 0.01
 
 
 class Run(NamedTuple):
-    """To the reader: start to read at a position of an epoch, into shared memory whose descriptor accompanies this.
+    """To a reader: start to read at a position of an epoch, into shared memory whose descriptor accompanies this.
 
     Ends any earlier run.
     """
@@ -43,10 +43,14 @@ class Run(NamedTuple):
     """The first span to publish: this process may replace one that published those before."""
     limit: int
     """See `Release`."""
+    reader: int
+    """Its number among those of the loader, each of which has a share of the rows."""
+    memory: int
+    """The number of the shared memory."""
 
 
 class Release(NamedTuple):
-    """To the reader: some spans are built, so that their rows can be freed; those below `limit` can be built next."""
+    """To a reader: some spans are built, so that their rows can be freed; those below `limit` can be built next."""
 
     run: int
     numbers: Sequence[int]
@@ -54,29 +58,30 @@ class Release(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """To the reader: start no requests until the next `Resume`."""
+    """To a reader: start no requests until the next `Resume`."""
 
     run: int
 
 
 class Resume(NamedTuple):
-    """To the reader: read, at most up to the end of the epoch after this one."""
+    """To a reader: read, at most up to the end of the epoch after this one."""
 
     run: int
     epoch: int
 
 
 class Stop(NamedTuple):
-    """To the reader: end a run."""
+    """To a reader: end a run."""
 
     run: int
 
 
 class Published(NamedTuple):
-    """From the reader: a span can be built, or not because of an error."""
+    """From a reader: its rows of a span are in the window, or cannot be because of an error."""
 
     run: int
     number: int
+    memory: int
     place: tuple[int, int]
     """Start and size of its task in shared memory."""
     blocks_drawn: int
@@ -93,8 +98,8 @@ class Build(NamedTuple):
     number: int
     memory: int
     """The shared memory of the window."""
-    place: tuple[int, int]
-    """Start and size of the task there."""
+    places: Sequence[tuple[int, int]]
+    """Start and size there of the task of each reader."""
     slot: int
     rows: tuple[int, int] | None
     """The rows to write to the slot; None to make all batches."""

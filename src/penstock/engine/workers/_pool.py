@@ -131,7 +131,7 @@ class Builder(WorkerProcess):
 
 
 class ProcessPool:
-    """The reader, the builders, the memory that they share, and who says what; the reader is number 0."""
+    """The readers, the builders, the memory that they share, and who says what; the readers come first."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class ProcessPool:
                 started: list[WorkerProcess] = []
                 try:
                     self._templates[:] = [WorkerProcess("_builder_main", self._spec_memory[1])]
-                    started.append(WorkerProcess("_reader_main", self._spec_memory[0]))
+                    started += [WorkerProcess("_reader_main", self._spec_memory[0]) for _ in self.readers]
                     self._new_builders(self._builders, started)
                 except BaseException:
                     self._end(started)
@@ -267,10 +267,10 @@ class ProcessPool:
             code = process.reap()
             self.collector.forget_requests(process.pid)
             started: list[WorkerProcess] = []
-            if worker:
-                self._new_builders(1, started)
-            else:
+            if worker in self.readers:
                 started.append(WorkerProcess("_reader_main", self._spec_memory[0]))
+            else:
+                self._new_builders(1, started)
             self._selector.register(started[0].channel, selectors.EVENT_READ, started[0])
             self.processes[worker] = started[0]
             return code
@@ -279,6 +279,11 @@ class ProcessPool:
         """Send a message; if the process has died, `receive` says so."""
         with suppress(OSError, IndexError):  # another thread may have closed the loader
             self.processes[worker].channel.send(message, descriptors)
+
+    @property
+    def readers(self) -> range:
+        """The readers among the processes."""
+        return range(self.source.pipeline.readers)
 
     @property
     def builders(self) -> list[Builder]:

@@ -2,17 +2,18 @@
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- The reader publishes spans whose rows are all in the shared window. This process gives each to the builder with least
-  to do, in order, with a slot for the batches. It owns all shared memory, and reads, decodes and copies no row.
+- Readers publish spans whose rows are all in the shared window, each its share of every span. This process gives a span
+  that all have published to the builder with least to do, in order, with a slot for the batches. It owns all shared
+  memory, and reads, decodes and copies no row.
 - A span that is not built yet is never further ahead of the loop than memory allows. Batches are delivered in order; so
   are errors.
-- The reader may free the rows of a span when every builder that was to read them has answered, or has been reaped;
-  never because of a time-out.
+- Readers may free the rows of a span when every builder that was to read them has answered, or has been reaped; never
+  because of a time-out.
 - If fewer spans are ready than builders, several builders write the rows of a span, if no function sees them.
 - This process has no thread of its own: messages are handled while the loop waits for a batch, and at each batch.
-- A builder that dies costs its tasks, which another one gets. A reader that dies is replaced by one with a new window,
-  which begins at the first span that is not published; what was published stays in the old one until it is built. If
-  processes die three times before a span is delivered, the run fails.
+- A builder that dies costs its tasks, which another one gets. If a reader dies, all begin again with a new window, at
+  the first span that is not published; what was published stays in the old one until it is built. If processes die
+  three times before a span is delivered, the run fails.
 - Slots of a stopped run are not reused, because builders may still write to them, and neither is its window.
 """
 
@@ -28,7 +29,7 @@ from penstock.device import SharedRegions
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.window import BuildTask, arena_bytes, read_task
+from penstock.engine.window import arena_bytes, joined_keys, read_task
 from penstock.engine.workers._messages import (
     Build,
     Built,
@@ -49,7 +50,6 @@ from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
 from penstock.table import Int64Array
 
-_READER = 0
 _MAX_DEATHS = 3
 _IN_FLIGHT = 2
 """Tasks of a builder: one that it does, and the next."""
@@ -77,7 +77,8 @@ class _PendingSpan:
     """A span that is published and not delivered."""
 
     steps: SpanSteps
-    published: Published
+    published: list[Published]
+    """By each reader."""
     memory: _WindowMemory
     keys: Int64Array | None
     slot: Slot | None = None
@@ -123,6 +124,8 @@ class ProcessRun:
         self._schedule: Iterator[SpanSteps] = iter(())
         self._steps: dict[int, SpanSteps] = {}
         """Spans that are not published yet, as far as they are known."""
+        self._published: dict[int, dict[int, Published]] = {}
+        """Spans that some readers have published, by the number of the reader."""
         self._pending: dict[int, _PendingSpan] = {}
         self._ready: list[int] = []
         """Published spans of which something is waiting for a builder, as a heap."""
@@ -147,29 +150,36 @@ class ProcessRun:
         self._reading_epoch = epoch
         self._epochs = [_EpochStart(epoch, consumed, 0)]
         self._schedule = self._source.schedule.run(epoch, consumed)
-        self._start_reader(self._epochs[0], 0)
+        self._start_readers(self._epochs[0], 0)
 
-    def _start_reader(self, start: _EpochStart, first: int) -> None:
+    def _start_readers(self, start: _EpochStart, first: int) -> None:
         self._memory = _WindowMemory(next(_numbers), SharedRegions.create())
+        self._published, self._released = {}, []
         limit = self._next + self._ahead.depth
-        self._pool.send(_READER, Run(self._run, *start, first, limit), [self._memory.regions.fd])
+        for reader in self._pool.readers:
+            message = Run(self._run, *start, first, limit, reader, self._memory.number)
+            self._pool.send(reader, message, [self._memory.regions.fd])
+
+    def _tell_readers(self, message: Any) -> None:
+        for reader in self._pool.readers:
+            self._pool.send(reader, message)
 
     def resume(self, epoch: int) -> None:
         """See `SpanStream`."""
         self._reading_epoch, self._paused = epoch, False
-        self._pool.send(_READER, Resume(self._run, epoch))
+        self._tell_readers(Resume(self._run, epoch))
 
     def pause(self) -> None:
         """See `SpanStream`."""
         self._paused = True
-        self._pool.send(_READER, Pause(self._run))
+        self._tell_readers(Pause(self._run))
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
         """See `SpanStream`."""
         if self._stopped:
             return
         self._stopped = True
-        self._pool.send(_READER, Stop(self._run))
+        self._tell_readers(Stop(self._run))
         self._pool.wake()
         pending, self._pending = list(self._pending.values()), {}
         for span in pending:
@@ -233,15 +243,15 @@ class ProcessRun:
             load = min(loads, default=_IN_FLIGHT)
             if load >= _IN_FLIGHT:
                 break
-            worker = 1 + loads.index(load)
+            builder = loads.index(load)
             span = self._pending[self._ready[0]]
             idle = loads.count(0)
             self._split(span, idle // max(1, sum(number < limit for number in self._ready)))
-            self._send(span, span.waiting.pop(0), worker)
+            self._send(span, span.waiting.pop(0), builder)
             if not span.waiting:
                 heappop(self._ready)
         if self._released:
-            self._pool.send(_READER, Release(self._run, self._released, limit))
+            self._tell_readers(Release(self._run, self._released, limit))
             self._released = []
 
     def _split(self, span: _PendingSpan, parts: int) -> None:
@@ -253,8 +263,8 @@ class ProcessRun:
         bounds = [number * rows // parts for number in range(parts + 1)]
         span.waiting = list(pairwise(bounds))
 
-    def _send(self, span: _PendingSpan, rows: RowRange | None, worker: int) -> None:
-        process = self._pool.builders[worker - 1]
+    def _send(self, span: _PendingSpan, rows: RowRange | None, builder: int) -> None:
+        process, worker = self._pool.builders[builder], len(self._pool.readers) + builder
         if span.slot is None:
             span.slot = self._pool.slots.take()
         new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
@@ -264,8 +274,8 @@ class ProcessRun:
         self._pool.share_dropped()
         dropped, process.dropped = process.dropped, []
         message = Build(
-            self._run, span.steps.number, span.memory.number, span.published.place, span.slot.number, rows,
-            new_memory, new_slot, dropped,
+            self._run, span.steps.number, span.memory.number, [each.place for each in span.published],
+            span.slot.number, rows, new_memory, new_slot, dropped,
         )  # fmt: skip
         span.builders[rows] = worker
         self._load[process.id] = self._load.get(process.id, 0) + 1
@@ -295,24 +305,30 @@ class ProcessRun:
         elif isinstance(message, Built) and message.run == self._run and not self._stopped:
             self._take(worker, message, descriptor)
         elif isinstance(message, Published) and message.run == self._run and not self._stopped:
-            self._take_published(message)
+            self._take_published(worker, message)
         elif descriptor is not None:
             os.close(descriptor)
 
-    def _take_published(self, message: Published) -> None:
-        steps = self._steps_of(message.number)
-        if steps is None:  # by the reader before this one
-            self._released.append(message.number)
+    def _take_published(self, reader: int, message: Published) -> None:
+        if self._memory is None or message.memory != self._memory.number:  # before another reader died
             return
-        assert self._memory is not None
-        del self._steps[message.number]
-        task: BuildTask | None = None
-        if self._pool.keys and self._placement is not None and message.error is None:
-            task = read_task(arena_bytes(self._memory.regions, *message.place))
-        keys = None if task is None or task.keys is None else task.keys.copy()
-        span = self._pending[message.number] = _PendingSpan(steps, message, self._memory, keys)
-        if message.error is not None:
-            span.error, span.waiting = message.error.revive(), []
+        parts = self._published.setdefault(message.number, {})
+        parts[reader] = message
+        if len(parts) < len(self._pool.readers):
+            return
+        steps = self._steps_of(message.number)
+        assert steps is not None
+        del self._published[message.number], self._steps[message.number]
+        published = [parts[number] for number in self._pool.readers]
+        error = next((each.error for each in published if each.error is not None), None)
+        keys: Int64Array | None = None
+        if self._pool.keys and self._placement is not None and error is None:
+            regions = self._memory.regions
+            tasks = [read_task(arena_bytes(regions, number, *each.place)) for number, each in enumerate(published)]
+            keys = joined_keys(tasks)
+        span = self._pending[message.number] = _PendingSpan(steps, published, self._memory, keys)
+        if error is not None:
+            span.error, span.waiting = error.revive(), []
             self._released.append(message.number)
         else:
             heappush(self._ready, message.number)
@@ -359,7 +375,8 @@ class ProcessRun:
             shipment, descriptor = span.batches
             span.batches = shipment, None
             batches = self._delivery.of_builder(span.steps, unpack(shipment, descriptor, memory), span.keys)
-        return DeliveredSpan(span.steps, batches, span.bad, span.published.blocks_drawn, span.published.padding)
+        blocks_drawn = sum(each.blocks_drawn for each in span.published)
+        return DeliveredSpan(span.steps, batches, span.bad, blocks_drawn, sum(each.padding for each in span.published))
 
     def _replace(self, worker: int) -> None:
         """Start another process in place of one that died, with all that is left of its work."""
@@ -373,12 +390,11 @@ class ProcessRun:
                 "look for a transform or a decoder that crashes or takes too much memory"
             )
         self._pool.collector.note(f"a worker process ended (exit code {code}) and was started again")
-        if worker == _READER:
+        if worker in self._pool.readers:
             first = next(number for number in range(self._next, self._known + 1) if number not in self._pending)
             start = next(start for start in reversed(self._epochs) if start.number <= first)
-            self._released = []
-            self._start_reader(start, first)
-            self._pool.send(_READER, Pause(self._run) if self._paused else Resume(self._run, self._reading_epoch))
+            self._start_readers(start, first)
+            self._tell_readers(Pause(self._run) if self._paused else Resume(self._run, self._reading_epoch))
         for number, span in self._pending.items():
             lost = [rows for rows, builder in span.builders.items() if builder == worker]
             for rows in lost:

@@ -1,8 +1,10 @@
-"""The process that plans, reads and verifies: it fills the window in shared memory, and publishes spans.
+"""A process that plans, reads and verifies: it fills the window in shared memory, and publishes spans.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- A span is published when all its blocks are verified and in the window, with the task that a builder needs.
+- A span is published when all its blocks are verified and in the window, with the task that a builder needs. Of
+  several readers each publishes every span, with the rows of its lanes, which may be none.
+- A reader writes only to its own rows of the window.
 - What a published span needs stays as it is until the span is released.
 - The main thread only receives, so that the loop never waits for it; one thread publishes, others read and plan.
 - A message of an earlier run is dropped.
@@ -75,10 +77,12 @@ class _Reader:
                 self._run = None
 
     def _new_run(self, message: Run, regions: SharedRegions) -> "_PublishingRun":
-        source, collector, arena = self._spec.source, self._stats.collector, Arena(regions)
+        source, collector, arena = self._spec.source, self._stats.collector, Arena(regions, message.reader)
         return _PublishingRun(
-            source.planner(self._selections),
-            source.window(self._selections, collector, self._page_caches, regions=regions, arena=arena),
+            source.planner(self._selections, message.reader),
+            source.window(
+                self._selections, collector, self._page_caches, regions=regions, arena=arena, reader=message.reader
+            ),
             source.fetcher(collector),
             threads=source.pipeline.threads,
             tolerant=source.options.bad_samples.tolerant,
@@ -111,7 +115,7 @@ class _PublishingRun(SpanReader):
         **options: Any,
     ) -> None:
         super().__init__(*reading, **options)
-        self.number, self._limit = run.run, run.limit
+        self.number, self._memory, self._limit = run.run, run.memory, run.limit
         self._arena, self._channel, self._spec, self._stats = arena, channel, spec, stats
         self._published: dict[int, tuple[Span, tuple[int, int]]] = {}
         self._to_publish: SimpleQueue[Span | None] = SimpleQueue()
@@ -152,9 +156,8 @@ class _PublishingRun(SpanReader):
             with self._lock:
                 self._published[span.number] = span, place
             stats = self._stats.new()
-            self._channel.send(
-                Published(self.number, span.number, place, span.blocks_drawn, span.padding, error, stats)
-            )
+            drawn, padding = span.blocks_drawn, span.padding
+            self._channel.send(Published(self.number, span.number, self._memory, place, drawn, padding, error, stats))
 
     def _task(self, span: Span) -> Any:
         keys = self._spec.source.key_ids(span) if self._spec.keys else None

@@ -23,6 +23,7 @@ from penstock.engine.planning import (
     Layout,
     Planner,
     PlanOptions,
+    ReaderShare,
     Rows,
     Selection,
     Span,
@@ -40,6 +41,7 @@ from penstock.engine.window import (
     TableWindow,
     Window,
     WindowBudget,
+    reader_rows,
 )
 from penstock.plan import (
     MixturePartitioner,
@@ -86,7 +88,9 @@ class PipelineOptions:
     builders: int
     """How many of them may build at a time."""
     fetch_threads: int
-    """Largest number of requests in flight to a remote store."""
+    """Largest number of requests in flight to a remote store, of a reader."""
+    readers: int = 1
+    """Processes that read, if processes build: each has some of the lanes and of the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,23 +141,25 @@ class LoaderSource:
 
         In a mixture they depend on the seed and the epoch of the table too.
         """
-        drawn = np.array([table.draw is not None for table in self.tables])
-        if not isinstance(self.partitioner, MixturePartitioner):
-            [rows] = span.tables
-            if not drawn.any():
-                return rows.row_ids
-            return rows.row_ids ^ random_u64(0, self.partitioner.span_positions(span.steps)[0]).view(np.int64)
-        keys = np.empty(span.steps.rows, np.int64)
+        keys = np.zeros(span.steps.rows, np.int64)
         for rows in span.tables:
-            places, seed = np.arange(len(keys))[rows.places], self.tables[rows.table].order.seed
-            epochs, row_ids = np.broadcast_to(rows.epochs, len(rows)), rows.row_ids
-            for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                keys[places[here]] = random_u64(derive_key(seed, epoch), row_ids[here]).view(np.int64)
-        if drawn.any():
-            sources, numbers, *_ = self.partitioner.rank_rows(span.steps)
-            keys = np.where(drawn[sources], keys ^ random_u64(0, numbers).view(np.int64), keys)
+            table, row_keys = self.tables[rows.table], rows.row_ids
+            if self.is_mixture:
+                row_ids, epochs = row_keys, np.broadcast_to(rows.epochs, len(rows))
+                row_keys = np.empty(len(rows), np.int64)
+                for epoch in np.unique(epochs).tolist():
+                    key, here = derive_key(table.order.seed, epoch), epochs == epoch
+                    row_keys[here] = random_u64(key, row_ids[here]).view(np.int64)
+            if table.draw is not None:
+                row_keys = row_keys ^ random_u64(0, self._draws(span.steps)[rows.places]).view(np.int64)
+            keys[rows.places] = row_keys
         return keys
+
+    def _draws(self, steps: SpanSteps) -> Int64Array:
+        """The numbers of a span's rows in the order of their table."""
+        if isinstance(self.partitioner, MixturePartitioner):
+            return self.partitioner.rank_rows(steps).numbers
+        return self.partitioner.span_positions(steps)[0]
 
     @property
     def is_mixture(self) -> bool:
@@ -181,13 +187,14 @@ class LoaderSource:
         """The selected rows and columns of each table."""
         return [table.selection() for table in self.tables]
 
-    def planner(self, selections: Sequence[Selection]) -> Planner:
-        """A planner of all rows."""
+    def planner(self, selections: Sequence[Selection], reader: int = 0) -> Planner:
+        """A planner of the rows of a reader."""
         tables = [
             TablePlanner(number, selections[number], self.tables[number].order, options.plan)
             for number, options in enumerate(self.pipeline.tables)
         ]
-        return Planner(tables, self.schedule, self.pipeline.plan_rows)
+        share = ReaderShare(reader, self.pipeline.readers)
+        return Planner(tables, self.schedule, self.pipeline.plan_rows, share)
 
     def fetcher(self, collector: StatsCollector) -> Fetcher | None:
         """Threads for remote stores; None if all are local."""
@@ -203,11 +210,12 @@ class LoaderSource:
         *,
         regions: SharedRegions | None = None,
         arena: Arena | None = None,
+        reader: int = 0,
         accelerator: Accelerator | None = None,
         page_allocator: ByteAllocator | None = None,
     ) -> Window:
         """An empty window, in memory of this process, or in that of `regions` and `arena`, which processes share."""
-        options = self.pipeline
+        options, window_bytes = self.pipeline, self.pipeline.window_bytes // self.pipeline.readers
         tables: list[TableWindow] = []
         for number, table in enumerate(self.tables):
             layout, rows = table.layout, options.tables[number].slab_rows
@@ -215,15 +223,14 @@ class LoaderSource:
             if options.on_device and accelerator is not None:
                 slab = DeviceSlab(layout.fixed, rows, accelerator=accelerator, on_copied=collector.record_device_copy)
             else:
-                slab = Slab(layout.fixed, rows, None if regions is None else TableMemory(regions, number))
+                memory = None if regions is None else TableMemory(regions, number)
+                slab = Slab(layout.fixed, rows // options.readers, memory, reader_rows(layout.fixed, reader))
             reads = TableReads(
                 number=number, reader=table.reader, layout=layout, heaviest=selections[number].heaviest,
                 page_cache=page_caches[number], by_row=options.tables[number].by_row,
             )  # fmt: skip
-            tables.append(
-                TableWindow(reads, slab, arena=arena, allocate=page_allocator, budget_bytes=options.window_bytes)
-            )
-        return Window(tables, WindowBudget(options.window_bytes, collector))
+            tables.append(TableWindow(reads, slab, arena=arena, allocate=page_allocator, budget_bytes=window_bytes))
+        return Window(tables, WindowBudget(window_bytes, collector))
 
     def page_caches(self) -> list[PageCache | None]:
         """For each table one that all its windows share, if its light columns are cached."""
