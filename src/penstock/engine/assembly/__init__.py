@@ -22,9 +22,8 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
-from penstock.engine.assembly._mixed import MixedMemory, SpanGatherer, join_columns
-from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
+from penstock.engine.assembly._mixed_columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer
 from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
 from penstock.engine.assembly._values import Allocators, RowsAt, map_leaves
 
@@ -45,20 +44,17 @@ __all__ = [
     "GatheredRows",
     "Gatherer",
     "Jagged",
-    "MixedColumn",
+    "MixedColumns",
     "MixedMemory",
-    "MixedRows",
     "NumpyFormatter",
+    "Part",
     "Placement",
     "RowGatherer",
     "RowKeys",
-    "RowReplacer",
     "RowsAt",
     "SpanGatherer",
     "accepts_generator",
-    "join_columns",
     "map_leaves",
-    "mixed_columns",
     "new_collator",
     "ragged_columns",
     "sample_shapes",

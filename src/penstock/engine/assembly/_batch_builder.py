@@ -11,7 +11,8 @@ from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer
+from penstock.engine.assembly._mixed_columns import PAD
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
 from penstock.engine.assembly._values import Allocators, array_bytes
 from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps, derive_key, random_u64
@@ -118,13 +119,16 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        replacers: Sequence[RowReplacer],
+        gatherers: Sequence[RowGatherer],
         collector: StatsCollector,
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """One replacer for each table, none without functions; `row_keys` makes keys of those of a task."""
-        self._formatter, self._placement, self._replacers, self._collector = formatter, placement, replacers, collector
+        """The gatherer of each table, if there are functions, replaces rows that they reject.
+
+        `row_keys` makes keys of those of a task.
+        """
+        self._formatter, self._placement, self._gatherers, self._collector = formatter, placement, gatherers, collector
         self._row_keys = row_keys
 
     def __call__(self, task: BuildTask, gathered: GatheredRows) -> BuiltBatches:
@@ -172,7 +176,7 @@ class BatchAssembler:
                 flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
                 for index, error in sorted(bad.failures.items()):
                     row = task.identity(start + index)
-                    self._replacers[row.table].replace(
+                    self._gatherers[row.table].replace(
                         gathered, start + index, row, error, flags, start=start, first=tries
                     )
 

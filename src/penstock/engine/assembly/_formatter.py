@@ -13,7 +13,8 @@ import numpy.typing as npt
 from penstock.engine.assembly._batch_builder import RowKeys
 from penstock.engine.assembly._collate import pad, split
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError
+from penstock.engine.assembly._mixed_columns import PAD
+from penstock.engine.assembly._rows import BadRowsError
 from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor

@@ -1,18 +1,23 @@
-"""The columns of a mixture, which its tables may lack."""
+"""The columns of a mixture: its tables may lack some, and write the others to their places in the same batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
+from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import CU_SEQLENS, Layout, PackedSamples
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
+from penstock.table import Allocator, Int64Array
 
+PAD = "_pad"
+"""Name of the column that flags repeated rows of the last step and replacements of bad rows."""
 SOURCE = "_source"
 """Name of the column that has the index of a row's source in a mixture."""
 
@@ -38,13 +43,54 @@ class MixedColumn:
         """Of the mask of a row."""
         return () if self.fixed is None or self.fixed.mask_shape is None else self.fixed.mask_shape
 
-    def nothing(self, rows: int) -> Any:
+    def absent(self, rows: int) -> Any:
         """Values of rows of a table that lacks it."""
         return [None] * rows if self.fixed is None else np.zeros((rows, *self.fixed.shape), self.fixed.dtype)
 
 
-def mixed_columns(layouts: Sequence[Layout], names: Sequence[str], decode: DecodeOptions) -> list[MixedColumn]:
-    """The columns of a mixture of tables with these layouts, those of a fixed shape first, as in batches of a table."""
+class Part(NamedTuple):
+    """The rows of one table, and where they are among those of the mixture."""
+
+    table: int
+    indices: Int64Array
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class MixedColumns:
+    """All columns of a mixture."""
+
+    sources: Sequence[str]
+    columns: Sequence[MixedColumn]
+
+    @classmethod
+    def of(cls, layouts: Mapping[str, Layout], names: Sequence[str], decode: DecodeOptions) -> "MixedColumns":
+        """The columns `names` of a mixture of tables with these layouts."""
+        return cls(list(layouts), _mixed_columns(list(layouts.values()), names, decode))
+
+    def join(self, parts: Sequence[Part], memory: "MixedMemory") -> Columns:
+        """The columns of some rows, of which each part has those that its table has."""
+        joined: Columns = {}
+        for column in self.columns:
+            joined[column.name] = _joined(column, parts, memory)
+            if column.masked:
+                joined[column.mask_name] = _mask(column, parts, memory.rows)
+        joined[SOURCE] = tables = np.empty(memory.rows, np.int64)
+        for part in parts:
+            tables[part.indices] = part.table
+        if any(PAD in part.columns for part in parts):
+            joined[PAD] = flags = np.empty(memory.rows, bool)
+            for part in parts:
+                flags[part.indices] = part.columns[PAD]
+        return joined
+
+    def row(self, table: int, columns: Columns) -> Columns:
+        """A row of one table as a row of the mixture."""
+        return self.join([Part(table, np.zeros(1, np.int64), columns)], MixedMemory(1, lambda _: np.empty))
+
+
+def _mixed_columns(layouts: Sequence[Layout], names: Sequence[str], decode: DecodeOptions) -> list[MixedColumn]:
+    """Those of a fixed shape come first, as in batches of a table."""
     shapes = [sample_shapes(layout, decode.only(layout.names)) for layout in layouts]
     padded = dict.fromkeys(f"{name}_pad" for layout in layouts for name in layout.padded)
     fixed: list[MixedColumn] = []
@@ -75,23 +121,67 @@ def _has_mask(field: Field, decode: DecodeOptions) -> bool:
     return field.nullable and (tensor or decode.image_shape(field) is not None)
 
 
-@dataclass(frozen=True)
-class MixedRows:
-    """Completes rows of one table to rows of the mixture."""
+def _joined(column: MixedColumn, parts: Sequence[Part], memory: "MixedMemory") -> Any:
+    values: list[tuple[Int64Array, Any]] = [
+        (part.indices, part.columns[column.name] if column.name in part.columns else column.absent(len(part.indices)))
+        for part in parts
+    ]
+    if column.name == CU_SEQLENS and column.fixed is not None:
+        [width] = column.fixed.shape
+        values = [(indices, np.pad(part[:], ((0, 0), (0, width - part.shape[1])), "edge")) for indices, part in values]
+    arrays = column.stacked and not any(isinstance(part, list) for _, part in values)
+    if arrays and len({part.shape[1:] for _, part in values}) == 1:
+        shape, dtype = values[0][1].shape[1:], np.result_type(*(part.dtype for _, part in values))
+        whole = memory.array(column.name, shape, dtype)
+        if whole.shape[1:] != shape or whole.dtype != dtype:  # 8-bit and 16-bit grayscale
+            whole = np.empty((memory.rows, *shape), dtype)
+        base = whole.array if isinstance(whole, RowsAt) else whole
+        for indices, part in values:
+            if not (isinstance(part, RowsAt) and part.array is base):
+                whole[indices] = part[:]
+        return whole
+    listed: list[Any] = [None] * memory.rows
+    for indices, part in values:
+        for place, value in zip(indices.tolist(), part, strict=True):
+            listed[place] = value
+    return listed
 
-    number: int
-    """Index of the table."""
-    name: str
-    columns: Sequence[MixedColumn]
 
-    def complete(self, found: Mapping[str, Any]) -> Columns:
-        """The columns of one row of the table, as those of the mixture."""
-        row = dict(found)
-        for column in self.columns:
-            if column.name not in row:
-                row[column.name] = column.nothing(1)
-                row[column.mask_name] = np.zeros((1, *column.mask_shape), bool)
-            elif column.masked:
-                row.setdefault(column.mask_name, np.ones((1, *column.mask_shape), bool))
-        row[SOURCE] = np.array([self.number])
-        return row
+def _mask(column: MixedColumn, parts: Sequence[Part], rows: int) -> npt.NDArray[np.bool_]:
+    mask = np.ones((rows, *column.mask_shape), bool)
+    for _, indices, columns in parts:
+        if column.name not in columns:
+            mask[indices] = False
+        elif column.mask_name in columns:
+            mask[indices] = columns[column.mask_name]
+        elif isinstance(columns[column.name], list):
+            mask[indices] = [value is not None for value in columns[column.name]]
+    return mask
+
+
+class MixedMemory:
+    """Columns of a mixture that its tables write to."""
+
+    def __init__(self, rows: int, empty: Allocators) -> None:
+        self.rows, self._empty = rows, empty
+        self._arrays: dict[str, Any] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The memory of a column; the first caller decides the type and the shape of its rows."""
+        if name not in self._arrays:
+            self._arrays[name] = self._empty(name)((self.rows, *shape), np.dtype(dtype))
+        return self._arrays[name]
+
+    def allocators(self, indices: Int64Array) -> Allocators:
+        """Memory for the rows of one table: their places in the columns of all tables."""
+
+        def of(name: str) -> Allocator:
+            def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+                whole = self.array(name, shape[1:], dtype)
+                if whole.shape[1:] != tuple(shape[1:]) or whole.dtype != dtype:
+                    return np.empty(shape, dtype)  # images of other tables have another size
+                return RowsAt(whole, indices)
+
+            return allocate
+
+        return of

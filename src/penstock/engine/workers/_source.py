@@ -11,24 +11,17 @@ from penstock.engine._memory_budget import SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
-    MixedColumn,
-    MixedRows,
+    PAD,
+    SOURCE,
+    ColumnShape,
+    MixedColumns,
     RowGatherer,
     RowKeys,
-    RowReplacer,
-    mixed_columns,
     new_collator,
+    sample_shapes,
 )
-from penstock.engine.planning import (
-    Layout,
-    Planner,
-    PlanOptions,
-    Rows,
-    Selection,
-    Span,
-    TablePlanner,
-    make_selection,
-)
+from penstock.engine.planning import Planner, PlanOptions, Selection, Span, TablePlanner
+from penstock.engine.sources import OrderedSource
 from penstock.engine.window import (
     Arena,
     DeviceSlab,
@@ -41,17 +34,8 @@ from penstock.engine.window import (
     Window,
     WindowBudget,
 )
-from penstock.plan import (
-    MixturePartitioner,
-    OrderSpec,
-    RankPartitioner,
-    Schedule,
-    SpanSteps,
-    WeightedDraw,
-    derive_key,
-    random_u64,
-)
-from penstock.table import Int64Array, Reader
+from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
+from penstock.table import Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,34 +74,10 @@ class PipelineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSource:
-    """Rows and columns of a table, and their order."""
-
-    name: str
-    """In a mixture."""
-    reader: Reader
-    names: tuple[str, ...]
-    rows: Rows
-    draw: WeightedDraw | None
-    order: OrderSpec
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.reader.snapshot.schema, self.names, self.rows)
-
-    def selection(self) -> Selection:
-        """The selected rows and columns."""
-        order = self.order
-        return make_selection(
-            self.reader, self.names, self.rows, shuffled=order.shuffled, draw=self.draw, seed=order.seed
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSource:
     """The rows of a rank and how they are read; a worker process gets a copy."""
 
-    tables: tuple[TableSource, ...]
+    tables: tuple[OrderedSource, ...]
     names: tuple[str, ...]
     """The columns of batches."""
     partitioner: RankPartitioner
@@ -137,27 +97,26 @@ class LoaderSource:
 
         In a mixture they depend on the seed and the epoch of the table too.
         """
-        drawn = np.array([table.draw is not None for table in self.tables])
-        if not isinstance(self.partitioner, MixturePartitioner):
-            [rows] = span.tables
-            if not drawn.any():
-                return rows.row_ids
-            return rows.row_ids ^ random_u64(0, self.partitioner.span_positions(span.steps)[0]).view(np.int64)
         keys = np.empty(span.steps.rows, np.int64)
+        drawn = any(table.draw is not None for table in self.tables)
+        sources = self.partitioner.source_rows(span.steps) if drawn else []
         for rows in span.tables:
-            places, seed = np.arange(len(keys))[rows.places], self.tables[rows.table].order.seed
-            epochs, row_ids = np.broadcast_to(rows.epochs, len(rows)), rows.row_ids
-            for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                keys[places[here]] = random_u64(derive_key(seed, epoch), row_ids[here]).view(np.int64)
-        if drawn.any():
-            sources, numbers, *_ = self.partitioner.rank_rows(span.steps)
-            keys = np.where(drawn[sources], keys ^ random_u64(0, numbers).view(np.int64), keys)
+            table, row_keys = self.tables[rows.table], rows.row_ids
+            if self.is_mixture:
+                row_ids, epochs = row_keys, np.broadcast_to(rows.epochs, len(rows))
+                row_keys = np.empty(len(rows), np.int64)
+                for epoch in np.unique(epochs).tolist():
+                    here = epochs == epoch
+                    row_keys[here] = random_u64(derive_key(table.order.seed, epoch), row_ids[here]).view(np.int64)
+            if table.draw is not None:
+                before = 0 if self.is_mixture else span.steps.epoch * self.partitioner.rows
+                row_keys = row_keys ^ random_u64(0, sources[rows.table].numbers - before).view(np.int64)
+            keys[rows.places] = row_keys
         return keys
 
     @property
     def is_mixture(self) -> bool:
-        return isinstance(self.partitioner, MixturePartitioner)
+        return self.tables[0].name is not None
 
     @property
     def needs_positions(self) -> bool:
@@ -171,15 +130,25 @@ class LoaderSource:
         return self.options.flags_rows(self.partitioner.world)
 
     @property
-    def mixed_columns(self) -> list[MixedColumn] | None:
+    def mixed_columns(self) -> MixedColumns | None:
         """The columns of a mixture; None for a single table."""
-        if not self.is_mixture:
-            return None
-        return mixed_columns([table.layout for table in self.tables], self.names, self.options.decode)
+        layouts = {table.name: table.layout for table in self.tables if table.name is not None}
+        return MixedColumns.of(layouts, self.names, self.options.decode) if layouts else None
+
+    @property
+    def fixed_columns(self) -> dict[str, ColumnShape]:
+        """The columns of batches whose rows have a fixed shape."""
+        mixed = self.mixed_columns
+        if mixed is None:
+            shapes = sample_shapes(self.tables[0].layout, self.options.decode)
+        else:
+            shapes = {column.name: column.fixed for column in mixed.columns if column.fixed is not None}
+            shapes[SOURCE] = ColumnShape(np.dtype(np.int64), (), None)
+        return shapes | ({PAD: ColumnShape(np.dtype(bool), (), None)} if self.flags_rows else {})
 
     def selections(self) -> list[Selection]:
         """The selected rows and columns of each table."""
-        return [table.selection() for table in self.tables]
+        return [table.selection(shuffled=table.order.shuffled, seed=table.order.seed) for table in self.tables]
 
     def planner(self, selections: Sequence[Selection]) -> Planner:
         """A planner of all rows."""
@@ -232,26 +201,23 @@ class LoaderSource:
 
     def gatherers(
         self, selections: Sequence[Selection], collector: StatsCollector, accelerator: Accelerator | None = None
-    ) -> tuple[list[RowGatherer], list[RowReplacer]]:
-        """For each table what gathers its rows, and what replaces bad ones."""
+    ) -> list[RowGatherer]:
+        """For each table what gathers its rows, and replaces bad ones."""
         mixed = self.mixed_columns
+        there = accelerator if mixed is None else None
         gatherers: list[RowGatherer] = []
-        replacers: list[RowReplacer] = []
         for number, table in enumerate(self.tables):
-            there = accelerator if mixed is None else None
             collator = new_collator(
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
                 image_cache_bytes=self.pipeline.tables[number].image_cache_bytes,
             )  # fmt: skip
             collator.on_read = collector.record_get
-            replacer = RowReplacer(
+            gatherer = RowGatherer(
                 collator, selections[number], self.options.bad_samples, there,
-                seed=table.order.seed, flag=self.flags_rows,
-                mixed=None if mixed is None else MixedRows(number, table.name, mixed),
+                table=number, seed=table.order.seed, flag=self.flags_rows, mixed=mixed,
             )  # fmt: skip
-            gatherers.append(RowGatherer(collator, replacer, flag=self.flags_rows))
-            replacers.append(replacer)
-        return gatherers, replacers
+            gatherers.append(gatherer)
+        return gatherers
 
 
 class DeliveredSpan(NamedTuple):
