@@ -6,23 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.device import BufferPool
-from penstock.engine._lease import VersionLeases
+from penstock.engine._lease import VersionLease
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
-from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, RowGatherer, SpanGatherer
+from penstock.engine.assembly import (
+    BatchAssembler,
+    BatchFormatter,
+    BuiltBatches,
+    Placement,
+    RowGatherer,
+    SpanGatherer,
+    array_bytes,
+)
 from penstock.engine.planning import Span, compaction_advice
 from penstock.engine.sources import MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask, PageCache
-from penstock.engine.workers import (
-    LoaderSource,
-    ProcessPool,
-    ProcessRun,
-    SpanStream,
-    ThreadedRun,
-)
+from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
 from penstock.types import World, cached_property
 
@@ -74,16 +76,16 @@ class LoaderEngine:
         """The position of a state; raises `InvalidInputError` if that has another order."""
         before = self._partitioner
         position = self.order.resume(state)
-        if self._partitioner is not before:  # a mixture goes on from here
+        if self._partitioner is not before:  # a mixture continues in another order
             self.close()
             vars(self).pop("_source", None)
             vars(self).pop("_parts", None)
             self._new_pool()
         return position
 
-    def lease(self) -> VersionLeases:
+    def lease(self) -> VersionLease:
         """A lease of the versions that are read."""
-        return VersionLeases([table.reader for table in self._tables])
+        return VersionLease([table.reader for table in self._tables])
 
     @property
     def steps(self) -> int:
@@ -190,16 +192,22 @@ class LoaderEngine:
             gatherers, [window.slab(number) for number in range(len(self._tables))], source.mixed_columns
         )
         assemble = BatchAssembler(formatter, placement, gatherers, collector, row_keys=source.row_keys)
-        builder = BatchBuilder(gather, assemble, lambda _: buffers.allocate, ahead.record)
         keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
         positions = source.needs_positions or formatter.on_host
 
         def make_task(span: Span) -> BuildTask:
             return window.task(span, source.key_ids(span) if keys else None, positions=positions)
 
+        def build(task: BuildTask) -> BuiltBatches:
+            gathered = gather(task, lambda _: buffers.allocate)
+            size = array_bytes(gathered.columns)
+            built = assemble(task, gathered)
+            ahead.record(max(size, array_bytes(built.batches)))
+            return built
+
         return ThreadedRun(
             source.planner(self._selections), window, source.fetcher(collector),
-            builders=[builder] * max(1, options.builders), make_task=make_task,
+            builders=[build] * max(1, options.builders), make_task=make_task,
             inline=self._options.workers.count == 0, ahead=ahead, threads=options.threads,
             tolerant=source.options.bad_samples.tolerant, collector=collector,
             init_thread=None if placement is None else placement.accelerator.bind_thread,

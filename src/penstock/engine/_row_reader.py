@@ -22,7 +22,7 @@ class RowReader:
         layout = Layout(reader.snapshot.schema, names, rows)
         self._collator = new_collator(reader, layout, decode)
         self._random_reader = RandomRowReader(reader.store)
-        self._lease = VersionLease(reader)
+        self._lease = VersionLease([reader])
         if lease:
             self._lease.acquire(block=True)  # or a fork could meet the thread inside a request
 

@@ -2,15 +2,21 @@
 
 from penstock.engine.assembly._batch_builder import (
     BatchAssembler,
-    BatchBuilder,
     BatchFormatter,
     BuiltBatches,
     Failure,
-    Gatherer,
     Placement,
     RowKeys,
 )
-from penstock.engine.assembly._collate import Collator
+from penstock.engine.assembly._columns import (
+    PAD,
+    SOURCE,
+    ColumnShape,
+    MixedColumns,
+    MixedMemory,
+    Part,
+    sample_shapes,
+)
 from penstock.engine.assembly._compose import new_collator
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
@@ -22,27 +28,21 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
-from penstock.engine.assembly._mixed_columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer
-from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
-from penstock.engine.assembly._values import Allocators, RowsAt, map_leaves
+from penstock.engine.assembly._values import array_bytes, map_leaves
 
 __all__ = [
     "PAD",
     "SOURCE",
-    "Allocators",
     "BadRowsError",
     "BatchAssembler",
-    "BatchBuilder",
     "BatchFormatter",
     "BuiltBatches",
-    "Collator",
     "ColumnShape",
     "Columns",
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
-    "Gatherer",
     "Jagged",
     "MixedColumns",
     "MixedMemory",
@@ -51,9 +51,9 @@ __all__ = [
     "Placement",
     "RowGatherer",
     "RowKeys",
-    "RowsAt",
     "SpanGatherer",
     "accepts_generator",
+    "array_bytes",
     "map_leaves",
     "new_collator",
     "ragged_columns",

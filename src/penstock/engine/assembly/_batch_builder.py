@@ -10,10 +10,9 @@ import numpy.typing as npt
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
+from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._mixed_columns import PAD
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
-from penstock.engine.assembly._values import Allocators, array_bytes
 from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
@@ -179,25 +178,3 @@ class BatchAssembler:
                     self._gatherers[row.table].replace(
                         gathered, start + index, row, error, flags, start=start, first=tries
                     )
-
-
-Gatherer = Callable[[BuildTask, Allocators], GatheredRows]
-"""Gathers the rows of a task, in the memory that the allocators give."""
-
-
-class BatchBuilder:
-    """Builds the batches of tasks in a thread of this process; one for each thread."""
-
-    def __init__(
-        self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators, record_bytes: Callable[[int], None]
-    ) -> None:
-        """`record_bytes` is called with the bytes of each span."""
-        self._gather, self._assemble, self._empty, self._record_bytes = gather, assemble, empty, record_bytes
-
-    def __call__(self, task: BuildTask) -> BuiltBatches:
-        """The batches of a task; see `BatchAssembler`."""
-        gathered = self._gather(task, self._empty)
-        size = array_bytes(gathered.columns)
-        built = self._assemble(task, gathered)
-        self._record_bytes(max(size, array_bytes(built.batches)))
-        return built

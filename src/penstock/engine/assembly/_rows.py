@@ -10,8 +10,8 @@ from penstock.device import Accelerator
 from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Collator, put_row
+from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._mixed_columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import RowIdentity, Selection
 from penstock.engine.window import BuildTask, SlabColumns, TableTask

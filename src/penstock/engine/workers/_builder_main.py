@@ -214,7 +214,7 @@ class _Builder:
         ]
         gathered.columns = {}  # before their successors are packed
         del built
-        shipment, memory = pack(batches, slot, into_slot=True)
+        shipment, memory = pack(batches, slot)
         return gathered, shipment, memory
 
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from penstock.device import SharedMemory, forks
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
-    PAD,
     BatchAssembler,
     BatchFormatter,
     Columns,
@@ -143,9 +142,9 @@ class SlotPool:
 
     def take_dropped(self) -> list[int]:
         """The slots dropped since the last call, which processes can unmap."""
-        found = self._dropped[:]
-        del self._dropped[: len(found)]
-        return found
+        dropped = self._dropped[:]
+        del self._dropped[: len(dropped)]
+        return dropped
 
 
 class _LeasedMemory:
@@ -186,8 +185,6 @@ class Delivery:
     ) -> list[Any]:
         """The batches of a span whose rows are in a slot."""
         columns: Columns = dict(self._layout.arrays(memory, steps.rows))
-        if PAD in columns:
-            columns[PAD] = columns.pop(PAD)
         return self._assemble(BuildTask(steps, [], keys), GatheredRows(columns, bad, failure)).batches
 
     def of_builder(self, steps: SpanSteps, batches: Sequence[Any], key_ids: Int64Array | None) -> list[Any]:

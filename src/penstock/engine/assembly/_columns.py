@@ -1,4 +1,7 @@
-"""The columns of a mixture: its tables may lack some, and write the others to their places in the same batches."""
+"""The columns of batches, and those of a mixture.
+
+A table of a mixture may lack some of its columns, and writes the others to the places of its rows in a batch.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,6 @@ import numpy.typing as npt
 
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
 from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import CU_SEQLENS, Layout, PackedSamples
 from penstock.format import Field, value_kind
@@ -20,6 +22,33 @@ PAD = "_pad"
 """Name of the column that flags repeated rows of the last step and replacements of bad rows."""
 SOURCE = "_source"
 """Name of the column that has the index of a row's source in a mixture."""
+
+
+class ColumnShape(NamedTuple):
+    """The type and shape of a column's value in a sample."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    mask_shape: tuple[int, ...] | None
+    """Of its validity mask; None if it has none."""
+
+
+def sample_shapes(layout: Layout, decode: DecodeOptions) -> dict[str, ColumnShape]:
+    """Columns of a fixed shape, and decoded images of a known shape."""
+    if isinstance(layout.composition, PackedSamples):
+        shapes = layout.composition.shapes()
+        return {name: ColumnShape(*shapes[name], None) for name in layout.names}
+    known: dict[str, ColumnShape] = {}
+    for column in layout.fixed:
+        times = layout.times(column.name)
+        known[column.name] = ColumnShape(column.dtype, (*times, *column.shape), times if column.nullable else None)
+    for field in layout.variable:
+        times, shape = layout.times(field.name), decode.image_shape(field)
+        if shape is not None and (len(shape) == 3 or decode.resizes(field)):  # others may have 16 bits
+            known[field.name] = ColumnShape(np.dtype(np.uint8), (*times, *shape), times if field.nullable else None)
+    for name in layout.padded:
+        known[f"{name}_pad"] = ColumnShape(np.dtype(bool), layout.times(name), None)
+    return known
 
 
 @dataclass(frozen=True)
