@@ -99,7 +99,7 @@ def test_imports_point_down_and_use_the_public_names_of_a_room(path: Path) -> No
 
 
 FOLDER_LEVELS = {
-    "engine": ["planning", "window", "assembly", "workers", "sources"],
+    "engine": ["planning", "window", "assembly", "sources", "workers"],
     "query": ["indexes", "search", "scan", "sql"],
 }
 

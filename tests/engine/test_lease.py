@@ -82,7 +82,7 @@ def leased(source: Any, ds: Dataset, store: Clock) -> Any:
     """A loader, or rows, whose lease waits by the store's clock."""
     holder = source._rows if hasattr(source, "_rows") else source
     holder._lease.release()
-    holder._lease = VersionLease(ds._reader, wait=store.wait)
+    holder._lease = VersionLease([ds._reader], wait=store.wait)
     holder._lease.acquire(block=True)
     return source
 

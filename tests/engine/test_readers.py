@@ -26,7 +26,7 @@ ORDER: dict[str, Any] = {
     "shuffle": Shuffle(block_bytes=4000, lanes=6, spread=1, seed=3),
     "memory_budget": 4 << 20,
 }
-PROCESSES = {"num_workers": Workers(2, "process")}
+PROCESSES: dict[str, Any] = {"num_workers": Workers(2, "process")}
 
 
 @pytest.fixture(autouse=True)

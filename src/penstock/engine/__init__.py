@@ -16,7 +16,7 @@ from penstock.engine._options import (
 )
 from penstock.engine._progress import Progress
 from penstock.engine._ranks import RankAgreement, explicit_world
-from penstock.engine._row_reader import RowReader
+from penstock.engine._row_reader import MixedRowReader, RowReader
 from penstock.engine._stats import BadSample, LoaderStats, StageTimes
 from penstock.engine.assembly import (
     PAD,
@@ -36,7 +36,7 @@ from penstock.engine.assembly import (
     writable,
 )
 from penstock.engine.planning import CU_SEQLENS, ComposedRows, GroupNames, PackedSamples, Rows, WindowSamples
-from penstock.engine.sources import MixedRowReader, MixtureSource, Source, schema_of
+from penstock.engine.sources import MixtureSource, Source, schema_of
 
 __all__ = [
     "CU_SEQLENS",

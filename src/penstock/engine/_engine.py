@@ -6,23 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.device import BufferPool
-from penstock.engine._lease import VersionLeases
+from penstock.engine._lease import VersionLease
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
 from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
-from penstock.engine.assembly import BatchAssembler, BatchBuilder, BatchFormatter, Placement, SpanGatherer
-from penstock.engine.planning import Span, compaction_advice
-from penstock.engine.sources import MixedOrder, MixtureSource, Source, TableOrder
-from penstock.engine.window import BuildTask
-from penstock.engine.workers import (
-    LoaderSource,
-    ProcessPool,
-    ProcessRun,
-    SpanStream,
-    ThreadedRun,
+from penstock.engine.assembly import (
+    BatchAssembler,
+    BatchFormatter,
+    BuiltBatches,
+    Placement,
+    RowGatherer,
+    SpanGatherer,
+    array_bytes,
 )
+from penstock.engine.planning import Span, compaction_advice
+from penstock.engine.sources import MixtureSource, Source, make_order
+from penstock.engine.window import BuildTask, PageCache
+from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
 from penstock.types import World, cached_property
 
@@ -40,19 +42,18 @@ class LoaderEngine:
         placement: Placement | None,
         collector: StatsCollector,
     ) -> None:
-        self.order = (
-            MixedOrder(source, world, options)
-            if isinstance(source, MixtureSource)
-            else TableOrder(source, world, options)
-        )
-        self._options, self._tables = options, [table.source for table in self.order.tables]
+        self.order = make_order(source, world, options)
+        self._options, self._tables, self._selections = options, self.order.tables, self.order.selections
         self._formatter, self.placement, self.collector = formatter, placement, collector
-        self._selections = [table.selection for table in self.order.tables]
         self.world = world
         for table in self._tables:
             for advice in compaction_advice(table.reader.store.uri, table.reader.snapshot.nodes):
                 self.collector.note(advice)
-        self._sized = self.order.sized_tables()
+        each = zip(self._tables, self._selections, self.order.lanes_per_rank, self.order.shares, strict=True)
+        self._sized = [
+            SizedTable(selection, table.layout, table.order.shuffle, lanes, self._partitioner.owns_lanes, share)
+            for table, selection, lanes, share in each
+        ]
         self._sizing = LoaderSizing(
             self._sized, self._partitioner,
             options=options, formatter=formatter, placement=placement, collector=self.collector,
@@ -75,16 +76,16 @@ class LoaderEngine:
         """The position of a state; raises `InvalidInputError` if that has another order."""
         before = self._partitioner
         position = self.order.resume(state)
-        if self._partitioner is not before:  # a mixture goes on from here
+        if self._partitioner is not before:  # a mixture continues in another order
             self.close()
             vars(self).pop("_source", None)
             vars(self).pop("_parts", None)
             self._new_pool()
         return position
 
-    def lease(self) -> VersionLeases:
+    def lease(self) -> VersionLease:
         """A lease of the versions that are read."""
-        return VersionLeases([table.reader for table in self._tables])
+        return VersionLease([table.reader for table in self._tables])
 
     @property
     def steps(self) -> int:
@@ -170,15 +171,15 @@ class LoaderEngine:
         return self._threaded_run()
 
     @cached_property
-    def _parts(self) -> tuple[Any, ...]:
-        """What all runs in threads share: caches of pages, and what gathers and replaces rows."""
-        source, accelerator = self._source, self._sizing.accelerator
-        return source.page_caches(), *source.gatherers(self._selections, self.collector, accelerator)
+    def _parts(self) -> tuple[list[PageCache | None], list[RowGatherer]]:
+        """What all runs in threads share: caches of pages, and what gathers rows."""
+        gatherers = self._source.gatherers(self._selections, self.collector, self._sizing.accelerator)
+        return self._source.page_caches(), gatherers
 
     def _threaded_run(self) -> ThreadedRun:
         source, options, collector = self._source, self._source.pipeline, self.collector
         accelerator, placement, formatter = self._sizing.accelerator, self.placement, self._formatter
-        page_caches, gatherers, replacers = self._parts
+        page_caches, gatherers = self._parts
         pinned = None if accelerator is None else accelerator.allocate_pinned
         window = source.window(
             self._selections, collector, page_caches, accelerator=accelerator,
@@ -190,17 +191,23 @@ class LoaderEngine:
         gather = SpanGatherer(
             gatherers, [window.slab(number) for number in range(len(self._tables))], source.mixed_columns
         )
-        assemble = BatchAssembler(formatter, placement, replacers, collector, row_keys=source.row_keys)
-        builder = BatchBuilder(gather, assemble, lambda _: buffers.allocate, ahead.record)
+        assemble = BatchAssembler(formatter, placement, gatherers, collector, row_keys=source.row_keys)
         keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
         positions = source.needs_positions or formatter.on_host
 
         def make_task(span: Span) -> BuildTask:
             return window.task(span, source.key_ids(span) if keys else None, positions=positions)
 
+        def build(task: BuildTask) -> BuiltBatches:
+            gathered = gather(task, lambda _: buffers.allocate)
+            size = array_bytes(gathered.columns)
+            built = assemble(task, gathered)
+            ahead.record(max(size, array_bytes(built.batches)))
+            return built
+
         return ThreadedRun(
             source.planner(self._selections), window, source.fetcher(collector),
-            builders=[builder] * max(1, options.builders), make_task=make_task,
+            builders=[build] * max(1, options.builders), make_task=make_task,
             inline=self._options.workers.count == 0, ahead=ahead, threads=options.threads,
             tolerant=source.options.bad_samples.tolerant, collector=collector,
             init_thread=None if placement is None else placement.accelerator.bind_thread,

@@ -16,7 +16,7 @@ _RENEWALS = 28
 """Renewals within the life of a lease: every six hours, so that one survives days without a store."""
 _RETRY_S = 600.0
 _FIRST_WRITE_S = 5.0
-"""The longest that a reader waits for the first attempt; it goes on in the background."""
+"""The longest that a reader waits for the first attempt, which continues in the background."""
 _RELEASE_S = 0.5
 
 Wait = Callable[[threading.Event, float], bool]
@@ -26,13 +26,13 @@ _warned: set[str] = set()
 
 
 class VersionLease:
-    """Protects a version from vacuum. A thread writes and renews the lease, so that no batch waits for a slow store.
+    """Protects the versions of some tables from vacuum. Threads write and renew leases, so that no batch waits.
 
     A lease belongs to the process that acquired it; a forked child acquires its own.
     """
 
-    def __init__(self, reader: Reader, *, wait: Wait = threading.Event.wait) -> None:
-        self._reader, self._wait = reader, wait
+    def __init__(self, readers: Sequence[Reader], *, wait: Wait = threading.Event.wait) -> None:
+        self._readers, self._wait = readers, wait
         self._pid = 0
         self._release: Callable[[], object] | None = None
 
@@ -41,14 +41,17 @@ class VersionLease:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        released, attempted = threading.Event(), threading.Event()
-        thread = threading.Thread(
-            target=_hold, args=(self._reader, released, attempted, self._wait), name="penstock-lease", daemon=True
-        )
-        self._release = weakref.finalize(self, _release, self._pid, released, thread)
-        thread.start()
-        if block and not attempted.wait(_FIRST_WRITE_S):
-            _warn_without_lease(self._reader)
+        released, attempts = threading.Event(), [threading.Event() for _ in self._readers]
+        threads = [
+            threading.Thread(target=_hold, args=(*each, released, self._wait), name="penstock-lease", daemon=True)
+            for each in zip(self._readers, attempts, strict=True)
+        ]
+        self._release = weakref.finalize(self, _release, self._pid, released, threads)
+        for thread in threads:
+            thread.start()
+        for reader, attempted in zip(self._readers, attempts, strict=True):
+            if block and not attempted.wait(_FIRST_WRITE_S):
+                _warn_without_lease(reader)
 
     def release(self) -> None:
         """Release the lease; it can be acquired again."""
@@ -57,33 +60,17 @@ class VersionLease:
         self._pid, self._release = 0, None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return VersionLease, (self._reader,)
+        return VersionLease, (self._readers,)
 
 
-class VersionLeases:
-    """The leases of the versions of a mixture."""
-
-    def __init__(self, readers: Sequence[Reader]) -> None:
-        self._leases = [VersionLease(reader) for reader in readers]
-
-    def acquire(self) -> None:
-        """See `VersionLease`."""
-        for lease in self._leases:
-            lease.acquire()
-
-    def release(self) -> None:
-        """See `VersionLease`."""
-        for lease in self._leases:
-            lease.release()
-
-
-def _release(pid: int, released: threading.Event, thread: threading.Thread) -> None:
+def _release(pid: int, released: threading.Event, threads: Sequence[threading.Thread]) -> None:
     if pid == os.getpid():
         released.set()
-        thread.join(_RELEASE_S)
+        for thread in threads:
+            thread.join(_RELEASE_S)
 
 
-def _hold(reader: Reader, released: threading.Event, attempted: threading.Event, wait: Wait) -> None:
+def _hold(reader: Reader, attempted: threading.Event, released: threading.Event, wait: Wait) -> None:
     """Hold a lease until `released` is set; what cannot be written is tried again."""
     cancel_retries_on(released)
     pause_s = _LEASE_S / _RENEWALS

@@ -17,7 +17,7 @@ from penstock.engine._stats import LoaderStats, StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.sources import MixtureSource, Source
 from penstock.errors import InvalidInputError
-from penstock.plan import LoaderState, MixtureState, State
+from penstock.plan import LoaderState, State
 from penstock.types import World
 
 _SUPERSEDED = (
@@ -112,7 +112,7 @@ class Loader:
             engine = engine if version == engine.order.version else self._engine_at(version)
         loaded = engine.resume(state)
         self._use(engine)
-        if self._run is not None and isinstance(loaded, MixtureState):  # its order goes on from elsewhere
+        if self._run is not None and self._run.partitioner is not engine.order.partitioner:
             self._run.close(_SUPERSEDED if self._run.in_progress else None)
             self._run = None
         self._state, self._resumed = loaded, True

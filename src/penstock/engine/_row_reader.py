@@ -6,8 +6,9 @@ import numpy as np
 
 from penstock.engine._lease import VersionLease
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly import Columns, new_collator
+from penstock.engine.assembly import Columns, MixedColumns, MixedMemory, Part, new_collator
 from penstock.engine.planning import ComposedRows, Layout, Rows
+from penstock.plan import MixtureOrder
 from penstock.table import RandomRowReader, Reader, take_positions
 
 
@@ -21,7 +22,7 @@ class RowReader:
         layout = Layout(reader.snapshot.schema, names, rows)
         self._collator = new_collator(reader, layout, decode)
         self._random_reader = RandomRowReader(reader.store)
-        self._lease = VersionLease(reader)
+        self._lease = VersionLease([reader])
         if lease:
             self._lease.acquire(block=True)  # or a fork could meet the thread inside a request
 
@@ -40,3 +41,31 @@ class RowReader:
             error.add_note(f"in row {int(positions[index])} of the table")
             raise error
         return columns
+
+
+class MixedRowReader:
+    """Reads rows of a mixture by index, each from the reader of its source."""
+
+    def __init__(self, readers: Sequence[RowReader], columns: MixedColumns, order: MixtureOrder, rows: int) -> None:
+        """Reads the first `rows` rows of an order."""
+        self._readers, self._columns, self._order, self._rows = readers, columns, order, rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def read(self, indices: Sequence[int]) -> Columns:
+        """Columns of the rows at `indices`, in that order; raises `IndexError`, or the error of the first bad row."""
+        located = [self._locate(index) for index in indices]
+        sources, numbers = np.array(located, np.int64).reshape(-1, 2).T
+        parts: list[Part] = []
+        for source in np.unique(sources).tolist():
+            here, reader = np.flatnonzero(sources == source), self._readers[source]
+            parts.append(Part(source, here, reader.read((numbers[here] % len(reader)).tolist())))
+        return self._columns.join(parts, MixedMemory(len(located), lambda _: np.empty))
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """The source of a row, and its number in the source."""
+        if not -self._rows <= index < self._rows:
+            raise IndexError(f"there is no row {index}: there are {self._rows}")
+        sources, numbers = self._order.rows(index % self._rows, index % self._rows + 1)
+        return int(sources[0]), int(numbers[0])

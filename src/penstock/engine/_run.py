@@ -35,7 +35,7 @@ class EngineRun:
         collector: StatsCollector,
         report_bad: ReportBad,
     ) -> None:
-        self._stream, self._partitioner, self._placement = stream, partitioner, placement
+        self._stream, self.partitioner, self._placement = stream, partitioner, placement
         self._collector, self._report_bad = collector, report_bad
         self.state = state
         """The position after the last delivered batch."""
@@ -62,7 +62,7 @@ class EngineRun:
         for count, batch in enumerate(batches, 1):
             yield batch
             del batch
-            if count == limit and self._partitioner.steps(self.state.consumed):
+            if count == limit and self.partitioner.steps(self.state.consumed):
                 self._suspended = batches
                 break
         else:
@@ -76,18 +76,18 @@ class EngineRun:
         began = self._mark_s
         first = True
         epoch_rows = bad_count = 0
-        last = not self._partitioner.steps(self.state.consumed)
+        last = not self.partitioner.steps(self.state.consumed)
         while not last:
             self._check()
-            found = self._stream.next_span()
-            if found is None:
+            span = self._stream.next_span()
+            if span is None:
                 raise InvalidInputError(self._closed_because)
-            steps = found.steps
-            collector.blocks_drawn += found.blocks_drawn
+            steps = span.steps
+            collector.blocks_drawn += span.blocks_drawn
             collector.batches_drawn += len(steps.batch_rows)
-            waiting = list(zip(found.batches, steps.batch_rows, steps.consumed, strict=False))[::-1]
-            bad, padding = sorted(found.bad.items(), reverse=True), found.padding
-            del found
+            waiting = list(zip(span.batches, steps.batch_rows, steps.consumed, strict=False))[::-1]
+            bad, padding = sorted(span.bad.items(), reverse=True), span.padding
+            del span  # or it would hold batches that the loop has dropped
             end = 0
             while waiting:
                 self._check()
@@ -102,19 +102,20 @@ class EngineRun:
                     self._report_bad(bad.pop()[1], bad_count, epoch_rows)
                 last = steps.last and not waiting
                 self.state = replace(self.state, epoch=steps.epoch, consumed=consumed)
-                now = time.perf_counter()
-                collector.seconds += now - self._mark_s
-                self._mark_s = now
+                self._lap()
                 if first:
-                    collector.first_batch_s, first = now - began, False
+                    collector.first_batch_s, first = self._mark_s - began, False
                 collector.rows += real
                 collector.batches += 1
                 yield batch if placement is None else placement.make_ready(batch)
                 del batch
-                now = time.perf_counter()
-                collector.add_time("loop", "busy", now - self._mark_s)
-                collector.seconds += now - self._mark_s
-                self._mark_s = now
+                collector.add_time("loop", "busy", self._lap())
+
+    def _lap(self) -> float:
+        """Count the seconds since the last call, and return them."""
+        before, self._mark_s = self._mark_s, time.perf_counter()
+        self._collector.seconds += self._mark_s - before
+        return self._mark_s - before
 
     @property
     def closed(self) -> bool:
@@ -122,7 +123,7 @@ class EngineRun:
         return not self._stop.alive or self._pid != os.getpid()
 
     def _check(self) -> None:
-        """Raise `InvalidInputError` if this run cannot go on."""
+        """Raise `InvalidInputError` if this run cannot continue."""
         if self._pid != os.getpid():
             raise InvalidInputError(_FORKED)
         if self.closed:

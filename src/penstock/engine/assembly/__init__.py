@@ -2,15 +2,21 @@
 
 from penstock.engine.assembly._batch_builder import (
     BatchAssembler,
-    BatchBuilder,
     BatchFormatter,
     BuiltBatches,
     Failure,
-    Gatherer,
     Placement,
     RowKeys,
 )
-from penstock.engine.assembly._collate import Collator
+from penstock.engine.assembly._columns import (
+    PAD,
+    SOURCE,
+    ColumnShape,
+    MixedColumns,
+    MixedMemory,
+    Part,
+    sample_shapes,
+)
 from penstock.engine.assembly._compose import new_collator
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
@@ -22,43 +28,33 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
-from penstock.engine.assembly._mixed import MixedMemory, SpanGatherer, join_columns
-from penstock.engine.assembly._mixed_columns import SOURCE, MixedColumn, MixedRows, mixed_columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowGatherer, RowReplacer
-from penstock.engine.assembly._shapes import ColumnShape, sample_shapes
-from penstock.engine.assembly._values import Allocators, RowsAt, map_leaves
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer
+from penstock.engine.assembly._values import array_bytes, map_leaves
 
 __all__ = [
     "PAD",
     "SOURCE",
-    "Allocators",
     "BadRowsError",
     "BatchAssembler",
-    "BatchBuilder",
     "BatchFormatter",
     "BuiltBatches",
-    "Collator",
     "ColumnShape",
     "Columns",
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
-    "Gatherer",
     "Jagged",
-    "MixedColumn",
+    "MixedColumns",
     "MixedMemory",
-    "MixedRows",
     "NumpyFormatter",
+    "Part",
     "Placement",
     "RowGatherer",
     "RowKeys",
-    "RowReplacer",
-    "RowsAt",
     "SpanGatherer",
     "accepts_generator",
-    "join_columns",
+    "array_bytes",
     "map_leaves",
-    "mixed_columns",
     "new_collator",
     "ragged_columns",
     "sample_shapes",

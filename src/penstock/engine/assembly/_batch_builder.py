@@ -10,9 +10,9 @@ import numpy.typing as npt
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
+from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError, GatheredRows, RowReplacer
-from penstock.engine.assembly._values import Allocators, array_bytes
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
 from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
@@ -118,13 +118,16 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        replacers: Sequence[RowReplacer],
+        gatherers: Sequence[RowGatherer],
         collector: StatsCollector,
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """One replacer for each table, none without functions; `row_keys` makes keys of those of a task."""
-        self._formatter, self._placement, self._replacers, self._collector = formatter, placement, replacers, collector
+        """The gatherer of each table, if there are functions, replaces rows that they reject.
+
+        `row_keys` makes keys of those of a task.
+        """
+        self._formatter, self._placement, self._gatherers, self._collector = formatter, placement, gatherers, collector
         self._row_keys = row_keys
 
     def __call__(self, task: BuildTask, gathered: GatheredRows) -> BuiltBatches:
@@ -172,28 +175,6 @@ class BatchAssembler:
                 flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
                 for index, error in sorted(bad.failures.items()):
                     row = task.identity(start + index)
-                    self._replacers[row.table].replace(
+                    self._gatherers[row.table].replace(
                         gathered, start + index, row, error, flags, start=start, first=tries
                     )
-
-
-Gatherer = Callable[[BuildTask, Allocators], GatheredRows]
-"""Gathers the rows of a task, in the memory that the allocators give."""
-
-
-class BatchBuilder:
-    """Builds the batches of tasks in a thread of this process; one for each thread."""
-
-    def __init__(
-        self, gather: Gatherer, assemble: BatchAssembler, empty: Allocators, record_bytes: Callable[[int], None]
-    ) -> None:
-        """`record_bytes` is called with the bytes of each span."""
-        self._gather, self._assemble, self._empty, self._record_bytes = gather, assemble, empty, record_bytes
-
-    def __call__(self, task: BuildTask) -> BuiltBatches:
-        """The batches of a task; see `BatchAssembler`."""
-        gathered = self._gather(task, self._empty)
-        size = array_bytes(gathered.columns)
-        built = self._assemble(task, gathered)
-        self._record_bytes(max(size, array_bytes(built.batches)))
-        return built

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from penstock.engine.assembly._batch_builder import RowKeys
 from penstock.engine.assembly._collate import pad, split
+from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._rows import PAD, BadRowsError
+from penstock.engine.assembly._rows import BadRowsError
 from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
@@ -47,7 +48,7 @@ class Jagged:
 
 @dataclass
 class NumpyFormatter:
-    """Formats batches of numpy arrays; an adapter overrides the public methods for its own array type."""
+    """A `BatchFormatter` of numpy arrays; an adapter overrides the public methods for its own array type."""
 
     transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
@@ -74,7 +75,6 @@ class NumpyFormatter:
         return self.by_rows or self.batch_transform is not None
 
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
-        """See `engine.BatchFormatter`."""
         if self.transform is None and self.collate_fn is None:
             batch: Any = self._arrays(columns)
         else:
@@ -92,25 +92,20 @@ class NumpyFormatter:
         return self._bind(self.batch_transform, keys)(batch, 0)
 
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
-        """See `engine.BatchFormatter`."""
         if any(isinstance(values, list) for values in columns.values()):
             return None
         return self.split(self._arrays(columns), batch_rows)
 
     def without_framework(self) -> "NumpyFormatter":
-        """See `engine.BatchFormatter`."""
         return NumpyFormatter(None, None, None, self.ragged, self.ragged_columns, self.tolerant)
 
     def from_numpy(self, batch: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return self._converted(batch)
 
     def to_transport(self, value: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return value
 
     def from_transport(self, value: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return value
 
     def array(self, array: npt.NDArray[Any]) -> Any:
@@ -250,20 +245,16 @@ class ConvertedFormatter(NumpyFormatter):
     put: Callable[[Any], Any] = field(kw_only=True)
 
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
-        """See `engine.BatchFormatter`."""
         batch = super().__call__(columns, keys)
         return batch if self.in_worker_process else self.put(batch)
 
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
-        """See `engine.BatchFormatter`; arrays are converted one by one."""
-        return None
+        return None  # arrays are converted one by one
 
     def from_numpy(self, batch: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return self.put(super().from_numpy(batch))
 
     def from_transport(self, value: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return self.put(value)
 
     def __copy__(self) -> "ConvertedFormatter":

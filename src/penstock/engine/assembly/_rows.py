@@ -1,6 +1,6 @@
-"""Gather the rows of a span, and replace bad ones."""
+"""Gather the rows of a span, of one table or of each table of a mixture, and replace bad ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,16 +10,13 @@ from penstock.device import Accelerator
 from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Collator, put_row
+from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._mixed_columns import MixedRows
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import RowIdentity, Selection
-from penstock.engine.window import SlabColumns, TableTask
+from penstock.engine.window import BuildTask, SlabColumns, TableTask
 from penstock.errors import CorruptError, SampleError, text_of
 from penstock.plan import derive_key, random_u64
-
-PAD = "_pad"
-"""Name of the column that flags repeated rows of the last step and replacements of bad rows."""
 
 _MAX_ATTEMPTS = 64
 
@@ -43,8 +40,8 @@ class BadRowsError(Exception):
         self.failures = failures
 
 
-class RowReplacer:
-    """Replaces bad rows, each by one that depends only on the row and the epoch."""
+class RowGatherer:
+    """Gathers rows of one table, and replaces bad ones, each by one that depends only on the row and the epoch."""
 
     def __init__(
         self,
@@ -53,15 +50,34 @@ class RowReplacer:
         policy: BadSamples,
         accelerator: Accelerator | None,
         *,
+        table: int,
         seed: int,
         flag: bool,
-        mixed: MixedRows | None = None,
+        mixed: MixedColumns | None,
     ) -> None:
-        """A table of a mixture has other columns there, see `MixedRows`."""
-        self._collator, self._selection, self.policy, self._accelerator = collator, selection, policy, accelerator
-        self._seed, self._flag, self._mixed = seed, flag, mixed
+        """`mixed` are the columns of the mixture that the table belongs to; with `flag`, rows get a `_pad` column."""
+        self._collator, self._selection, self._policy, self._accelerator = collator, selection, policy, accelerator
+        self._table, self._seed, self._flag, self._mixed = table, seed, flag, mixed
+        self._name = None if mixed is None else mixed.sources[table]
 
-    def repair(self, gathered: GatheredRows, index: int, row: RowIdentity, flags: Any) -> None:
+    def __call__(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> GatheredRows:
+        """The columns of the rows, in the memory that `empty` allocates."""
+        columns, bad = self._collator.columns(task, slab, empty)
+        gathered = GatheredRows(columns)
+        flags = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
+        for index in task.damaged:
+            self._repair(gathered, index, task.identity(index), flags)
+        for index, error in sorted(bad.items()):
+            if not self._policy.tolerant:
+                gathered.failure = index, self._with_location(task.identity(index), error)
+                break
+            if index not in task.damaged:
+                self.replace(gathered, index, task.identity(index), error, flags)
+        if self._flag:
+            columns[PAD] = flags
+        return gathered
+
+    def _repair(self, gathered: GatheredRows, index: int, row: RowIdentity, flags: Any) -> None:
         """Read a row of a damaged block by itself, because its own page may be intact; replace it if not."""
         try:
             put_row(gathered.columns, index, self._collator.row(row.position), self._accelerator)
@@ -81,19 +97,19 @@ class RowReplacer:
     ) -> None:
         """Replace a bad row and flag it, or raise its error.
 
-        The columns start at row `start` of those in `gathered.bad`; `first` counts the replacements tried before.
+        The columns, of this table or of a batch, start at row `start` of those in `gathered.bad`; `first` counts the
+        replacements tried before.
         """
-        if not self.policy.tolerant:
-            raise self.with_location(row, error)
+        if not self._policy.tolerant:
+            raise self._with_location(row, error)
         row_id, epoch = self._collator.row_id(row.position), row.epoch
-        name = None if self._mixed is None else self._mixed.name
-        gathered.bad.setdefault(index, BadSample(row_id, epoch, text_of(error), name))
+        gathered.bad.setdefault(index, BadSample(row_id, epoch, text_of(error), self._name))
         key = derive_key(self._seed, epoch, row_id)
         selection = self._selection.at(epoch)
         picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
         for position in selection.positions(picks.astype(np.int64)).tolist():
             try:
-                put_row(gathered.columns, index - start, self._row(position), self._accelerator)
+                put_row(gathered.columns, index - start, self._row(position, gathered.columns), self._accelerator)
             except (SampleError, CorruptError):
                 continue
             flags[index - start] = True
@@ -102,40 +118,46 @@ class RowReplacer:
             f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: " + text_of(error)
         )
 
-    def with_location(self, row: RowIdentity, error: Exception) -> Exception:
+    def _with_location(self, row: RowIdentity, error: Exception) -> Exception:
         """The error with a note that names its row."""
-        table = "the table" if self._mixed is None else f"source {self._mixed.name!r}"
+        table = "the table" if self._name is None else f"source {self._name!r}"
         error.add_note(f"in row {row.position} of {table} (row id {self._collator.row_id(row.position)})")
         return error
 
-    def _row(self, position: int) -> Columns:
+    def _row(self, position: int, columns: Columns) -> Columns:
+        """A row to put into some columns: those of the table, or of a batch."""
         row = self._collator.row(position)
-        if self._mixed is not None:
-            row = self._mixed.complete(row)
-        if self._flag:
+        if self._mixed is not None and SOURCE in columns:
+            row = self._mixed.row(self._table, row)
+        if PAD in columns:
             row[PAD] = np.ones(1, bool)
         return row
 
 
-class RowGatherer:
-    """Gathers rows of one table from the window."""
+class SpanGatherer:
+    """Gathers the rows of tasks, of a table or of a mixture."""
 
-    def __init__(self, collator: Collator, replacer: RowReplacer, *, flag: bool) -> None:
-        self._collator, self._replacer, self._flag = collator, replacer, flag
+    def __init__(
+        self, gatherers: Sequence[RowGatherer], slabs: Sequence[SlabColumns], mixed: MixedColumns | None
+    ) -> None:
+        """`mixed` are the columns of a mixture; None for a single table."""
+        self._gatherers, self._slabs, self._mixed = gatherers, slabs, mixed
 
-    def __call__(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> GatheredRows:
-        """The columns of the rows, in the memory that `empty` allocates."""
-        columns, bad = self._collator.columns(task, slab, empty)
-        gathered = GatheredRows(columns)
-        flags = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
-        for index in task.damaged:
-            self._replacer.repair(gathered, index, task.identity(index), flags)
-        for index, error in sorted(bad.items()):
-            if not self._replacer.policy.tolerant:
-                gathered.failure = index, self._replacer.with_location(task.identity(index), error)
-                break
-            if index not in task.damaged:
-                self._replacer.replace(gathered, index, task.identity(index), error, flags)
-        if self._flag:
-            columns[PAD] = flags
+    def __call__(self, task: BuildTask, empty: Allocators) -> GatheredRows:
+        """The columns of a task, in the memory that `empty` allocates."""
+        if self._mixed is None:
+            return self._gatherers[0](task.tables[0], self._slabs[0], empty)
+        memory = MixedMemory(len(task), empty)
+        gathered = GatheredRows({})
+        parts: list[Part] = []
+        for rows in task.tables:
+            indices = np.arange(len(task))[rows.places]
+            part = self._gatherers[rows.table](rows, self._slabs[rows.table], memory.allocators(indices))
+            gathered.bad |= {int(indices[index]): bad for index, bad in part.bad.items()}
+            if part.failure is not None:
+                place = int(indices[part.failure[0]])
+                if gathered.failure is None or place < gathered.failure[0]:
+                    gathered.failure = place, part.failure[1]
+            parts.append(Part(rows.table, indices, part.columns))
+        gathered.columns = self._mixed.join(parts, memory)
         return gathered

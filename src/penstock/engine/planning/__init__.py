@@ -7,14 +7,11 @@ from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
     CU_SEQLENS,
     POSITION_IDS,
-    SEGMENT_IDS,
     ComposedRows,
-    Composition,
     GroupNames,
     PackedSamples,
     Rows,
     WindowSamples,
-    flat_ranges,
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
@@ -22,10 +19,8 @@ from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Sp
 __all__ = [
     "CU_SEQLENS",
     "POSITION_IDS",
-    "SEGMENT_IDS",
     "Block",
     "ComposedRows",
-    "Composition",
     "FixedColumn",
     "GroupNames",
     "Layout",
@@ -44,7 +39,6 @@ __all__ = [
     "TableRows",
     "WindowSamples",
     "compaction_advice",
-    "flat_ranges",
     "make_selection",
     "sample_fields",
 ]

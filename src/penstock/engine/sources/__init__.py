@@ -1,7 +1,6 @@
 """What a loader reads, a table or a mixture of tables, and in which order."""
 
-from penstock.engine.sources._mixed_rows import MixedRowReader
-from penstock.engine.sources._orders import MixedOrder, TableOrder
+from penstock.engine.sources._orders import OrderedSource, make_order
 from penstock.engine.sources._source import MixtureSource, Source, schema_of
 
-__all__ = ["MixedOrder", "MixedRowReader", "MixtureSource", "Source", "TableOrder", "schema_of"]
+__all__ = ["MixtureSource", "OrderedSource", "Source", "make_order", "schema_of"]

@@ -1,4 +1,4 @@
-"""The order of what a loader reads: a single table, or a mixture; and where a state continues it."""
+"""The order of what a loader reads: a table, or a mixture of tables; and where a state continues it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,10 +6,8 @@ from hashlib import blake2b
 from typing import Any
 
 from penstock.engine._options import LoaderOptions
-from penstock.engine._sizing import SizedTable
-from penstock.engine.planning import Selection, make_selection
+from penstock.engine.planning import Selection
 from penstock.engine.sources._source import MixtureSource, Source
-from penstock.engine.workers import TableSource
 from penstock.errors import InvalidInputError
 from penstock.plan import (
     SEQUENTIAL,
@@ -21,34 +19,50 @@ from penstock.plan import (
     OrderSpec,
     RankPartitioner,
     Shuffle,
+    State,
     derive_key,
     resolve_shuffle,
 )
 from penstock.types import World
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedTable:
-    """A table, the rows that are selected of it, and their order."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OrderedSource(Source):
+    """A source, and the order of its rows; a worker process gets a copy."""
 
-    source: TableSource
-    selection: Selection
+    name: str | None
+    """In a mixture; None if the loader reads this table alone."""
+    order: OrderSpec
 
-    @classmethod
-    def of(cls, name: str | None, source: Source, shuffle: Shuffle | None, seed: int) -> "OrderedTable":
-        """Resolve the order of a table, which has a name in a mixture."""
-        selection = make_selection(
-            source.reader, source.names, source.rows, shuffled=shuffle is not None, draw=source.draw, seed=seed
-        )
+    @property
+    def lanes(self) -> int:
+        return min(self.order.shuffle.lanes, max(1, self.order.rows))
+
+
+class Order:
+    """The order of a table, or of a mixture."""
+
+    partitioner: RankPartitioner
+    shares: Sequence[float] = (1.0,)
+    """For each table the largest share of the rows of a batch that come from it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names` are the columns of batches."""
+        self.names = tuple(names)
+        self.tables: list[OrderedSource] = []
+        self.selections: list[Selection] = []
+
+    def _add(self, name: str | None, source: Source, shuffle: Shuffle | None, seed: int) -> None:
+        """Add a table, which has a name in a mixture, and resolve its order."""
+        selection = source.selection(shuffled=shuffle is not None, seed=seed)
         layout = SEQUENTIAL
         if shuffle is not None:
             heavy = selection.heavy_row_bytes
-            width = max(1.0, selection.row_bytes / heavy)
             layout = resolve_shuffle(
                 shuffle,
                 round(heavy * len(source)),
                 heavy,
-                width=width,
+                width=max(1.0, selection.row_bytes / heavy),
                 shares_rows=selection.composition is not None,
                 in_mixture=name is not None,
             )
@@ -62,46 +76,53 @@ class OrderedTable:
             shuffled=shuffle is not None,
             shuffle=layout,
         )
-        table = TableSource(
-            name=name or "",
-            reader=source.reader,
-            names=tuple(source.names),
-            rows=source.rows,
-            draw=source.draw,
-            order=order,
+        self.tables.append(
+            OrderedSource(source.reader, tuple(source.names), source.rows, source.draw, name=name, order=order)
         )
-        return cls(table, selection)
+        self.selections.append(selection)
 
     @property
-    def lanes(self) -> int:
-        return min(self.source.order.shuffle.lanes, max(1, self.source.order.rows))
+    def lanes_per_rank(self) -> list[int]:
+        """For each table the largest number of its lanes that a rank reads from."""
+        return [self.partitioner.lanes_per_rank]
+
+    def state(self, epoch: int, consumed: int) -> State:
+        """A position; raises `InvalidInputError` for one before a change of sources or weights."""
+        raise NotImplementedError
+
+    def resume(self, value: Mapping[str, Any]) -> State:
+        """The position of a state, which may change the order; raises `InvalidInputError` if it belongs to another."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> str:
+        """The name of the version, or of those of all tables."""
+        return ", ".join(table.order.version for table in self.tables)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            ("" if table.name is None else f"{table.name}: ") + f"{table.order.table} at {table.order.version}"
+            for table in self.tables
+        )
 
 
-class TableOrder:
+class TableOrder(Order):
     """The order of a single table."""
 
     def __init__(self, source: Source, world: World, options: LoaderOptions) -> None:
+        super().__init__(source.names)
         options.decode.check(source.reader.snapshot.schema)
-        self.tables = [OrderedTable.of(None, source, options.shuffle, options.seed)]
+        self._add(None, source, options.shuffle, options.seed)
         [table] = self.tables
-        self.names: tuple[str, ...] = tuple(source.names)
-        self.spec = table.source.order
+        self._spec = table.order
         self.partitioner = RankPartitioner(len(source), table.lanes, world, options.batch_size, options.drop_last)
 
-    def sized_tables(self) -> list[SizedTable]:
-        """What sizes depend on."""
-        [table] = self.tables
-        owns, lanes = self.partitioner.owns_lanes, self.partitioner.lanes_per_rank
-        return [SizedTable(table.selection, table.source.layout, self.spec.shuffle, lanes, owns, 1.0)]
-
     def state(self, epoch: int, consumed: int) -> LoaderState:
-        """A position."""
-        return LoaderState(self.spec, epoch, consumed)
+        return LoaderState(self._spec, epoch, consumed)
 
     def resume(self, value: Mapping[str, Any]) -> LoaderState:
-        """The position of a state; raises `InvalidInputError` if that has another order."""
         loaded = LoaderState.from_json(value)
-        difference = self.spec.difference(loaded.order)
+        difference = self._spec.difference(loaded.order)
         if difference is not None:
             raise InvalidInputError(
                 f"this state belongs to another run: it differs in {difference}; open {loaded.order.table} at "
@@ -110,96 +131,77 @@ class TableOrder:
             )
         return loaded
 
-    @property
-    def version(self) -> str:
-        """The name of the version."""
-        return self.spec.version
 
-    def __str__(self) -> str:
-        return f"{self.spec.table} at {self.spec.version}"
-
-
-class MixedOrder:
+class MixedOrder(Order):
     """The order of a mixture; `resume` changes it if sources or weights have changed since."""
 
+    partitioner: MixturePartitioner
+
     def __init__(self, source: MixtureSource, world: World, options: LoaderOptions) -> None:
+        super().__init__(source.names)
         columns = {field.name for each in source.sources.values() for field in each.fields.values()}
         for name in () if isinstance(options.decode.decode, bool) else options.decode.decode:
             if name not in columns:
                 raise InvalidInputError(f"decode={{…}} names column {name!r}, which no source of the mixture has")
-        for each in source.sources.values():
-            options.decode.only(list(each.fields)).check(each.reader.snapshot.schema)
-        self.names = tuple(source.names)
-        self.tables: list[OrderedTable] = []
         for name, each in source.sources.items():
-            shuffle = source.shuffles.get(name, options.shuffle)
-            own = name in source.shuffles and shuffle is not None
-            seed = shuffle.seed if own and shuffle is not None else _source_seed(options.seed, name)
-            self.tables.append(OrderedTable.of(name, each, shuffle, seed))
+            options.decode.only(list(each.fields)).check(each.reader.snapshot.schema)
+            own = source.shuffles.get(name)
+            seed = _source_seed(options.seed, name) if own is None else own.seed
+            self._add(name, each, source.shuffles.get(name, options.shuffle), seed)
         self._world, self._options = world, options
-        self.spec = MixtureSpec(
+        self._spec = MixtureSpec(
             names=tuple(source.sources),
-            sources=tuple(table.source.order for table in self.tables),
+            sources=tuple(table.order for table in self.tables),
             schedule=source.schedule_of(options.batch_size),
             rows=source.epoch_rows(options.batch_size),
             batch_size=options.batch_size if source.whole_batches else None,
         )
-        self._origin = self.spec.start()
-        self.partitioner = self._partitioner_from(self._origin)
+        weights = [each for _, each in self._spec.schedule]
+        self.shares = [
+            1.0 if source.whole_batches else max(each[number] / sum(each) for each in weights)
+            for number in range(len(self.tables))
+        ]
+        self._begin_at(self._spec.start())
 
-    def _partitioner_from(self, point: MixturePoint) -> MixturePartitioner:
-        return MixturePartitioner(
-            self.spec.rows,
-            max(table.lanes for table in self.tables),
+    def _begin_at(self, point: MixturePoint) -> None:
+        """Read the rows from a point on in the order that begins there."""
+        lanes = tuple(table.lanes for table in self.tables)
+        self._origin = point
+        self.partitioner = MixturePartitioner(
+            self._spec.rows,
+            max(lanes),
             self._world,
             self._options.batch_size,
             self._options.drop_last,
-            order=self.spec.order_from(point),
-            source_lanes=tuple(table.lanes for table in self.tables),
-            origin=(point.epoch, point.consumed, point.row * (self.spec.batch_size or 1)),
-            whole_batches=self.spec.batch_size is not None,
+            order=self._spec.order_from(point),
+            source_lanes=lanes,
+            origin=(point.epoch, point.consumed, point.row * (self._spec.batch_size or 1)),
+            whole_batches=self._spec.batch_size is not None,
         )
 
-    def sized_tables(self) -> list[SizedTable]:
-        """What sizes depend on."""
-        shares = [1.0 if self.spec.batch_size else share for share in _largest_shares(self.spec)]
-        return [
-            SizedTable(
-                table.selection, table.source.layout, table.source.order.shuffle,
-                self.partitioner.source_lanes_per_rank(table.lanes), self.partitioner.owns_lanes, share,
-            )
-            for table, share in zip(self.tables, shares, strict=True)
-        ]  # fmt: skip
+    @property
+    def lanes_per_rank(self) -> list[int]:
+        return [self.partitioner.source_lanes_per_rank(table.lanes) for table in self.tables]
 
     def state(self, epoch: int, consumed: int) -> MixtureState:
-        """A position; raises `InvalidInputError` for one before a change of sources or weights."""
-        state = MixtureState(self.spec, self._origin, epoch, consumed)
+        state = MixtureState(self._spec, self._origin, epoch, consumed)
         assert state.point
         return state
 
     def resume(self, value: Mapping[str, Any]) -> MixtureState:
-        """The position of a state; raises `InvalidInputError` if a source has another order."""
         loaded = MixtureState.from_json(value)
-        self._origin = point = self.spec.resume(loaded.order, loaded.origin)
-        self.partitioner = self._partitioner_from(point)
-        return replace(loaded, order=self.spec, origin=point, epoch=point.epoch, consumed=point.consumed)
+        point = self._spec.resume(loaded.order, loaded.origin)
+        self._begin_at(point)
+        return replace(loaded, order=self._spec, origin=point, epoch=point.epoch, consumed=point.consumed)
 
-    @property
-    def version(self) -> str:
-        """The names of the versions."""
-        return ", ".join(table.source.order.version for table in self.tables)
 
-    def __str__(self) -> str:
-        return ", ".join(
-            f"{table.source.name}: {table.source.order.table} at {table.source.order.version}" for table in self.tables
-        )
+def make_order(source: Source | MixtureSource, world: World, options: LoaderOptions) -> Order:
+    """The order of a table, or of a mixture."""
+    if isinstance(source, MixtureSource):
+        return MixedOrder(source, world, options)
+    return TableOrder(source, world, options)
 
 
 def _source_seed(seed: int, name: str) -> int:
     """The seed of a source; it depends on the name, so that sources can be added."""
     return derive_key(seed, int.from_bytes(blake2b(name.encode(), digest_size=8).digest())) >> 1
-
-
-def _largest_shares(spec: MixtureSpec) -> Sequence[float]:
-    """For each source the largest share of rows in any segment of the schedule."""
-    return [max(weights[number] / sum(weights) for _, weights in spec.schedule) for number in range(len(spec.names))]

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.engine._options import DecodeOptions
-from penstock.engine._row_reader import RowReader
-from penstock.engine.assembly import SOURCE, mixed_columns
-from penstock.engine.planning import Layout, Rows, sample_fields
-from penstock.engine.sources._mixed_rows import MixedRowReader
+from penstock.engine._row_reader import MixedRowReader, RowReader
+from penstock.engine.assembly import SOURCE, MixedColumns
+from penstock.engine.planning import Layout, Rows, Selection, make_selection, sample_fields
 from penstock.errors import InvalidInputError
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label
@@ -46,6 +45,10 @@ class Source:
     @property
     def layout(self) -> Layout:
         return Layout(self.reader.snapshot.schema, self.names, self.rows)
+
+    def selection(self, *, shuffled: bool, seed: int) -> Selection:
+        """The selected rows and columns."""
+        return make_selection(self.reader, self.names, self.rows, shuffled=shuffled, draw=self.draw, seed=seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +104,9 @@ class MixtureSource:
 
     def row_reader(self, decode: DecodeOptions, *, lease: bool) -> MixedRowReader:
         """Random access to the rows of an epoch, of sources in table order; see `RowReader`."""
-        sources = list(self.sources.values())
-        readers = [each.row_reader(decode.only(list(each.fields)), lease=lease) for each in sources]
-        layouts = [each.layout for each in sources]
-        return MixedRowReader(readers, mixed_columns(layouts, self.names, decode), self.order, self.epoch_rows(1))
+        readers = [each.row_reader(decode.only(list(each.fields)), lease=lease) for each in self.sources.values()]
+        columns = MixedColumns.of({name: each.layout for name, each in self.sources.items()}, self.names, decode)
+        return MixedRowReader(readers, columns, self.order, self.epoch_rows(1))
 
     @property
     def fields(self) -> Mapping[str, Field]:

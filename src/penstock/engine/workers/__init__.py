@@ -3,25 +3,16 @@
 from penstock.engine.workers._counts import WorkerCounts, choose_workers
 from penstock.engine.workers._pool import ProcessPool, worker_formatter
 from penstock.engine.workers._process_run import ProcessRun
-from penstock.engine.workers._source import (
-    DeliveredSpan,
-    LoaderSource,
-    PipelineOptions,
-    SpanStream,
-    TableOptions,
-    TableSource,
-)
+from penstock.engine.workers._source import LoaderSource, PipelineOptions, SpanStream, TableOptions
 from penstock.engine.workers._threads import ThreadedRun
 
 __all__ = [
-    "DeliveredSpan",
     "LoaderSource",
     "PipelineOptions",
     "ProcessPool",
     "ProcessRun",
     "SpanStream",
     "TableOptions",
-    "TableSource",
     "ThreadedRun",
     "WorkerCounts",
     "choose_workers",

@@ -150,8 +150,8 @@ class _Builder:
         self._channel, self._source, self._formatter, self._layout = channel, source, formatter, layout
         self._stats = ProcessStats(source)
         collector = self._stats.collector
-        self._gatherers, replacers = source.gatherers(source.selections(), collector)
-        self._assemble = BatchAssembler(formatter, None, replacers, collector, row_keys=source.row_keys)
+        self._gatherers = source.gatherers(source.selections(), collector)
+        self._assemble = BatchAssembler(formatter, None, self._gatherers, collector, row_keys=source.row_keys)
         self._mixed = source.mixed_columns
         self._window: _MappedWindow | None = None
         self._slots: dict[int, npt.NDArray[np.uint8]] = {}
@@ -216,7 +216,7 @@ class _Builder:
         ]
         gathered.columns = {}  # before their successors are packed
         del built
-        shipment, memory = pack(batches, slot, into_slot=True)
+        shipment, memory = pack(batches, slot)
         return gathered, shipment, memory
 
 

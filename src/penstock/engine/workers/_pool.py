@@ -22,7 +22,7 @@ from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
 from penstock.engine.workers._messages import Become, Channel, Failed, Fork, Reap
 from penstock.engine.workers._reader_main import ReaderSpec
-from penstock.engine.workers._slots import SlotLayout, SlotPool, mixture_columns, table_columns
+from penstock.engine.workers._slots import SlotLayout, SlotPool
 from penstock.engine.workers._source import LoaderSource
 from penstock.errors import PenstockError
 from penstock.runners import start_python
@@ -142,13 +142,8 @@ class ProcessPool:
         collector: StatsCollector,
     ) -> None:
         self.source, self.collector, self._builders = source, collector, builders
-        mixed = source.mixed_columns
-        if mixed is None:
-            columns = table_columns(source.tables[0].layout, source.options.decode)
-        else:
-            columns = mixture_columns(mixed)
         rows = source.pipeline.batches_per_span * source.options.batch_size
-        self.slot_layout = SlotLayout.of(columns, rows, flags_rows=source.flags_rows)
+        self.slot_layout = SlotLayout.of(source.fixed_columns, rows)
         in_slot = {column.name for column in self.slot_layout.columns}
         self.fills_slots = not formatter.on_host and all(name in in_slot for name in source.names)
         """Whether a span is complete when its rows are in its slot, so that several builders can write them."""

@@ -358,7 +358,7 @@ class ProcessRun:
         if span.batches is None:
             self._ahead.record(self._pool.slot_layout.size)
             return
-        (_, arrays, _), descriptor = span.batches
+        (_, arrays), descriptor = span.batches
         size = sum(size for _, _, size in arrays)
         self._ahead.record(size)
         if descriptor is not None:  # new memory costs a page fault per page

@@ -10,23 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import SharedMemory, forks
-from penstock.engine._options import DecodeOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
-    PAD,
-    SOURCE,
     BatchAssembler,
     BatchFormatter,
     Columns,
     ColumnShape,
     Failure,
     GatheredRows,
-    MixedColumn,
     Placement,
     RowKeys,
-    sample_shapes,
 )
-from penstock.engine.planning import Layout
 from penstock.engine.window import BuildTask
 from penstock.engine.workers._transport import RemoteError, expand
 from penstock.plan import SpanSteps
@@ -37,30 +31,6 @@ _MAX_OPEN = 128
 """Slots with a descriptor; more are used once."""
 
 Column = npt.NDArray[Any]
-
-
-RowShape = tuple[str, np.dtype[Any], tuple[int, ...]]
-"""The name of a column, and the type and shape of a row."""
-
-
-def table_columns(layout: Layout, decode: DecodeOptions) -> list[RowShape]:
-    """Columns of a table that a slot has, with their masks."""
-    return _with_masks(sample_shapes(layout, decode))
-
-
-def mixture_columns(columns: Sequence[MixedColumn]) -> list[RowShape]:
-    """The same for a mixture."""
-    known = {column.name: column.fixed for column in columns if column.fixed is not None}
-    return [*_with_masks(known), (SOURCE, np.dtype(np.int64), ())]
-
-
-def _with_masks(columns: Mapping[str, ColumnShape]) -> list[RowShape]:
-    wanted: list[RowShape] = []
-    for name, column in columns.items():
-        wanted.append((name, column.dtype, column.shape))
-        if column.mask_shape is not None:
-            wanted.append((f"{name}_mask", np.dtype(bool), column.mask_shape))
-    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +54,27 @@ class SlotLayout:
     """Bytes of all columns."""
 
     @classmethod
-    def of(cls, columns: Sequence[RowShape], rows: int, *, flags_rows: bool) -> "SlotLayout":
-        """Columns of rows of a fixed shape."""
+    def of(cls, columns: Mapping[str, ColumnShape], rows: int) -> "SlotLayout":
+        """Columns of rows of a fixed shape, with their masks."""
         shared: list[SharedColumn] = []
         end = 0
-        for name, dtype, shape in [*columns, *[(PAD, np.dtype(bool), ())] * flags_rows]:
-            shared.append(SharedColumn(name, dtype, shape, end))
-            end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        for name, column in columns.items():
+            parts = [(name, column.dtype, column.shape)]
+            if column.mask_shape is not None:
+                parts.append((f"{name}_mask", np.dtype(bool), column.mask_shape))
+            for part, dtype, shape in parts:
+                shared.append(SharedColumn(part, dtype, shape, end))
+                end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         return cls(tuple(shared), end)
 
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, Column]:
         """The columns of a slot, for a span of some rows."""
-        found: dict[str, Column] = {}
+        arrays: dict[str, Column] = {}
         for column in self.columns:
             size = rows * prod(column.shape) * column.dtype.itemsize
-            found[column.name] = (
-                memory[column.offset : column.offset + size].view(column.dtype).reshape(rows, *column.shape)
-            )
-        return found
+            values = memory[column.offset : column.offset + size].view(column.dtype)
+            arrays[column.name] = values.reshape(rows, *column.shape)
+        return arrays
 
 
 class Slot:
@@ -169,9 +142,9 @@ class SlotPool:
 
     def take_dropped(self) -> list[int]:
         """The slots dropped since the last call, which processes can unmap."""
-        found = self._dropped[:]
-        del self._dropped[: len(found)]
-        return found
+        dropped = self._dropped[:]
+        del self._dropped[: len(dropped)]
+        return dropped
 
 
 class _LeasedMemory:
@@ -212,8 +185,6 @@ class Delivery:
     ) -> list[Any]:
         """The batches of a span whose rows are in a slot."""
         columns: Columns = dict(self._layout.arrays(memory, steps.rows))
-        if PAD in columns:
-            columns[PAD] = columns.pop(PAD)
         return self._assemble(BuildTask(steps, [], keys), GatheredRows(columns, bad, failure)).batches
 
     def of_builder(self, steps: SpanSteps, batches: Sequence[Any], key_ids: Int64Array | None) -> list[Any]:

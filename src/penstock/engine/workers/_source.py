@@ -11,25 +11,17 @@ from penstock.engine._memory_budget import SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
-    MixedColumn,
-    MixedRows,
+    PAD,
+    SOURCE,
+    ColumnShape,
+    MixedColumns,
     RowGatherer,
     RowKeys,
-    RowReplacer,
-    mixed_columns,
     new_collator,
+    sample_shapes,
 )
-from penstock.engine.planning import (
-    Layout,
-    Planner,
-    PlanOptions,
-    ReaderShare,
-    Rows,
-    Selection,
-    Span,
-    TablePlanner,
-    make_selection,
-)
+from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
+from penstock.engine.sources import OrderedSource
 from penstock.engine.window import (
     Arena,
     DeviceSlab,
@@ -43,17 +35,8 @@ from penstock.engine.window import (
     WindowBudget,
     reader_rows,
 )
-from penstock.plan import (
-    MixturePartitioner,
-    OrderSpec,
-    RankPartitioner,
-    Schedule,
-    SpanSteps,
-    WeightedDraw,
-    derive_key,
-    random_u64,
-)
-from penstock.table import Int64Array, Reader
+from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
+from penstock.table import Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,34 +77,10 @@ class PipelineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSource:
-    """Rows and columns of a table, and their order."""
-
-    name: str
-    """In a mixture."""
-    reader: Reader
-    names: tuple[str, ...]
-    rows: Rows
-    draw: WeightedDraw | None
-    order: OrderSpec
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.reader.snapshot.schema, self.names, self.rows)
-
-    def selection(self) -> Selection:
-        """The selected rows and columns."""
-        order = self.order
-        return make_selection(
-            self.reader, self.names, self.rows, shuffled=order.shuffled, draw=self.draw, seed=order.seed
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSource:
     """The rows of a rank and how they are read; a worker process gets a copy."""
 
-    tables: tuple[TableSource, ...]
+    tables: tuple[OrderedSource, ...]
     names: tuple[str, ...]
     """The columns of batches."""
     partitioner: RankPartitioner
@@ -156,14 +115,15 @@ class LoaderSource:
         return keys
 
     def _draws(self, steps: SpanSteps) -> Int64Array:
-        """The numbers of a span's rows in the order of their table."""
-        if isinstance(self.partitioner, MixturePartitioner):
-            return self.partitioner.rank_rows(steps).numbers
-        return self.partitioner.span_positions(steps)[0]
+        """The numbers of a span's rows in the order of their table, of a single one in the epoch."""
+        numbers = np.empty(steps.rows, np.int64)
+        for source in self.partitioner.source_rows(steps):
+            numbers[source.places] = source.numbers
+        return numbers if self.is_mixture else numbers - steps.epoch * self.partitioner.rows
 
     @property
     def is_mixture(self) -> bool:
-        return isinstance(self.partitioner, MixturePartitioner)
+        return self.tables[0].name is not None
 
     @property
     def needs_positions(self) -> bool:
@@ -177,15 +137,25 @@ class LoaderSource:
         return self.options.flags_rows(self.partitioner.world)
 
     @property
-    def mixed_columns(self) -> list[MixedColumn] | None:
+    def mixed_columns(self) -> MixedColumns | None:
         """The columns of a mixture; None for a single table."""
-        if not self.is_mixture:
-            return None
-        return mixed_columns([table.layout for table in self.tables], self.names, self.options.decode)
+        layouts = {table.name: table.layout for table in self.tables if table.name is not None}
+        return MixedColumns.of(layouts, self.names, self.options.decode) if layouts else None
+
+    @property
+    def fixed_columns(self) -> dict[str, ColumnShape]:
+        """The columns of batches whose rows have a fixed shape."""
+        mixed = self.mixed_columns
+        if mixed is None:
+            shapes = sample_shapes(self.tables[0].layout, self.options.decode)
+        else:
+            shapes = {column.name: column.fixed for column in mixed.columns if column.fixed is not None}
+            shapes[SOURCE] = ColumnShape(np.dtype(np.int64), (), None)
+        return shapes | ({PAD: ColumnShape(np.dtype(bool), (), None)} if self.flags_rows else {})
 
     def selections(self) -> list[Selection]:
         """The selected rows and columns of each table."""
-        return [table.selection() for table in self.tables]
+        return [table.selection(shuffled=table.order.shuffled, seed=table.order.seed) for table in self.tables]
 
     def planner(self, selections: Sequence[Selection], reader: int = 0) -> Planner:
         """A planner of the rows of a reader."""
@@ -239,26 +209,23 @@ class LoaderSource:
 
     def gatherers(
         self, selections: Sequence[Selection], collector: StatsCollector, accelerator: Accelerator | None = None
-    ) -> tuple[list[RowGatherer], list[RowReplacer]]:
-        """For each table what gathers its rows, and what replaces bad ones."""
+    ) -> list[RowGatherer]:
+        """For each table what gathers its rows, and replaces bad ones."""
         mixed = self.mixed_columns
+        there = accelerator if mixed is None else None
         gatherers: list[RowGatherer] = []
-        replacers: list[RowReplacer] = []
         for number, table in enumerate(self.tables):
-            there = accelerator if mixed is None else None
             collator = new_collator(
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
                 image_cache_bytes=self.pipeline.tables[number].image_cache_bytes,
             )  # fmt: skip
             collator.on_read = collector.record_get
-            replacer = RowReplacer(
+            gatherer = RowGatherer(
                 collator, selections[number], self.options.bad_samples, there,
-                seed=table.order.seed, flag=self.flags_rows,
-                mixed=None if mixed is None else MixedRows(number, table.name, mixed),
+                table=number, seed=table.order.seed, flag=self.flags_rows, mixed=mixed,
             )  # fmt: skip
-            gatherers.append(RowGatherer(collator, replacer, flag=self.flags_rows))
-            replacers.append(replacer)
-        return gatherers, replacers
+            gatherers.append(gatherer)
+        return gatherers
 
 
 class DeliveredSpan(NamedTuple):

@@ -8,7 +8,7 @@ import io
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,8 +33,6 @@ class Shipment(NamedTuple):
     """Empty if it is the last of the arrays."""
     arrays: list[tuple[bool, int, int]]
     """Of each array: whether it is in the slot of its span, instead of in shared memory of its own; start and size."""
-    has_memory: bool
-    """Whether a descriptor of shared memory accompanies the shipment."""
 
 
 class RemoteError(NamedTuple):
@@ -48,8 +46,8 @@ class RemoteError(NamedTuple):
         """The error with the traceback of its process, or an equivalent one if it cannot be made here."""
         made: Exception = SampleError(self.text)
         with suppress(Exception):
-            found = pickle.loads(self.pickled)
-            made = found if isinstance(found, Exception) else made
+            error = pickle.loads(self.pickled)
+            made = error if isinstance(error, Exception) else made
         made.add_note(f"In the worker process:\n{self.traceback}")
         return made
 
@@ -58,17 +56,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles classes of scripts and notebooks so that the program that has them gets its own."""
 
     def reducer_override(self, value: Any) -> Any:
-        """See `pickle.Pickler`."""
         if isinstance(value, type) and value.__module__ == "__main__":
             return _class_of_main, (value.__qualname__, cloudpickle.dumps(value))
         return super().reducer_override(value)
 
 
 def _class_of_main(name: str, by_value: bytes) -> Any:
-    found: Any = sys.modules["__main__"]
+    value: Any = sys.modules["__main__"]
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else pickle.loads(by_value)
+        value = getattr(value, part, None)
+    return value if isinstance(value, type) else pickle.loads(by_value)
 
 
 def _dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -77,13 +74,10 @@ def _dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | N
         return file.getvalue()
 
 
-def pack(
-    value: Any, slot: npt.NDArray[np.uint8] | None = None, *, into_slot: bool = False
-) -> tuple[Shipment, SharedMemory | None]:
+def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipment, SharedMemory | None]:
     """Prepare a value for another process, and put its large arrays into shared memory.
 
-    Arrays that are in `slot` stay there. With `into_slot`, others are written to it, as far as there is room; else to
-    new memory.
+    Arrays that are in `slot` stay there. Others are written behind them, as far as there is room; else to new memory.
     """
     buffers: list[memoryview] = []
 
@@ -112,36 +106,21 @@ def pack(
     base, size = (0, 0) if slot is None else (int(slot.ctypes.data), len(slot))
     starts = [int(view.ctypes.data) - base for view in views]
     inside = [start >= 0 and start + len(view) <= size for start, view in zip(starts, views, strict=True)]
-    gaps = _gaps([(s, s + len(v)) for s, v, known in zip(starts, views, inside, strict=True) if known], size)
-    end = 0
+    ends = [start + len(view) for start, view, known in zip(starts, views, inside, strict=True) if known]
+    free, new_bytes = _aligned(max(ends, default=0)), 0
     for index, view in enumerate(views):
-        if inside[index]:
-            continue
-        gap = next((number for number, (first, last) in enumerate(gaps) if last - first >= len(view)), None)
-        if gap is None or slot is None or not into_slot:
-            starts[index], end = end, end + _aligned(len(view))
-            continue
-        starts[index], last = gaps[gap]
-        gaps[gap] = min(starts[index] + _aligned(len(view)), last), last
-        inside[index] = True
-        slot[starts[index] : starts[index] + len(view)] = view
-    memory = SharedMemory.create(end) if end else None
+        if not inside[index] and slot is not None and free + len(view) <= size:
+            slot[free : free + len(view)] = view
+            starts[index], inside[index] = free, True
+            free += _aligned(len(view))
+        elif not inside[index]:
+            starts[index], new_bytes = new_bytes, new_bytes + _aligned(len(view))
+    memory = SharedMemory.create(new_bytes) if new_bytes else None
     for start, view, known in zip(starts, views, inside, strict=True):
         if memory is not None and not known:
             memory.bytes[start : start + len(view)] = view
     arrays = [(known, start, len(view)) for known, start, view in zip(inside, starts, views, strict=True)]
-    return Shipment(pickled, arrays, memory is not None), memory
-
-
-def _gaps(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """The aligned ranges of `size` bytes that are not taken."""
-    found: list[tuple[int, int]] = []
-    end = 0
-    for first, last in [*sorted(taken), (size, size)]:
-        if first > end:
-            found.append((end, first))
-        end = max(end, _aligned(last))
-    return found
+    return Shipment(pickled, arrays), memory
 
 
 def _aligned(size: int) -> int:
@@ -150,10 +129,7 @@ def _aligned(size: int) -> int:
 
 def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:
     """The value of a shipment; its arrays are views of `slot`, and of shared memory whose descriptor this closes."""
-    memory = None
-    if descriptor is not None:
-        shared = SharedMemory(descriptor)
-        memory = shared.bytes
+    memory = None if descriptor is None else SharedMemory(descriptor).bytes
     buffers: list[Any] = []
     for in_slot, start, size in shipment.arrays:
         source = slot if in_slot else memory
