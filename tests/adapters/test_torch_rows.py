@@ -216,6 +216,21 @@ def test_the_cache_of_pages_is_bounded() -> None:
     assert file.offsets[-1] - file.offsets[0] > 3000
 
 
+def test_pages_that_are_kept_may_lie_between_those_that_are_fetched() -> None:
+    """Rows in any order: some of their pages are known, and others are fetched together with those in between."""
+    table = penstock.create("memory://", {"t": Column(Text(), page_bytes=300)})
+    table.append({"t": [f"row {n}" * 10 for n in range(ROWS)]})
+    table.commit()
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        cache = NarrowPages()
+        for _ in range(8):
+            rows = np.unique(random.integers(0, ROWS, 12))
+            [raw] = table._reader.raw_columns([table.schema["t"]], [rows], cache=cache)
+            assert raw["t"].array is not None
+            assert raw["t"].array.to_pylist() == [f"row {row}" * 10 for row in rows]
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_every_start_method_read_a_bucket_after_their_parent(method: str) -> None:
     place = new_location("s3")

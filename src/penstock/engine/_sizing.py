@@ -228,8 +228,7 @@ class LoaderSizing:
             by_row=by_row,
             slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
             cache_pages=self._caches_pages and table.light_bytes > 0,
-            image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables))
-            // max(1, self.workers.processes),
+            image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables)),
         )
 
     def _fits(self, budget: MemoryBudget, *, in_device: bool) -> bool:

@@ -212,16 +212,16 @@ class NarrowPages:
 
     def missing(self, request: PageRequest, found: Pages) -> Iterator[PageRequest]:
         """Add the pages of a request that are kept to `found`; yields requests for the others."""
-        file, others = request.file, []
+        file = request.file
+        others = [page for page in request.pages if (file.id, page) not in self._pages]
+        fetched = [range(each.pages[0], each.pages[-1] + 1) for each in _coalesce(file, others)]  # and pages between
         for page in request.pages:
             data = self._pages.pop((file.id, page), None)
-            if data is None:
-                others.append(page)
-            else:
+            if data is not None:
                 self._pages[file.id, page] = data  # the newest now
-                found.add(file, page, data)
-        for each in _coalesce(file, others):  # pages in between are fetched anyway
-            yield PageRequest(file, range(each.pages[0], each.pages[-1] + 1))
+                if not any(page in pages for pages in fetched):  # runs of pages must not overlap
+                    found.add(file, page, data)
+        yield from (PageRequest(file, pages) for pages in fetched)
 
     def add(self, file: DataFile, first: int, data: memoryview) -> None:
         """Keep copies of the pages from index `first` on, as many as `data` holds."""

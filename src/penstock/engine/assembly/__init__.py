@@ -8,6 +8,7 @@ from penstock.engine.assembly._batch_builder import (
     Placement,
     RowKeys,
 )
+from penstock.engine.assembly._collate_windows import shared_image_shapes
 from penstock.engine.assembly._columns import (
     PAD,
     SOURCE,
@@ -28,6 +29,7 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
+from penstock.engine.assembly._image_cache import ImageCache, SharedImageCache, ThreadImageCache
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer
 from penstock.engine.assembly._values import array_bytes, map_leaves
 
@@ -43,6 +45,7 @@ __all__ = [
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
+    "ImageCache",
     "Jagged",
     "MixedColumns",
     "MixedMemory",
@@ -51,7 +54,9 @@ __all__ = [
     "Placement",
     "RowGatherer",
     "RowKeys",
+    "SharedImageCache",
     "SpanGatherer",
+    "ThreadImageCache",
     "accepts_generator",
     "array_bytes",
     "map_leaves",
@@ -59,5 +64,6 @@ __all__ = [
     "ragged_columns",
     "sample_shapes",
     "samples_of",
+    "shared_image_shapes",
     "writable",
 ]

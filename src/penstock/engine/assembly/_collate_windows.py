@@ -1,7 +1,5 @@
 """Collate windows: columns with a time axis, decoded images that windows share, and frames of videos."""
 
-from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from penstock.device import Accelerator, BufferPool
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._image_cache import ImageCache, copy_images
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, SpanSamples, WindowSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
@@ -20,38 +19,9 @@ from penstock.format import Field
 from penstock.format.kinds import Values
 from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
 
-_TOGETHER = 16
+_GROUP_IMAGES = 16
 """Images that are decoded into one buffer, which stays as long as one of them is cached."""
-
-
-class DecodedImages:
-    """The images that were used last, by column and position in the table, up to a number of bytes."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._room = capacity_bytes
-        self._images: dict[tuple[str, int], npt.NDArray[Any]] = {}
-        """The image that was used longest ago comes first."""
-        self._lock = Lock()
-
-    def get(self, column: str, positions: list[int]) -> dict[int, npt.NDArray[Any]]:
-        """Those of some images that are cached, by position."""
-        found: dict[int, npt.NDArray[Any]] = {}
-        with self._lock:
-            for position in positions:
-                image = self._images.pop((column, position), None)
-                if image is not None:
-                    self._images[column, position] = found[position] = image
-        return found
-
-    def add(self, column: str, images: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Cache images by position, in place of those that were used longest ago."""
-        with self._lock:
-            for position, image in images.items():
-                if (column, position) not in self._images:
-                    self._images[column, position] = image
-                    self._room -= image.nbytes
-            while self._room < 0 and self._images:
-                self._room += self._images.pop(next(iter(self._images))).nbytes
+_BUFFERED_BYTES = 16 << 20
 
 
 class WindowCollator(Collator):
@@ -64,16 +34,16 @@ class WindowCollator(Collator):
         options: DecodeOptions,
         accelerator: Accelerator | None,
         composition: WindowSamples,
-        image_cache_bytes: int,
+        images: ImageCache | None,
     ) -> None:
+        """`images` holds those of the columns of `shared_image_shapes`."""
         super().__init__(reader, layout, options, accelerator)
-        self._composition = composition
+        self._composition, self._images = composition, images
+        self._shared_shapes = {} if images is None else shared_image_shapes(layout, options)
         decoded = {field.name for field in layout.variable if options.decoder(field) is True}
         self._videos = composition.videos & decoded
         self._undecoded = Collator(reader, layout, DecodeOptions(decode=False))
-        shared = image_cache_bytes if accelerator is None else 0
-        self._decoded = DecodedImages(shared) if shared else None
-        self._buffers = BufferPool(shared // 8)
+        self._buffers = BufferPool(_BUFFERED_BYTES)
 
     def row_id(self, position: int) -> int:
         """The id of the row that stands for a window."""
@@ -136,29 +106,34 @@ class WindowCollator(Collator):
         empty: Allocators,
         bad: BadRows,
     ) -> Columns:
-        shape, allocate = self._options.image_shape(field), _flat(empty(field.name), draws)
-        if self._decoded is None or shape is None or draws.ndim == 1 or field.nullable:
-            return self.variable(field, located.take(draws.reshape(-1)), allocate, bad)
+        shape, allocate = self._shared_shapes.get(field.name), _flat(empty(field.name), draws)
         flat = draws.reshape(-1)
+        if shape is None or self._images is None:
+            return self.variable(field, located.take(flat), allocate, bad)
         places: dict[int, list[int]] = {}
         for index, position in enumerate(self._composition.draw(samples.numbers).positions[flat].tolist()):
             places.setdefault(position, []).append(index)
         out = allocate((len(flat), *shape), np.uint8)
-        known = self._decoded.get(field.name, list(places))
-        missing = [position for position in places if position not in known]
-        for start in range(0, len(missing), _TOGETHER):
-            some = missing[start : start + _TOGETHER]
+
+        def decode(some: list[int]) -> dict[int, Any]:
             rows = located.take(flat[[places[position][0] for position in some]])
             errors: BadRows = {}
-            images = dict(
-                zip(some, self.variable(field, rows, self._buffers.allocate, errors)[field.name], strict=True)
-            )
-            _copy_images(out, images, places)  # while they are in the processor's cache
+            values = self.variable(field, rows, self._buffers.allocate, errors)[field.name]
+            images = dict(zip(some, values, strict=True))
+            copy_images(images, places, out)  # while they are in the processor's cache
             for index, error in errors.items():
                 bad.update(dict.fromkeys(places[some[index]], error))
                 del images[some[index]]
-            self._decoded.add(field.name, images)
-        _copy_images(out, known, places)
+            return images
+
+        left: list[int] = []
+        for some in _groups(self._images.copy(field.name, places, out)):
+            claimed = self._images.claim(field.name, some)
+            left += (position for position in some if position not in claimed)
+            if claimed:
+                self._images.add(field.name, decode(claimed))
+        for some in _groups(self._images.copy(field.name, {position: places[position] for position in left}, out)):
+            decode(some)  # another process still does, or died
         return {field.name: out}
 
     def _video_frames(
@@ -189,11 +164,18 @@ class WindowCollator(Collator):
         return columns
 
 
-def _copy_images(out: Any, images: Mapping[int, npt.NDArray[Any]], places: Mapping[int, Sequence[int]]) -> None:
-    """Copy images to all their places."""
-    for position, image in images.items():
-        for place in places[position]:
-            out[place] = image
+def shared_image_shapes(layout: Layout, options: DecodeOptions) -> dict[str, tuple[int, ...]]:
+    """The columns of 8-bit images of one shape that several windows may need."""
+    windows = layout.composition
+    if not isinstance(windows, WindowSamples):
+        return {}
+    decoded = [field for field in layout.variable if options.decoder(field) is True and not field.nullable]
+    shapes = {field.name: options.image_shape(field) for field in decoded if windows.column_draws(field.name).ndim}
+    return {name: tuple(shape) for name, shape in shapes.items() if shape is not None and len(shape) == 3}
+
+
+def _groups(positions: list[int]) -> list[list[int]]:
+    return [positions[start : start + _GROUP_IMAGES] for start in range(0, len(positions), _GROUP_IMAGES)]
 
 
 def _flat(empty: Allocator, draws: Int64Array) -> Allocator:

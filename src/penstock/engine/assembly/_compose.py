@@ -5,6 +5,7 @@ from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import Collator
 from penstock.engine.assembly._collate_packed import PackedCollator
 from penstock.engine.assembly._collate_windows import WindowCollator
+from penstock.engine.assembly._image_cache import ImageCache
 from penstock.engine.planning import Layout, PackedSamples, WindowSamples
 from penstock.table import Reader
 
@@ -15,11 +16,11 @@ def new_collator(
     options: DecodeOptions,
     accelerator: Accelerator | None = None,
     *,
-    image_cache_bytes: int = 0,
+    images: ImageCache | None = None,
 ) -> Collator:
-    """A collator; `image_cache_bytes` is for decoded images that windows share."""
+    """A collator; `images` are those that windows share."""
     if isinstance(layout.composition, WindowSamples):
-        return WindowCollator(reader, layout, options, accelerator, layout.composition, image_cache_bytes)
+        return WindowCollator(reader, layout, options, accelerator, layout.composition, images)
     if isinstance(layout.composition, PackedSamples):
         return PackedCollator(reader, layout, options, layout.composition)
     return Collator(reader, layout, options, accelerator)

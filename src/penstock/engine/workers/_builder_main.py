@@ -80,27 +80,28 @@ class _Template:
             message, descriptors = self._channel.receive()
             if isinstance(message, Become):
                 self._channel.send(Forked(os.getpid()))
-                self._become_builder(descriptors[0])
+                self._become_builder(descriptors)
             elif isinstance(message, Fork):
-                self._channel.send(Forked(self._fork(descriptors[0])))
-                os.close(descriptors[0])
+                self._channel.send(Forked(self._fork(descriptors)))
+                for descriptor in descriptors:
+                    os.close(descriptor)
             elif isinstance(message, Reap):
                 _, status = os.waitpid(message.pid, 0)
                 self._channel.send(Reaped(os.waitstatus_to_exitcode(status)))
 
-    def _fork(self, builder_fd: int) -> int | None:
+    def _fork(self, descriptors: Sequence[int]) -> int | None:
         if _threads() > 1:
             return None
         gc.freeze()  # or a collection would copy the memory that processes share
         pid = os.fork()
         if not pid:
             self._channel.close()
-            self._become_builder(builder_fd)
+            self._become_builder(descriptors)
         return pid
 
-    def _become_builder(self, builder_fd: int) -> NoReturn:
-        spec, formatter = self._spec, self._formatter
-        serve(builder_fd, lambda channel: _Builder(channel, pickle.loads(spec.source), formatter, spec.slots))
+    def _become_builder(self, descriptors: Sequence[int]) -> NoReturn:
+        channel_fd, *images = descriptors
+        serve(channel_fd, lambda channel: _Builder(channel, self._spec, self._formatter, images))
 
 
 def _threads() -> int:
@@ -146,11 +147,13 @@ class _MappedWindow:
 
 
 class _Builder:
-    def __init__(self, channel: Channel, source: LoaderSource, formatter: BatchFormatter, layout: SlotLayout) -> None:
-        self._channel, self._source, self._formatter, self._layout = channel, source, formatter, layout
-        self._stats = ProcessStats(source)
+    def __init__(self, channel: Channel, spec: BuilderSpec, formatter: BatchFormatter, images: Sequence[int]) -> None:
+        self._channel, self._formatter, self._layout = channel, formatter, spec.slots
+        self._source: LoaderSource = pickle.loads(spec.source)
+        source, self._stats = self._source, ProcessStats(self._source)
         collector = self._stats.collector
-        self._gatherers = source.gatherers(source.selections(), collector)
+        memory = SharedMemory(images[0]) if images else None
+        self._gatherers = source.gatherers(source.selections(), collector, images=memory)
         self._assemble = BatchAssembler(formatter, None, self._gatherers, collector, row_keys=source.row_keys)
         self._mixed = source.mixed_columns
         self._window: _MappedWindow | None = None

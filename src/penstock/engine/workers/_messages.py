@@ -139,7 +139,7 @@ class Failed(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """To the template: fork a builder, whose channel accompanies this."""
+    """To the template: fork a builder; its channel, and memory for decoded images if there is some, accompany this."""
 
 
 class Become(NamedTuple):

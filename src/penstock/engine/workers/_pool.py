@@ -85,8 +85,11 @@ class WorkerProcess:
 class Builder(WorkerProcess):
     """A builder: forked from a template, or one that was the template of itself alone."""
 
-    def __init__(self, template: WorkerProcess, *, forked: bool) -> None:
-        """Raises `ChildProcessError` if the template has died, or cannot fork because it has threads."""
+    def __init__(self, template: WorkerProcess, memory: Sequence[SharedMemory], *, forked: bool) -> None:
+        """`memory` is for decoded images, if there is some.
+
+        Raises `ChildProcessError` if the template has died, or cannot fork because it has threads.
+        """
         self.id, self.started = next(_ids), True
         self.memory: int | None = None
         """The shared memory of a window that it has mapped."""
@@ -98,7 +101,8 @@ class Builder(WorkerProcess):
         self.channel, theirs = Channel.pair()
         try:
             with theirs:
-                answer = template.ask(Fork() if forked else Become(), [theirs.fileno()])
+                descriptors = [theirs.fileno(), *(each.fd for each in memory)]
+                answer = template.ask(Fork() if forked else Become(), descriptors)
             if answer is None or answer.pid is None:
                 raise ChildProcessError
         except BaseException:
@@ -163,6 +167,8 @@ class ProcessPool:
         self._templates: list[WorkerProcess] = []
         """The process that builders are forked from, while they run."""
         self._spec_memory: list[SharedMemory] = []
+        self._image_memory: list[SharedMemory] = []
+        """For decoded images that windows share, if they do."""
         self.processes: list[WorkerProcess] = []
         self._selector: selectors.BaseSelector | None = None
         self._wake: socket.socket | None = None
@@ -187,6 +193,8 @@ class ProcessPool:
                 self._selector.register(receiver, selectors.EVENT_READ, None)
             if not self._running:
                 self._spec_memory = [_shared(spec) for spec in self._specs]
+                images = self.source.shared_image_bytes
+                self._image_memory = [SharedMemory.create(images)] if images else []
                 started: list[WorkerProcess] = []
                 try:
                     self._templates[:] = [WorkerProcess("_builder_main", self._spec_memory[1])]
@@ -208,12 +216,12 @@ class ProcessPool:
         """Start builders: forks of the template, or if that cannot fork, processes of their own, all at once."""
         with suppress(ChildProcessError):
             while count:
-                started.append(Builder(self._templates[0], forked=True))
+                started.append(Builder(self._templates[0], self._image_memory, forked=True))
                 count -= 1
         alone = [WorkerProcess("_builder_main", self._spec_memory[1]) for _ in range(count)]
         try:
             while alone:
-                started.append(Builder(alone[0], forked=False))
+                started.append(Builder(alone[0], self._image_memory, forked=False))
                 del alone[0]
         except ChildProcessError:
             code = alone[0].reap()
@@ -295,7 +303,7 @@ class ProcessPool:
     def close(self) -> None:
         """End all processes at once."""
         with self._lock:
-            self._running = False
+            self._running, self._image_memory = False, []
             self._end(self.processes)
         self.wake()
 

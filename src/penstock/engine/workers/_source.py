@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.device import Accelerator, ByteAllocator, SharedRegions
+from penstock.device import Accelerator, ByteAllocator, SharedMemory, SharedRegions
 from penstock.engine._memory_budget import SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
@@ -14,11 +14,15 @@ from penstock.engine.assembly import (
     PAD,
     SOURCE,
     ColumnShape,
+    ImageCache,
     MixedColumns,
     RowGatherer,
     RowKeys,
+    SharedImageCache,
+    ThreadImageCache,
     new_collator,
     sample_shapes,
+    shared_image_shapes,
 )
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
@@ -50,7 +54,7 @@ class TableOptions:
     cache_pages: bool
     """Whether pages of light columns are cached."""
     image_cache_bytes: int
-    """For decoded images that windows share, of one process."""
+    """For decoded images that windows share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,17 +211,50 @@ class LoaderSource:
         each = zip(self.tables, self.pipeline.tables, strict=True)
         return [PageCache(table.reader.store) if options.cache_pages else None for table, options in each]
 
+    @property
+    def _shared_images(self) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
+        """For each table the bytes, and the shapes by column, of decoded images that windows share."""
+        each = zip(self.tables, self.pipeline.tables, strict=True)
+        return [
+            (options.image_cache_bytes, shared_image_shapes(table.layout, self.options.decode.only(table.layout.names)))
+            for table, options in each
+        ]
+
+    @property
+    def shared_image_bytes(self) -> int:
+        """Bytes of the memory for decoded images that worker processes share."""
+        return sum(SharedImageCache.bytes_for(*each) for each in self._shared_images if all(each))
+
+    def image_caches(self, memory: SharedMemory | None) -> list[ImageCache | None]:
+        """For each table the decoded images that its windows share, in memory of this process or of all."""
+        caches: list[ImageCache | None] = []
+        start = 0
+        for size, shapes in self._shared_images:
+            if not size or not shapes:
+                caches.append(None)
+            elif memory is None:
+                caches.append(ThreadImageCache(size))
+            else:
+                caches.append(SharedImageCache(memory, start, size, shapes))
+                start += SharedImageCache.bytes_for(size, shapes) // 8 * 8
+        return caches
+
     def gatherers(
-        self, selections: Sequence[Selection], collector: StatsCollector, accelerator: Accelerator | None = None
+        self,
+        selections: Sequence[Selection],
+        collector: StatsCollector,
+        accelerator: Accelerator | None = None,
+        images: SharedMemory | None = None,
     ) -> list[RowGatherer]:
-        """For each table what gathers its rows, and replaces bad ones."""
-        mixed = self.mixed_columns
+        """For each table what gathers its rows, and replaces bad ones; decoded images of windows may be in memory of
+        all processes."""
+        mixed, caches = self.mixed_columns, self.image_caches(images)
         there = accelerator if mixed is None else None
         gatherers: list[RowGatherer] = []
         for number, table in enumerate(self.tables):
             collator = new_collator(
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
-                image_cache_bytes=self.pipeline.tables[number].image_cache_bytes,
+                images=caches[number] if there is None else None,
             )  # fmt: skip
             collator.on_read = collector.record_get
             gatherer = RowGatherer(
