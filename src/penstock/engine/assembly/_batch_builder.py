@@ -5,78 +5,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
 from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._formatter import BatchFormatter, RowKeys
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
 from penstock.engine.window import BuildTask
-from penstock.plan import SpanSteps, derive_key, random_u64
+from penstock.plan import SpanSteps
 from penstock.table import Int64Array
-
-
-@dataclass(frozen=True, slots=True)
-class RowKeys:
-    """The keys of a batch's random numbers: they depend on nothing else."""
-
-    seed: int
-    epoch: int
-    row_ids: Int64Array
-    """The ids of the rows; of rows drawn with replacement, other numbers for each draw."""
-
-    def part(self, start: int, count: int) -> "RowKeys":
-        """The keys of some consecutive rows."""
-        return RowKeys(self.seed, self.epoch, self.row_ids[start : start + count])
-
-    def generator(self, index: int) -> np.random.Generator:
-        """A generator for one row, the same wherever and whenever the row is transformed."""
-        return np.random.Generator(np.random.Philox(derive_key(self.seed, self.epoch, int(self.row_ids[index]))))
-
-    def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """`count` random numbers in [0, 1) for each row, as reproducible, for all rows at once."""
-        key = derive_key(self.seed, self.epoch, count)
-        drawn = random_u64(key, self.row_ids[:, None] * count + np.arange(count))
-        return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-class BatchFormatter(Protocol):
-    """Turns columns into the batch that the user's loop gets."""
-
-    @property
-    def needs_keys(self) -> bool:
-        """Whether it needs `RowKeys`."""
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether it calls a function for each row, so that batches are built one at a time."""
-
-    @property
-    def on_host(self) -> bool:
-        """Whether it reads column values, so that they must be in host memory."""
-
-    in_worker_process: bool
-    """Whether it runs in a worker process of its own, and may seed global random generators."""
-
-    def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
-        """One batch; raises `BadRowsError` for rows that cannot be transformed."""
-
-    def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
-        """All batches of a span at once; None if it has to see them one by one."""
-
-    def without_framework(self) -> "BatchFormatter":
-        """A formatter of numpy batches that `from_numpy` converts; only if there are no functions (`on_host`)."""
-
-    def from_numpy(self, batch: Any) -> Any:
-        """A batch that `without_framework` made, as this formatter would have made it."""
-
-    def to_transport(self, value: Any) -> Any:
-        """A batch with numpy arrays in place of a framework's, for transport to another process."""
-
-    def from_transport(self, value: Any) -> Any:
-        """Inverse of `to_transport`."""
 
 
 class Placement(Protocol):
