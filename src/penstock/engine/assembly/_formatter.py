@@ -168,7 +168,7 @@ class BatchFormatter:
 
     def stack(self, values: list[Any]) -> Any:
         """Stack the values of all rows; values without arrays stay a list."""
-        return stack_values(values)
+        return _stack_values(values)
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
         """A column of arrays with different shapes, in numpy arrays."""
@@ -177,7 +177,8 @@ class BatchFormatter:
                 f"column {name!r} has values of different shapes, and every process would pad them in its own way; "
                 "give them one shape with transform=…, or leave the column out with ds.select(…)"
             )
-        by_rows = self.ragged in ("rows", "nested") and empty is not None and ragged_in_first_dimension(empty)
+        only_first_varies = empty is not None and 0 not in empty.shape[1:]
+        by_rows = self.ragged in ("rows", "nested") and only_first_varies
         if self.ragged == "pad" or (self.ragged == "rows" and not by_rows):
             padded, shapes = pad(values, empty)
             return {name: padded, f"{name}_shape": shapes}
@@ -302,11 +303,6 @@ class ConvertedFormatter(BatchFormatter):
         return BatchFormatter, tuple(getattr(self, known.name) for known in fields(BatchFormatter))
 
 
-def ragged_in_first_dimension(empty: npt.NDArray[Any]) -> bool:
-    """Whether a ragged column, given by an empty value, varies in its first dimension only."""
-    return 0 not in empty.shape[1:]
-
-
 def ragged_columns(fields: Mapping[str, Field]) -> dict[str, npt.NDArray[Any]]:
     """Ragged numeric columns, each with an empty value."""
     kinds = {name: value_kind(field.kind) for name, field in fields.items()}
@@ -328,13 +324,13 @@ def samples_of(columns: Mapping[str, Any], array: Callable[[npt.NDArray[Any]], A
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def stack_values(values: list[Any]) -> Any:
+def _stack_values(values: list[Any]) -> Any:
     """Stack the values of all rows, inside dictionaries and tuples too; values that are not numbers stay a list."""
     first = values[0]
     if isinstance(first, dict):
-        return {key: stack_values([value[key] for value in values]) for key in first}
+        return {key: _stack_values([value[key] for value in values]) for key in first}
     if isinstance(first, tuple):
-        parts = [stack_values(list(part)) for part in zip(*values, strict=True)]
+        parts = [_stack_values(list(part)) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if all(isinstance(value, np.ndarray | np.generic | bool | int | float | complex) for value in values):
         return np.stack(values)
