@@ -74,8 +74,11 @@ class BatchAssembler:
         batch_rows = task.steps.batch_rows
         span_keys = None if task.keys is None else self._row_keys(task.steps, task.keys)
         if not self._formatter.on_host and gathered.failure is None:
-            with self._collector.timed("transform", "busy"):
-                made = self._format_span(gathered.columns, span_keys, batch_rows)
+            with self._collector.timed("transform", "busy"):  # all batches at once: no function sees them
+                if self._placement is None:
+                    made = self._formatter.format_many(gathered.columns, batch_rows)
+                else:
+                    made = self._placement.place_many(gathered.columns, span_keys, batch_rows)
             if made is not None:
                 return BuiltBatches(made, gathered.bad)
         batches: list[Any] = []
@@ -93,12 +96,6 @@ class BatchAssembler:
                 break
             start += count
         return BuiltBatches(batches, gathered.bad)
-
-    def _format_span(self, columns: Columns, keys: RowKeys | None, batch_rows: Sequence[int]) -> list[Any] | None:
-        """All batches at once, if nothing has to see them in host memory; None otherwise."""
-        if self._placement is None:
-            return self._formatter.format_many(columns, batch_rows)
-        return self._placement.place_many(columns, keys, batch_rows)
 
     def _format_batch(self, task: BuildTask, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
         tries = 0
