@@ -26,7 +26,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "dataset/ files": (26, "one noun or verb of the front door per file"),
     "table/ files": (28, "one operation on rows or columns per file"),
     "engine/workers/_reading.py SpanReader methods": (25, "the scheduler: every method runs under its one lock"),
-    "engine/assembly/_formatter.py NumpyFormatter methods": (24, "what adapters override, each a few lines"),
+    "engine/assembly/_formatter.py BatchFormatter methods": (24, "what adapters override, each a few lines"),
     "testing/_stores.py StoreTests methods": (27, "one method per rule of the store contract"),
     "format/kinds/_tensor.py Tensor methods": (22, "the column type contract, for fixed and for ragged shapes"),
     "device/_image_kernel.py image_kernel parameters": (17, "a GPU kernel takes pointers and scalars, not objects"),

@@ -8,6 +8,7 @@ import pytest
 
 import penstock
 from penstock import Dataset, Image, Workers
+from penstock.dataset import SampleView
 
 
 def numbers(path: Path, start: int, count: int) -> Dataset:
@@ -36,20 +37,43 @@ def test_a_mixture_counts_no_quarantined_row(tmp_path: Path) -> None:
     assert sorted(streamed) == [*range(5, 10), *range(100, 105)]
 
 
-@pytest.mark.parametrize("workers", [0, Workers(2, "process")], ids=["inline", "processes"])
-def test_mixed_packs_have_the_wider_cu_seqlens(tmp_path: Path, workers: Any) -> None:
+def packs(path: Path) -> dict[str, SampleView]:
     views = {}
     for name, length in (("long", 8), ("short", 2)):
-        ds = penstock.create(tmp_path / name, {"tokens": penstock.Tensor("int32", (None,))})
+        ds = penstock.create(path / name, {"tokens": penstock.Tensor("int32", (None,))})
         ds.append({"tokens": [np.full(length, k, np.int32) for k in range(32)]})
         ds.commit()
         views[name] = ds.pack("tokens", length=8)
+    return views
+
+
+@pytest.mark.parametrize("workers", [0, Workers(2, "process")], ids=["inline", "processes"])
+def test_mixed_packs_have_the_wider_cu_seqlens(tmp_path: Path, workers: Any) -> None:
+    views = packs(tmp_path)
     widths = [np.asarray(view[0]["cu_seqlens"]).shape[0] for view in views.values()]
     assert len(set(widths)) == 2
     with penstock.mix(views, weights={"long": 1, "short": 1}).numpy(batch_size=4, num_workers=workers) as loader:
         for batch in loader:
             assert batch["cu_seqlens"].shape == (len(batch["_source"]), max(widths))
             assert (batch["cu_seqlens"][:, -1] == 8).all()
+
+
+def test_a_bad_sequence_of_mixed_packs_is_replaced_by_one_as_wide(tmp_path: Path) -> None:
+    rejected: list[int] = []
+
+    def reject_first_long(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["_source"] == 0 and not rejected:
+            rejected.append(0)
+            raise ValueError("bad")
+        return sample
+
+    mixture = penstock.mix(packs(tmp_path), weights={"long": 1, "short": 1})
+    options = {"transform": reject_first_long, "bad_samples": "replace", "num_workers": 0, "shuffle": False}
+    with mixture.numpy(batch_size=4, **options) as loader:  # type: ignore[arg-type]
+        first = next(iter(loader))
+        assert [bad.source for bad in loader.stats().bad_samples] == ["long"]
+    assert first["_pad"].sum() == 1
+    assert (first["cu_seqlens"][:, -1] == 8).all()
 
 
 def test_gray_and_colour_images_are_padded_together(tmp_path: Path) -> None:

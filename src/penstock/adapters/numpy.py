@@ -1,10 +1,10 @@
 """Batches of numpy arrays, for frameworks without an adapter."""
 
 from penstock.engine import (
+    BatchFormatter,
     Loader,
     LoaderOptions,
     MixtureSource,
-    NumpyFormatter,
     Progress,
     Source,
     Transforms,
@@ -22,7 +22,7 @@ def loader(
     progress: Progress | None,
 ) -> Loader:
     """Batches of arrays; see `View.numpy`."""
-    formatter = NumpyFormatter(
+    formatter = BatchFormatter(
         transforms.transform, transforms.batch_transform, transforms.collate_fn,
         transforms.ragged_mode(("list", "pad")), ragged_columns(source.fields), options.bad_samples.tolerant,
     )  # fmt: skip

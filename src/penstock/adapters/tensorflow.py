@@ -14,13 +14,13 @@ import tensorflow as tf
 from penstock.engine import (
     PAD,
     BadRowsError,
+    BatchFormatter,
     Columns,
     ConvertedFormatter,
     Loader,
     LoaderOptions,
     MixedRowReader,
     MixtureSource,
-    NumpyFormatter,
     Progress,
     RowKeys,
     RowReader,
@@ -130,7 +130,7 @@ def _to_list(value: Any) -> Any:
 
 
 @dataclass
-class _SignatureProbe(NumpyFormatter):
+class _SignatureProbe(BatchFormatter):
     """Builds batches of one row, to infer the signature of all batches."""
 
     open_shapes: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class _SignatureProbe(NumpyFormatter):
             raise bad.failures[0] from None
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
-        """See `NumpyFormatter`."""
+        """See `BatchFormatter`."""
         columns = super().format_ragged(name, values, empty)
         array = columns[name]
         if isinstance(array, np.ndarray):

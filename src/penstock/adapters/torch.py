@@ -26,13 +26,13 @@ from penstock.device import (
     as_tensor,
 )
 from penstock.engine import (
+    BatchFormatter,
     Columns,
     DecodeOptions,
     Jagged,
     Loader,
     LoaderOptions,
     MixtureSource,
-    NumpyFormatter,
     Progress,
     RankAgreement,
     RowKeys,
@@ -97,7 +97,7 @@ def row_dataset(
 
 
 @dataclass
-class TorchFormatter(NumpyFormatter):
+class TorchFormatter(BatchFormatter):
     """Batches of tensors."""
 
     def to_transport(self, value: Any) -> Any:
@@ -109,7 +109,7 @@ class TorchFormatter(NumpyFormatter):
         return map_leaves(_leaf_from_transport, value, leaf_type=_TransportTensor)
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """See `NumpyFormatter`, also for the methods below."""
+        """See `BatchFormatter`, also for the methods below."""
         return to_tensor(array)
 
     def split(self, batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun
 from penstock.engine._sizing import LoaderSizing, SizedTable
-from penstock.engine._stats import BadSample, LoaderStats, StatsCollector
+from penstock.engine._stats import LoaderStats, StatsCollector
 from penstock.engine.assembly import (
     BatchAssembler,
     BatchFormatter,
@@ -94,26 +94,20 @@ class LoaderEngine:
 
     def run(self, state: State) -> EngineRun:
         """Start reading at a state."""
+        stream: SpanStream
+        if self._pool is None:
+            stream = self._threaded_run()
+        else:
+            stream = ProcessRun(self._pool, self._formatter, self.placement)
         return EngineRun(
-            self._stream(), state,
-            partitioner=self._partitioner, placement=self.placement, collector=self.collector, report_bad=self._report,
+            stream, state, partitioner=self._partitioner, placement=self.placement, collector=self.collector,
+            bad_samples=self._options.bad_samples,
         )  # fmt: skip
 
     def close(self) -> None:
         """End the worker processes; a later run starts them again."""
         if self._pool is not None:
             self._pool.close()
-
-    def _report(self, bad: BadSample, count: int, rows: int) -> None:
-        """Record a bad sample, the `count`th in `rows` rows of this epoch.
-
-        Raises `SampleError` over the limit, or what the callback raises.
-        """
-        policy = self._options.bad_samples
-        self.collector.record_bad(bad)
-        if policy.callback is not None:
-            policy.callback(bad)
-        policy.check(count, rows, -(-self._partitioner.rows // self.world.num_ranks))
 
     def stats(self) -> LoaderStats:
         collector, totals = self.collector, self.collector.totals()
@@ -164,11 +158,6 @@ class LoaderEngine:
             tables=tuple(self._tables), names=self.order.names, partitioner=self._partitioner, options=options,
             pipeline=self._sizing.pipeline_options(),
         )  # fmt: skip
-
-    def _stream(self) -> SpanStream:
-        if self._pool is not None:
-            return ProcessRun(self._pool, self._formatter, self.placement)
-        return self._threaded_run()
 
     @cached_property
     def _parts(self) -> tuple[list[PageCache | None], list[RowGatherer]]:

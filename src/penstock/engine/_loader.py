@@ -76,7 +76,33 @@ class Loader:
         self._resumed = False
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches()
+        length, at = self._options.run, self._next
+        if self._agreement is not None:
+            self._agreement.check(at)
+        self._resumed = False
+        total = length.total_steps(self._engine.steps)
+        run: EngineRun | None = None
+        complete = False
+        try:
+            with ProgressDisplay(self._progress, self.stats, total, at.steps) as display:
+                while not length.is_complete(at):
+                    length.check(self._engine.steps)
+                    run = self._run_from(at)
+                    for batch in run.epoch(None if length.steps is None else length.steps - at.steps):
+                        at = self._state = replace(run.state, steps=at.steps + 1, epochs=at.epochs)
+                        yield batch
+                        del batch
+                        display.tick()
+                    if not run.state.consumed:
+                        at = self._state = replace(run.state, steps=at.steps, epochs=at.epochs + 1)
+                        at = self._state = self._follow(at)
+            complete = True
+        finally:
+            if not complete and run is not None:
+                run.close()
+                if self._run is run:
+                    self._run = None
+                    self._lease.release()
 
     def __len__(self) -> int:
         """Steps of an iteration, the same on every rank; of `following()`, if the version stays the same."""
@@ -153,36 +179,6 @@ class Loader:
         """Where the next iteration starts."""
         length = self._options.run
         return length.resume(self._state) if self._resumed else length.next_start(self._state)
-
-    def _batches(self) -> Iterator[Any]:
-        """The batches of an iteration."""
-        length, at = self._options.run, self._next
-        if self._agreement is not None:
-            self._agreement.check(at)
-        self._resumed = False
-        total = length.total_steps(self._engine.steps)
-        run: EngineRun | None = None
-        complete = False
-        try:
-            with ProgressDisplay(self._progress, self.stats, total, at.steps) as display:
-                while not length.is_complete(at):
-                    length.check(self._engine.steps)
-                    run = self._run_from(at)
-                    for batch in run.epoch(None if length.steps is None else length.steps - at.steps):
-                        at = self._state = replace(run.state, steps=at.steps + 1, epochs=at.epochs)
-                        yield batch
-                        del batch
-                        display.tick()
-                    if not run.state.consumed:
-                        at = self._state = replace(run.state, steps=at.steps, epochs=at.epochs + 1)
-                        at = self._state = self._follow(at)
-            complete = True
-        finally:
-            if not complete and run is not None:
-                run.close()
-                if self._run is run:
-                    self._run = None
-                    self._lease.release()
 
     def _run_from(self, at: State) -> EngineRun:
         """A run that continues at a state: the last one, whose next batches are prefetched, or a new one."""

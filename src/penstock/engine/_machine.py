@@ -17,7 +17,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _cgroup_limits(root: Path) -> list[int]:
-    found: list[int] = []
+    limits: list[int] = []
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
@@ -27,5 +27,5 @@ def _cgroup_limits(root: Path) -> list[int]:
             inside = PurePosixPath(group.lstrip("/"))
             for folder in (inside, *inside.parents):  # the limit of a parent holds too; a container sees only its own
                 with suppress(OSError, ValueError):  # "max" is no limit
-                    found.append(int((root / "sys/fs/cgroup" / mount / folder / name).read_text()))
-    return found
+                    limits.append(int((root / "sys/fs/cgroup" / mount / folder / name).read_text()))
+    return limits

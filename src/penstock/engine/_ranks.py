@@ -38,10 +38,10 @@ class RankAgreement:
             "the epochs before": state.epochs, "batch_size": options.batch_size, "drop_last": options.drop_last,
             "until": str(options.run.until), "following": options.follow is not None,
         }  # fmt: skip
-        found = [(type(state).from_json(its).order, there) for its, there in self._gather([state.to_json(), point])]
+        ranks = [(type(state).from_json(its).order, there) for its, there in self._gather([state.to_json(), point])]
         first: Any
-        first, start = found[0]
-        for rank, (its, there) in enumerate(found):
+        first, start = ranks[0]
+        for rank, (its, there) in enumerate(ranks):
             others = (
                 f"{name}: {there[name]} there, {start[name]} here" for name in start if there[name] != start[name]
             )
@@ -60,10 +60,10 @@ class RankAgreement:
             value = compute()
         except Exception as raised:  # any: without an answer of this rank, the others would wait forever
             error = raised
-        found = self._gather([value, None if error is None else str(error)])
+        answers = self._gather([value, None if error is None else str(error)])
         if error is not None:
             raise error
-        for rank, (_, reason) in enumerate(found):
+        for rank, (_, reason) in enumerate(answers):
             if reason is not None:
                 raise PenstockError(f"rank {rank} failed, and so all ranks stop: {reason}")
-        return [value for value, _ in found]
+        return [value for value, _ in answers]

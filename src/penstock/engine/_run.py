@@ -3,10 +3,11 @@
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import Failure, Placement
 from penstock.engine.workers import SpanStream
@@ -17,9 +18,6 @@ _FORKED = (
     "this iterator belongs to the process that was forked, with its threads and worker processes; make a loader in the "
     "child process, and iterate over that"
 )
-
-ReportBad = Callable[[BadSample, int, int], None]
-"""Records a bad sample, given how many there were in how many rows of the epoch; may raise."""
 
 
 class EngineRun:
@@ -33,10 +31,10 @@ class EngineRun:
         partitioner: RankPartitioner,
         placement: Placement | None,
         collector: StatsCollector,
-        report_bad: ReportBad,
+        bad_samples: BadSamples,
     ) -> None:
         self._stream, self.partitioner, self._placement = stream, partitioner, placement
-        self._collector, self._report_bad = collector, report_bad
+        self._collector, self._bad_samples = collector, bad_samples
         self.state = state
         """The position after the last delivered batch."""
         self.in_progress = False
@@ -110,6 +108,17 @@ class EngineRun:
                 yield batch if placement is None else placement.make_ready(batch)
                 del batch
                 collector.add_time("loop", "busy", self._lap())
+
+    def _report_bad(self, bad: BadSample, count: int, rows: int) -> None:
+        """Record a bad sample, the `count`th in `rows` rows of this epoch.
+
+        Raises `SampleError` over the limit, or what the callback raises.
+        """
+        policy, partitioner = self._bad_samples, self.partitioner
+        self._collector.record_bad(bad)
+        if policy.callback is not None:
+            policy.callback(bad)
+        policy.check(count, rows, -(-partitioner.rows // partitioner.world.num_ranks))
 
     def _lap(self) -> float:
         """Count the seconds since the last call, and return them."""

@@ -1,13 +1,6 @@
 """Turns rows of the window into batches: gather, decode, replace bad rows, the user's functions."""
 
-from penstock.engine.assembly._batch_builder import (
-    BatchAssembler,
-    BatchFormatter,
-    BuiltBatches,
-    Failure,
-    Placement,
-    RowKeys,
-)
+from penstock.engine.assembly._batch_builder import BatchAssembler, BuiltBatches, Failure, Placement
 from penstock.engine.assembly._collate_windows import shared_image_shapes
 from penstock.engine.assembly._columns import (
     PAD,
@@ -21,9 +14,10 @@ from penstock.engine.assembly._columns import (
 from penstock.engine.assembly._compose import new_collator
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
+    BatchFormatter,
     ConvertedFormatter,
     Jagged,
-    NumpyFormatter,
+    RowKeys,
     accepts_generator,
     ragged_columns,
     samples_of,
@@ -49,7 +43,6 @@ __all__ = [
     "Jagged",
     "MixedColumns",
     "MixedMemory",
-    "NumpyFormatter",
     "Part",
     "Placement",
     "RowGatherer",

@@ -5,78 +5,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
 from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._formatter import BatchFormatter, RowKeys
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
 from penstock.engine.window import BuildTask
-from penstock.plan import SpanSteps, derive_key, random_u64
+from penstock.plan import SpanSteps
 from penstock.table import Int64Array
-
-
-@dataclass(frozen=True, slots=True)
-class RowKeys:
-    """The keys of a batch's random numbers: they depend on nothing else."""
-
-    seed: int
-    epoch: int
-    row_ids: Int64Array
-    """The ids of the rows; of rows drawn with replacement, other numbers for each draw."""
-
-    def part(self, start: int, count: int) -> "RowKeys":
-        """The keys of some consecutive rows."""
-        return RowKeys(self.seed, self.epoch, self.row_ids[start : start + count])
-
-    def generator(self, index: int) -> np.random.Generator:
-        """A generator for one row, the same wherever and whenever the row is transformed."""
-        return np.random.Generator(np.random.Philox(derive_key(self.seed, self.epoch, int(self.row_ids[index]))))
-
-    def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """`count` random numbers in [0, 1) for each row, as reproducible, for all rows at once."""
-        key = derive_key(self.seed, self.epoch, count)
-        drawn = random_u64(key, self.row_ids[:, None] * count + np.arange(count))
-        return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-class BatchFormatter(Protocol):
-    """Turns columns into the batch that the user's loop gets."""
-
-    @property
-    def needs_keys(self) -> bool:
-        """Whether it needs `RowKeys`."""
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether it calls a function for each row, so that batches are built one at a time."""
-
-    @property
-    def on_host(self) -> bool:
-        """Whether it reads column values, so that they must be in host memory."""
-
-    in_worker_process: bool
-    """Whether it runs in a worker process of its own, and may seed global random generators."""
-
-    def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
-        """One batch; raises `BadRowsError` for rows that cannot be transformed."""
-
-    def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
-        """All batches of a span at once; None if it has to see them one by one."""
-
-    def without_framework(self) -> "BatchFormatter":
-        """A formatter of numpy batches that `from_numpy` converts; only if there are no functions (`on_host`)."""
-
-    def from_numpy(self, batch: Any) -> Any:
-        """A batch that `without_framework` made, as this formatter would have made it."""
-
-    def to_transport(self, value: Any) -> Any:
-        """A batch with numpy arrays in place of a framework's, for transport to another process."""
-
-    def from_transport(self, value: Any) -> Any:
-        """Inverse of `to_transport`."""
 
 
 class Placement(Protocol):
@@ -135,8 +74,11 @@ class BatchAssembler:
         batch_rows = task.steps.batch_rows
         span_keys = None if task.keys is None else self._row_keys(task.steps, task.keys)
         if not self._formatter.on_host and gathered.failure is None:
-            with self._collector.timed("transform", "busy"):
-                made = self._format_span(gathered.columns, span_keys, batch_rows)
+            with self._collector.timed("transform", "busy"):  # all batches at once: no function sees them
+                if self._placement is None:
+                    made = self._formatter.format_many(gathered.columns, batch_rows)
+                else:
+                    made = self._placement.place_many(gathered.columns, span_keys, batch_rows)
             if made is not None:
                 return BuiltBatches(made, gathered.bad)
         batches: list[Any] = []
@@ -154,12 +96,6 @@ class BatchAssembler:
                 break
             start += count
         return BuiltBatches(batches, gathered.bad)
-
-    def _format_span(self, columns: Columns, keys: RowKeys | None, batch_rows: Sequence[int]) -> list[Any] | None:
-        """All batches at once, if nothing has to see them in host memory; None otherwise."""
-        if self._placement is None:
-            return self._formatter.format_many(columns, batch_rows)
-        return self._placement.place_many(columns, keys, batch_rows)
 
     def _format_batch(self, task: BuildTask, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
         tries = 0

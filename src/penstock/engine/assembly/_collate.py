@@ -93,30 +93,28 @@ class Collator:
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for any positions, read on demand."""
         rising, first, places = np.unique(positions, return_index=True, return_inverse=True)
-        numbers = (
-            {}
-            if random_reader is None or not random_reader.is_local
-            else self._fixed_width(rising, first, places, random_reader)
-        )
+        numbers: dict[str, RawColumn] = {}
+        if random_reader is not None and random_reader.is_local:
+            numbers = self._fixed_width(rising, first, places, random_reader)
         others = [field for field in self._layout.fields if field.name not in numbers]
         cache = None if random_reader is None else random_reader.cache
         cells = self._reader.raw_columns(others, [rising], cache=cache)[0] if others else {}
         if not np.array_equal(rising, positions):
             cells = {name: column.take(places, np.empty) for name, column in cells.items()}
-        found: Columns = {}
+        columns: Columns = {}
         bad: BadRows = {}
         for column in self._layout.fixed:
             if column.field is None:
-                found[column.name] = self._reader.row_ids(rising)[places]
+                columns[column.name] = self._reader.row_ids(rising)[places]
                 continue
             filled = self._reader.decode(column.field, numbers.get(column.name) or cells[column.name])
-            found[column.name] = filled.values
+            columns[column.name] = filled.values
             if column.nullable:
                 there = filled.mask
-                found[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
+                columns[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
         for field in self._layout.variable:
-            found.update(self._variable(field, cells[field.name], np.empty, bad))
-        return found, bad
+            columns.update(self._variable(field, cells[field.name], np.empty, bad))
+        return columns, bad
 
     def _fixed_width(
         self, rising: Int64Array, first: Int64Array, places: Int64Array, random_reader: RandomRowReader
@@ -124,7 +122,7 @@ class Collator:
         """Fixed-width columns that are read without whole pages, in the requested order, repeats included."""
         wanted = self._reader.locate(rising)
         again = np.flatnonzero(first[places] != np.arange(len(places)))
-        found = {}
+        read = {}
         with self._reader.missing_as_corrupt():
             for column in self._layout.fixed:
                 if column.field is None:
@@ -132,8 +130,8 @@ class Collator:
                 values = random_reader.read(column.field, wanted, first, len(places), np.empty)
                 if values is not None:
                     values[again] = values[first[places[again]]]
-                    found[column.name] = RawColumn(values, ())
-        return found
+                    read[column.name] = RawColumn(values, ())
+        return read
 
     def row_id(self, position: int) -> int:
         """The id of a row, or of the row that stands for a sample."""
@@ -141,10 +139,10 @@ class Collator:
 
     def row(self, position: int) -> Columns:
         """One row, decoded; raises its error if it is bad."""
-        found, bad = self.rows(np.array([position]))
+        columns, bad = self.rows(np.array([position]))
         for error in bad.values():
             raise error
-        return found
+        return columns
 
     def _variable(self, field: Field, cells: RawColumn, empty: Allocator, bad: BadRows) -> Columns:
         decoded = field.name in self._decoder.fields
@@ -163,24 +161,24 @@ class Collator:
             values, mask = filled.values, filled.mask
         except SampleError:
             values, mask = self._values_by_row(field, cells, bad), None
-        found: Columns = {field.name: values}
+        columns: Columns = {field.name: values}
         if field.nullable and isinstance(value_kind(field.kind), Tensor) and mask is None:  # ragged: a list
             mask = np.array([value is not None for value in values], bool)
         if mask is not None:
-            found[f"{field.name}_mask"] = mask
-        return found
+            columns[f"{field.name}_mask"] = mask
+        return columns
 
     def _values_by_row(self, field: Field, cells: RawColumn, bad: BadRows) -> list[Any]:
         """Values one by one, if at least one is bad."""
-        found: list[Any] = []
+        decoded: list[Any] = []
         assert cells.array is not None
         for row in range(len(cells.array)):
             try:
-                found.append(self._reader.decode(field, cells.row(row)).item(0))
+                decoded.append(self._reader.decode(field, cells.row(row)).item(0))
             except SampleError as error:
                 bad.setdefault(row, error)
-                found.append(None)
-        return found
+                decoded.append(None)
+        return decoded
 
     def _decode_on_device(self, field: Field, images: Sequence[Any]) -> Columns:
         """Decode images on the accelerator; empty if it cannot decode these."""
@@ -197,8 +195,8 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
     """Pad arrays with zeros to one shape; also returns the shape of each value. `empty` is used if all are null."""
     arrays = [np.asarray(value) for value in values if value is not None]
     if not arrays:
-        nothing = np.zeros(0) if empty is None else empty
-        return np.zeros((len(values), *nothing.shape), nothing.dtype), np.zeros((len(values), nothing.ndim), np.int64)
+        empty = np.zeros(0) if empty is None else empty
+        return np.zeros((len(values), *empty.shape), empty.dtype), np.zeros((len(values), empty.ndim), np.int64)
     dimensions = max(array.ndim for array in arrays)
     if {array.ndim for array in arrays} == {2, 3}:  # gray images among those with channels
         values = [value[..., None] if np.ndim(value) == 2 else value for value in values]

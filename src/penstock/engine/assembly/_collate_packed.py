@@ -17,7 +17,7 @@ from penstock.format.kinds import Values
 from penstock.table import Int64Array, RandomRowReader, Reader
 from penstock.types import cached_property
 
-_TOGETHER = 8
+_SEQUENCES_PER_CHUNK = 8
 """Sequences whose ids are written together: so few that what is computed for them stays in the processor's cache."""
 
 
@@ -150,12 +150,12 @@ class PackedCollator(Collator):
         counts = pieces.lengths.copy()
         counts[np.append(pieces.firsts[1:], len(counts)) - 1] += free
         if name == POSITION_IDS:
-            values = (pieces.places % (_TOGETHER * length)).astype(np.int32)
+            values = (pieces.places % (_SEQUENCES_PER_CHUNK * length)).astype(np.int32)
         else:
             values = (pieces.index_in_sequence + 1).astype(np.int32)
-        bounds = np.append(pieces.firsts[::_TOGETHER], len(counts)).tolist()
-        for start, (first, end) in zip(range(0, len(out), _TOGETHER), pairwise(bounds), strict=True):
-            part = out[start : start + _TOGETHER].reshape(-1)
+        bounds = np.append(pieces.firsts[::_SEQUENCES_PER_CHUNK], len(counts)).tolist()
+        for start, (first, end) in zip(range(0, len(out), _SEQUENCES_PER_CHUNK), pairwise(bounds), strict=True):
+            part = out[start : start + _SEQUENCES_PER_CHUNK].reshape(-1)
             repeated = np.repeat(values[first:end], counts[first:end])
             if name == POSITION_IDS:
                 np.subtract(self._ramp[: len(part)], repeated, out=part)
@@ -167,4 +167,4 @@ class PackedCollator(Collator):
     @cached_property
     def _ramp(self) -> npt.NDArray[np.int32]:
         """The places of some sequences."""
-        return np.arange(_TOGETHER * self._composition.packing.length, dtype=np.int32)
+        return np.arange(_SEQUENCES_PER_CHUNK * self._composition.packing.length, dtype=np.int32)

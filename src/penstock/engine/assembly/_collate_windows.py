@@ -52,12 +52,12 @@ class WindowCollator(Collator):
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
         samples, located = task.samples, task.located
         assert samples is not None
-        found: Columns = {}
+        columns: Columns = {}
         bad: BadRows = {}
         for column in self._layout.fixed:
             draws = self._draws(samples, column.name)
             flat = located.take(draws.reshape(-1))
-            found.update(_reshaped(self.fixed(column, flat, slab, _flat(empty(column.name), draws), bad), draws))
+            columns.update(_reshaped(self.fixed(column, flat, slab, _flat(empty(column.name), draws), bad), draws))
         for field in self._layout.variable:
             draws = self._draws(samples, field.name)
             bad_draws: BadRows = {}
@@ -65,17 +65,17 @@ class WindowCollator(Collator):
                 rows = (located.block_index[draws] << 32) + located.rows[draws]
                 _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
                 videos = self._undecoded.variable(field, located.take(draws[first]), np.empty, {})[field.name]
-                found[field.name] = self._video_frames(field.name, videos, inverse, samples.numbers, bad)
+                columns[field.name] = self._video_frames(field.name, videos, inverse, samples.numbers, bad)
                 continue
-            found.update(_reshaped(self._window_column(field, located, draws, samples, empty, bad_draws), draws))
+            columns.update(_reshaped(self._window_column(field, located, draws, samples, empty, bad_draws), draws))
             _add_bad(bad, bad_draws, draws)
-        return self._with_padding(found, samples.numbers), bad
+        return self._with_padding(columns, samples.numbers), bad
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for windows by number, read on demand."""
         drawn = self._composition.draw(positions)
         samples = SpanSamples(positions, drawn.offsets)
-        found: Columns = {}
+        columns: Columns = {}
         bad: BadRows = {}
         together: dict[tuple[bool, int, bytes], list[str]] = {}
         for name in self._layout.names:
@@ -85,13 +85,13 @@ class WindowCollator(Collator):
             draws = self._draws(samples, names[0])
             layout = Layout(self._reader.snapshot.schema, names, range(0))
             rows = Collator(self._reader, layout, DecodeOptions(decode=False) if are_videos else self._options)
-            columns, bad_draws = rows.rows(drawn.positions[draws.reshape(-1)], random_reader)
+            some, bad_draws = rows.rows(drawn.positions[draws.reshape(-1)], random_reader)
             if are_videos:
                 each = np.arange(len(positions))
-                columns = {name: self._video_frames(name, columns[name], each, positions, bad) for name in names}
-            found.update(_reshaped(columns, draws))
+                some = {name: self._video_frames(name, some[name], each, positions, bad) for name in names}
+            columns.update(_reshaped(some, draws))
             _add_bad(bad, bad_draws, draws)
-        return self._with_padding(found, positions), bad
+        return self._with_padding(columns, positions), bad
 
     def _draws(self, samples: SpanSamples, name: str) -> Int64Array:
         """The draws of a column: of shape (samples, time), or (samples,) without a time axis."""
@@ -142,19 +142,19 @@ class WindowCollator(Collator):
         """The frames of each window, decoded from the video of its group; `video_of` has its index in `videos`."""
         groups = self._composition.windows.draw_groups(windows)
         frames = groups.steps[:, self._composition.columns[name]].tolist()
-        found: list[Any] = []
+        decoded: list[Any] = []
         for index, (number, length) in enumerate(zip(video_of.tolist(), groups.lengths.tolist(), strict=True)):
             try:
                 video = videos[number]
                 if video is None:
                     raise SampleError("its first row has no video")
-                found.append(decode_video_frames(video, frames[index], num_frames=length))
+                decoded.append(decode_video_frames(video, frames[index], num_frames=length))
             except SampleError as error:
-                found.append(None)
+                decoded.append(None)
                 group = self._composition.group_name(groups.numbers[index])
                 needs = f"needs a video with one frame for each row in column {name!r}"
                 bad.setdefault(index, SampleError(f"{group} of {length} rows {needs}: {error}"))
-        return found
+        return decoded
 
     def _with_padding(self, columns: Columns, windows: Int64Array) -> Columns:
         if self._layout.padded:

@@ -5,6 +5,7 @@ A table of a mixture may lack some of its columns, and writes the others to the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import CU_SEQLENS, Layout, PackedSamples
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
-from penstock.table import Allocator, Int64Array
+from penstock.table import Int64Array
 
 PAD = "_pad"
 """Name of the column that flags repeated rows of the last step and replacements of bad rows."""
@@ -203,14 +204,10 @@ class MixedMemory:
 
     def allocators(self, indices: Int64Array) -> Allocators:
         """Memory for the rows of one table: their places in the columns of all tables."""
+        return lambda name: partial(self._rows_at, name, indices)
 
-        def of(name: str) -> Allocator:
-            def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
-                whole = self.array(name, shape[1:], dtype)
-                if whole.shape[1:] != tuple(shape[1:]) or whole.dtype != dtype:
-                    return np.empty(shape, dtype)  # images of other tables have another size
-                return RowsAt(whole, indices)
-
-            return allocate
-
-        return of
+    def _rows_at(self, name: str, indices: Int64Array, shape: tuple[int, ...], dtype: Any) -> Any:
+        whole = self.array(name, shape[1:], dtype)
+        if whole.shape[1:] != tuple(shape[1:]) or whole.dtype != dtype:
+            return np.empty(shape, dtype)  # images of other tables have another size
+        return RowsAt(whole, indices)

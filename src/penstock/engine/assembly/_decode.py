@@ -52,15 +52,15 @@ def with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:
 def _each(
     encoded: Sequence[Buffer | None], decode: Callable[[bytes], Any], name: str, bad: dict[int, Exception]
 ) -> list[Any]:
-    found: list[Any] = []
+    decoded: list[Any] = []
     for row, data in enumerate(encoded):
         try:
-            found.append(None if data is None else decode(bytes(data)))
+            decoded.append(None if data is None else decode(bytes(data)))
         except Exception as error:  # a user's decoder may raise anything
             bad.setdefault(row, SampleError(f"column {name!r}: {text_of(error)}"))
             bad[row].__cause__ = error
-            found.append(None)
-    return found
+            decoded.append(None)
+    return decoded
 
 
 def _audio_or_video_decoder(kind: Any) -> Decoder:

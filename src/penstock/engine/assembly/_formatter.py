@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.assembly._batch_builder import RowKeys
 from penstock.engine.assembly._collate import pad, split
 from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
@@ -18,8 +17,34 @@ from penstock.engine.assembly._rows import BadRowsError
 from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
+from penstock.plan import derive_key, random_u64
+from penstock.table import Int64Array
 
 Sample = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """The keys of a batch's random numbers: they depend on nothing else."""
+
+    seed: int
+    epoch: int
+    row_ids: Int64Array
+    """The ids of the rows; of rows drawn with replacement, other numbers for each draw."""
+
+    def part(self, start: int, count: int) -> "RowKeys":
+        """The keys of some consecutive rows."""
+        return RowKeys(self.seed, self.epoch, self.row_ids[start : start + count])
+
+    def generator(self, index: int) -> np.random.Generator:
+        """A generator for one row, the same wherever and whenever the row is transformed."""
+        return np.random.Generator(np.random.Philox(derive_key(self.seed, self.epoch, int(self.row_ids[index]))))
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """`count` random numbers in [0, 1) for each row, as reproducible, for all rows at once."""
+        key = derive_key(self.seed, self.epoch, count)
+        drawn = random_u64(key, self.row_ids[:, None] * count + np.arange(count))
+        return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +72,11 @@ class Jagged:
 
 
 @dataclass
-class NumpyFormatter:
-    """A `BatchFormatter` of numpy arrays; an adapter overrides the public methods for its own array type."""
+class BatchFormatter:
+    """Turns columns into the batch that the user's loop gets.
+
+    Its batches have numpy arrays; an adapter overrides the public methods for its own array type.
+    """
 
     transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
@@ -60,21 +88,26 @@ class NumpyFormatter:
     """Ragged numeric columns, each with an empty value."""
     tolerant: bool
     in_worker_process: bool = False
+    """Whether it runs in a worker process of its own, and may seed global random generators."""
 
     @property
     def needs_keys(self) -> bool:
+        """Whether it needs `RowKeys`."""
         given = [function for function in (self.transform, self.batch_transform) if function is not None]
         return bool(given) and (self.in_worker_process or any(map(accepts_generator, given)))
 
     @property
     def by_rows(self) -> bool:
+        """Whether it calls a function for each row, so that batches are built one at a time."""
         return self.transform is not None or self.collate_fn is not None
 
     @property
     def on_host(self) -> bool:
+        """Whether it reads column values, so that they must be in host memory."""
         return self.by_rows or self.batch_transform is not None
 
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
+        """One batch; raises `BadRowsError` for rows that cannot be transformed."""
         if self.transform is None and self.collate_fn is None:
             batch: Any = self._arrays(columns)
         else:
@@ -92,20 +125,25 @@ class NumpyFormatter:
         return self._bind(self.batch_transform, keys)(batch, 0)
 
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
+        """All batches of a span at once; None if it has to see them one by one."""
         if any(isinstance(values, list) for values in columns.values()):
             return None
         return self.split(self._arrays(columns), batch_rows)
 
-    def without_framework(self) -> "NumpyFormatter":
-        return NumpyFormatter(None, None, None, self.ragged, self.ragged_columns, self.tolerant)
+    def without_framework(self) -> "BatchFormatter":
+        """A formatter of numpy batches that `from_numpy` converts; only if there are no functions (`on_host`)."""
+        return BatchFormatter(None, None, None, self.ragged, self.ragged_columns, self.tolerant)
 
     def from_numpy(self, batch: Any) -> Any:
+        """A batch that `without_framework` made, as this formatter would have made it."""
         return self._converted(batch)
 
     def to_transport(self, value: Any) -> Any:
+        """A batch with numpy arrays in place of a framework's, for transport to another process."""
         return value
 
     def from_transport(self, value: Any) -> Any:
+        """Inverse of `to_transport`."""
         return value
 
     def array(self, array: npt.NDArray[Any]) -> Any:
@@ -130,7 +168,7 @@ class NumpyFormatter:
 
     def stack(self, values: list[Any]) -> Any:
         """Stack the values of all rows; values without arrays stay a list."""
-        return stack_values(values)
+        return _stack_values(values)
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
         """A column of arrays with different shapes, in numpy arrays."""
@@ -139,7 +177,8 @@ class NumpyFormatter:
                 f"column {name!r} has values of different shapes, and every process would pad them in its own way; "
                 "give them one shape with transform=…, or leave the column out with ds.select(…)"
             )
-        by_rows = self.ragged in ("rows", "nested") and empty is not None and ragged_in_first_dimension(empty)
+        only_first_varies = empty is not None and 0 not in empty.shape[1:]
+        by_rows = self.ragged in ("rows", "nested") and only_first_varies
         if self.ragged == "pad" or (self.ragged == "rows" and not by_rows):
             padded, shapes = pad(values, empty)
             return {name: padded, f"{name}_shape": shapes}
@@ -239,7 +278,7 @@ class NumpyFormatter:
 
 
 @dataclass
-class ConvertedFormatter(NumpyFormatter):
+class ConvertedFormatter(BatchFormatter):
     """Formats numpy batches and converts them last, in the main process: workers need neither framework nor device."""
 
     put: Callable[[Any], Any] = field(kw_only=True)
@@ -260,13 +299,8 @@ class ConvertedFormatter(NumpyFormatter):
     def __copy__(self) -> "ConvertedFormatter":
         return replace(self)
 
-    def __reduce__(self) -> tuple[type[NumpyFormatter], tuple[Any, ...]]:
-        return NumpyFormatter, tuple(getattr(self, known.name) for known in fields(NumpyFormatter))
-
-
-def ragged_in_first_dimension(empty: npt.NDArray[Any]) -> bool:
-    """Whether a ragged column, given by an empty value, varies in its first dimension only."""
-    return 0 not in empty.shape[1:]
+    def __reduce__(self) -> tuple[type[BatchFormatter], tuple[Any, ...]]:
+        return BatchFormatter, tuple(getattr(self, known.name) for known in fields(BatchFormatter))
 
 
 def ragged_columns(fields: Mapping[str, Field]) -> dict[str, npt.NDArray[Any]]:
@@ -290,13 +324,13 @@ def samples_of(columns: Mapping[str, Any], array: Callable[[npt.NDArray[Any]], A
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def stack_values(values: list[Any]) -> Any:
+def _stack_values(values: list[Any]) -> Any:
     """Stack the values of all rows, inside dictionaries and tuples too; values that are not numbers stay a list."""
     first = values[0]
     if isinstance(first, dict):
-        return {key: stack_values([value[key] for value in values]) for key in first}
+        return {key: _stack_values([value[key] for value in values]) for key in first}
     if isinstance(first, tuple):
-        parts = [stack_values(list(part)) for part in zip(*values, strict=True)]
+        parts = [_stack_values(list(part)) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if all(isinstance(value, np.ndarray | np.generic | bool | int | float | complex) for value in values):
         return np.stack(values)

@@ -59,15 +59,18 @@ class Composition(Protocol):
 
     def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """The columns of the table that the columns `names` of samples need."""
+        return tuple(names)
 
     def draw(self, samples: Int64Array) -> Draws:
         """The rows of some samples."""
 
-    def values_per_sample(self, name: str) -> float:
+    def values_per_sample(self, name: str) -> float:  # noqa: ARG002
         """How many values of a stored column a sample has, on average."""
+        return self.rows_per_sample
 
-    def draws_of(self, names: Sequence[str]) -> Int64Array | None:
+    def draws_of(self, names: Sequence[str]) -> Int64Array | None:  # noqa: ARG002
         """Which draws of each sample some stored columns need; None for all."""
+        return None
 
 
 class GroupNames(NamedTuple):
@@ -112,9 +115,6 @@ class WindowSamples(Composition):
             return None
         groups = np.searchsorted(self.windows.grouped.bounds, self.windows.anchors, side="right")
         return np.append(np.flatnonzero(np.diff(groups)) + 1, len(self))
-
-    def stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names)
 
     def draw(self, samples: Int64Array) -> Draws:
         """The rows of some samples; with videos, the first row of its group is the last draw of each."""
@@ -216,12 +216,6 @@ class PackedSamples(Composition):
     def draw(self, samples: Int64Array) -> Draws:
         pieces, offsets = self.pieces(samples)
         return Draws(take_positions(self.rows, self.packing.documents[pieces]), offsets)
-
-    def values_per_sample(self, name: str) -> float:  # noqa: ARG002
-        return self.rows_per_sample
-
-    def draws_of(self, names: Sequence[str]) -> Int64Array | None:  # noqa: ARG002
-        return None
 
 
 @dataclass(frozen=True, eq=False)

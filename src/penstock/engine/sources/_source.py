@@ -111,13 +111,13 @@ class MixtureSource:
     @property
     def fields(self) -> Mapping[str, Field]:
         """The fields of the columns, with that of the first source that has one; `_source` is a label."""
-        found: dict[str, Field] = {}
+        mixed: dict[str, Field] = {}
         for name in self.names:
             fields = [source.fields[name] for source in self.sources.values() if name in source.fields]
             if fields:
                 lacking = len(fields) < len(self.sources)
-                found[name] = replace(fields[0], nullable=lacking or any(field.nullable for field in fields))
-        return found | {SOURCE: Field(0, SOURCE, Label(tuple(self.sources)), False, "none", 0, 0)}
+                mixed[name] = replace(fields[0], nullable=lacking or any(field.nullable for field in fields))
+        return mixed | {SOURCE: Field(0, SOURCE, Label(tuple(self.sources)), False, "none", 0, 0)}
 
 
 def schema_of(source: Source | MixtureSource) -> Schema:

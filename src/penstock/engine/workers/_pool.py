@@ -111,7 +111,6 @@ class Builder(WorkerProcess):
         self.pid = answer.pid
 
     def kill(self) -> None:
-        """Kill it, without waiting."""
         if not self._forked:
             self._template.kill()
             return
@@ -128,7 +127,6 @@ class Builder(WorkerProcess):
         return None if answer is None else answer.code
 
     def abandon(self) -> None:
-        """Close the channel in a forked process, which is not the parent of the worker."""
         self.channel.close()
         if not self._forked:
             self._template.abandon()

@@ -22,11 +22,10 @@ from penstock.engine.assembly import (
     RowKeys,
 )
 from penstock.engine.window import BuildTask
-from penstock.engine.workers._transport import RemoteError, expand
+from penstock.engine.workers._transport import RemoteError, aligned, expand
 from penstock.plan import SpanSteps
 from penstock.table import Int64Array
 
-_ALIGNMENT = 64
 _MAX_OPEN = 128
 """Slots with a descriptor; more are used once."""
 
@@ -64,7 +63,7 @@ class SlotLayout:
                 parts.append((f"{name}_mask", np.dtype(bool), column.mask_shape))
             for part, dtype, shape in parts:
                 shared.append(SharedColumn(part, dtype, shape, end))
-                end += -(-rows * prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+                end += aligned(rows * prod(shape) * dtype.itemsize)
         return cls(tuple(shared), end)
 
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, Column]:

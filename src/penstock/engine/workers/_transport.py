@@ -107,14 +107,14 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
     starts = [int(view.ctypes.data) - base for view in views]
     inside = [start >= 0 and start + len(view) <= size for start, view in zip(starts, views, strict=True)]
     ends = [start + len(view) for start, view, known in zip(starts, views, inside, strict=True) if known]
-    free, new_bytes = _aligned(max(ends, default=0)), 0
+    free, new_bytes = aligned(max(ends, default=0)), 0
     for index, view in enumerate(views):
         if not inside[index] and slot is not None and free + len(view) <= size:
             slot[free : free + len(view)] = view
             starts[index], inside[index] = free, True
-            free += _aligned(len(view))
+            free += aligned(len(view))
         elif not inside[index]:
-            starts[index], new_bytes = new_bytes, new_bytes + _aligned(len(view))
+            starts[index], new_bytes = new_bytes, new_bytes + aligned(len(view))
     memory = SharedMemory.create(new_bytes) if new_bytes else None
     for start, view, known in zip(starts, views, inside, strict=True):
         if memory is not None and not known:
@@ -123,7 +123,8 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
     return Shipment(pickled, arrays), memory
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """A number of bytes, rounded up so that arrays can follow."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
