@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 _MIN_SPAN_BYTES, _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 64
 _SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
 """Fractions (1/n) of the budget for a span, and at most of a small budget."""
+_MIN_FLIGHT_SHARE, _MAX_FLIGHT_SHARE = 8, 4
+"""Fractions (1/n) of a window that is too small for blocks in flight."""
 _DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """Largest fractions (1/n) of free device memory for a span, for prefetched batches, and for the window."""
@@ -43,6 +45,8 @@ class MemoryNeeds:
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
     window_bytes: int
     """Bytes of that window."""
+    flight_bytes: int
+    """Of them, those of blocks in flight."""
     window_row_bytes: float
     """Bytes of a row there."""
     spans_read: int
@@ -110,7 +114,9 @@ class MemoryBudget:
     device_rows: int
     """Rows of the window on the device; 0 if it is in host memory."""
     window_fits: bool
-    """Whether the window holds all blocks that rows are drawn from; otherwise blocks are read repeatedly."""
+    """Whether the window holds all blocks that rows are drawn from."""
+    held_share: float
+    """The share of these blocks' rows that it has room for, besides what is in flight."""
     notes: tuple[str, ...]
 
     @property
@@ -168,7 +174,15 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
             f"the shuffle, which needs {need / 1e6:,.0f} MB, so blocks are read repeatedly; raise it, or "
             "lower Shuffle(spread=…)",
         )
-    return MemoryBudget(batches_per_span, spans, window_bytes, device_rows if window_fits else 0, window_fits, notes)
+    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes)
+    device_rows = device_rows if window_fits else 0
+    return MemoryBudget(batches_per_span, spans, window_bytes, device_rows, window_fits, held, notes)
+
+
+def _held_share(need: int, room: int, flight: int) -> float:
+    """The share of a window that fits less room; a little below it, little is in flight, as if it fitted."""
+    reserve = min(max(room / _MIN_FLIGHT_SHARE, min(flight, room / _MAX_FLIGHT_SHARE)), flight + (need - room) / 2)
+    return (room - reserve) / max(1, need - flight)
 
 
 def _device_rows(needs: MemoryNeeds, span_rows: int) -> tuple[int, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, split_budg
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Layout, PlanOptions, Selection
+from penstock.engine.planning import Layout, PlanOptions, Selection, page_reads
 from penstock.engine.window import on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
@@ -32,6 +32,7 @@ _ROWS_PER_PAGE = 2
 """With worker processes, it costs less to read a page for each of so many rows than to pass it on."""
 _PAGE_SHARE = 8
 """Fraction (1/n) of the window for pages that are read together, if blocks are not read as a whole."""
+_BLOCKS_IN_FLIGHT = 4
 _DEVICE_WORKERS = 3  # one submits while the device executes for the others; more only contend
 
 
@@ -70,8 +71,13 @@ class SizedTable:
     @property
     def window_rows(self) -> float:
         """Rows of a window that holds all blocks that rows are drawn from, with some in flight."""
-        held = self.lanes_per_rank * (1 + self.shuffle.spread) + 4
-        return min(held * self.selection.block_rows(self.shuffle.block_bytes), max(1, len(self.selection)))
+        held = self.lanes_per_rank * (1 + self.shuffle.spread) * self.selection.block_rows(self.shuffle.block_bytes)
+        return min(held + self.flight_rows, max(1, len(self.selection)))
+
+    @property
+    def flight_rows(self) -> int:
+        """Rows of blocks in flight."""
+        return _BLOCKS_IN_FLIGHT * self.selection.block_rows(self.shuffle.block_bytes)
 
     @property
     def window_bytes(self) -> int:
@@ -206,9 +212,12 @@ class LoaderSizing:
 
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
         selection = table.selection
-        by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
+        reads = 0.0 if budget.window_fits else page_reads(budget.held_share)
+        held_long = reads * table.share * span_rows <= table.window_rows and selection.composition is None
+        by_blocks = (budget.window_fits or held_long) and not selection.scattered
+        by_blocks = by_blocks and (table.owns_lanes or table.shuffle.spread > 0)
         in_device = self.accelerator is not None and by_blocks and budget.on_device
-        resident = by_blocks and self._fits(budget, in_device=in_device)
+        resident = by_blocks and not reads and self._fits(budget, in_device=in_device)
         by_row = table.by_row if table.by_row_bytes and not resident else 0
         rows = len(selection) * selection.rows_per_sample
         slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - (table.by_row_bytes if by_row else 0)), rows)
@@ -218,6 +227,7 @@ class LoaderSizing:
             plan=PlanOptions(
                 page_bytes=max(1, round(page_bytes)),
                 by_blocks=by_blocks,
+                page_reads=reads,
                 resident=resident,
                 trim=not self._options.bad_samples.tolerant,
             ),
@@ -350,6 +360,7 @@ class LoaderSizing:
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
             window_rows=sum(table.window_rows for table in blocks),
             window_bytes=sum(table.window_bytes for table in blocks),
+            flight_bytes=round(sum(table.flight_rows * table.window_row_bytes for table in blocks)),
             window_row_bytes=sum(table.share * table.window_row_bytes for table in self._tables),
             spans_read=_TASKS_PER_BUILDER * self.workers.processes,
             device_row_bytes=sum(column.row_bytes for column in device_columns),
