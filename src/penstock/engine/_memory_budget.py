@@ -174,14 +174,16 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
             f"the shuffle, which needs {need / 1e6:,.0f} MB, so blocks are read repeatedly; raise it, or "
             "lower Shuffle(spread=…)",
         )
-    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes)
+    span_rows_bytes = round(batches_per_span * needs.batch_size * needs.window_row_bytes)
+    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes, span_rows_bytes)
     device_rows = device_rows if window_fits else 0
     return MemoryBudget(batches_per_span, spans, window_bytes, device_rows, window_fits, held, notes)
 
 
-def _held_share(need: int, room: int, flight: int) -> float:
-    """The share of a window that fits less room; a little below it, little is in flight, as if it fitted."""
-    reserve = min(max(room / _MIN_FLIGHT_SHARE, min(flight, room / _MAX_FLIGHT_SHARE)), flight + (need - room) / 2)
+def _held_share(need: int, room: int, flight: int, span: int) -> float:
+    """The share of a window that fits less room, besides what is in flight and the span that is being built."""
+    reserve = max(room / _MIN_FLIGHT_SHARE, min(flight + span, room / _MAX_FLIGHT_SHARE))
+    reserve = min(reserve, flight + span + (need - room) / 2)  # little, if the window almost fits
     return (room - reserve) / max(1, need - flight)
 
 

@@ -80,6 +80,12 @@ class SizedTable:
         return _BLOCKS_IN_FLIGHT * self.selection.block_rows(self.shuffle.block_bytes)
 
     @property
+    def shuffles_whole_lanes(self) -> bool:
+        """Whether rows are spread over their whole lane."""
+        reach = self.shuffle.spread * self.selection.block_rows(self.shuffle.block_bytes)
+        return reach * self.shuffle.lanes >= len(self.selection)
+
+    @property
     def window_bytes(self) -> int:
         """Bytes of that window."""
         rows = self.window_rows
@@ -212,7 +218,7 @@ class LoaderSizing:
 
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
         selection = table.selection
-        reads = 0.0 if budget.window_fits else page_reads(budget.held_share)
+        reads = 0.0 if budget.window_fits else page_reads(budget.held_share, whole_lanes=table.shuffles_whole_lanes)
         held_long = reads * table.share * span_rows <= table.window_rows and selection.composition is None
         by_blocks = (budget.window_fits or held_long) and not selection.scattered
         by_blocks = by_blocks and (table.owns_lanes or table.shuffle.spread > 0)

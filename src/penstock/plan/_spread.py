@@ -76,7 +76,12 @@ class BoundedSpread:
         """For each row of a range a number that increases in read order."""
         rows = np.arange(first, end)
         moves = self._moves(rows)
-        return moves if self.spread_rows >= self.length else rows + moves
+        return moves if self.is_whole else rows + moves
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a row may move anywhere in the lane, so that its index is irrelevant."""
+        return self.spread_rows >= self.length
 
     @property
     def _bits(self) -> tuple[int, int]:
@@ -90,7 +95,7 @@ class BoundedSpread:
         rows = np.arange(first, min(start + self.chunk_width, self.length))
         fraction = self._bits[1]
         offsets = (self._moves(rows) * 2.0**fraction).astype(np.int64)  # of all random bits: few would repeat
-        if self.spread_rows >= self.length:  # a row may move anywhere in the lane, so its index is irrelevant
+        if self.is_whole:
             return first, offsets
         return first, ((rows - first) << fraction) + offsets
 

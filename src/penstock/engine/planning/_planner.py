@@ -44,6 +44,11 @@ class PlanOptions:
     trim: bool
     """Whether a block may leave out rows consumed before a resume."""
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether pages are read repeatedly."""
+        return not self.by_blocks or self.page_reads > 0
+
 
 class PlannedSpans(NamedTuple):
     """Spans planned together, and the blocks that no later span needs."""

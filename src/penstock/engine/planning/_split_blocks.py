@@ -14,39 +14,34 @@ from penstock.engine.planning._spans import Planned, PlannedBlock
 from penstock.plan import Epoch
 from penstock.table import Int64Array
 
-_PARTS = 2
+_PARTS = 3
 """Parts of a stretch of a block, each of which leaves the window by itself."""
 _SHIFT = 0.5
-"""How far edges between stretches are moved at most, relative to a stretch."""
-_UNEVEN = 1.1
-"""Rows that are held, relative to stretches of equal length."""
+"""How far the edges between stretches are moved at most, relative to a stretch."""
 _GOLDEN, _SILVER = (5**0.5 - 1) / 2, 2**0.5 - 1
 """Multiples of these are spread evenly modulo one."""
 
 Floats = npt.NDArray[np.float64]
 
 
-def held_share(stretches: int) -> float:
-    """The share of a window that is held, if each block is read in so many stretches."""
-    return (1 + 1 / _PARTS) / 2 / stretches * (_UNEVEN if stretches > 1 else 1.0)
+def page_reads(share: float, *, whole_lanes: bool) -> float:
+    """How often pages are to be read on average, so that at most a share of the window's rows is held.
 
-
-def page_reads(share: float) -> float:
-    """How often pages are to be read on average, so that a share of the window is held."""
+    With `whole_lanes`, rows are spread over their whole lane, so that all blocks are first read at the same time.
+    """
+    held_of_stretch = 1.0 if whole_lanes else (1 + 1 / _PARTS) / 2
     if share <= 0:
         return np.inf
-    fewer = 1
-    while held_share(fewer + 1) > share:
-        fewer += 1
-    least, most = held_share(fewer + 1), held_share(fewer)
-    return fewer + max(0.0, (most - share) / (most - least))
+    stretches = max(1, int(held_of_stretch / share))
+    most, least = held_of_stretch / stretches, held_of_stretch / (stretches + 1)
+    return stretches + max(0.0, (most - share) / (most - least))
 
 
 class SplitBlocks(LaneLocator):
     """Blocks in parts, by when their rows are read: for windows larger than the budget.
 
-    The rows of a block are divided by the time at which they are read, into one or more stretches. The pages of each
-    stretch are read when its first row is needed. Its rows are held in `_PARTS` parts, each until its last row is read.
+    The rows of a block are divided, by the time at which they are read, into one or more stretches. The pages of each
+    stretch are fetched when its first row is needed, and its rows are held in parts, each until its last row is read.
     So the window holds few rows that have been read, and few that are read much later.
     """
 
@@ -97,28 +92,26 @@ class SplitBlocks(LaneLocator):
         return BlockLocations(found, block_index, local)
 
     def _new_split(self, lane: int, block: LaneBlock) -> "_SplitBlock":
-        times = self._epoch.lane_order(lane).read_times(block.first, block.first + len(block.block))
+        order = self._epoch.lane_order(lane)
+        times = order.read_times(block.first, block.first + len(block.block))
         self._count += 1
         stretches = int(self._page_reads + self._count * _GOLDEN % 1)
-        shift = _SHIFT * (self._count * _SILVER % 1 - 0.5) if stretches > 1 else 0.0
-        return _SplitBlock(self._selection, block.block, times, stretches, shift, self._page_bytes)
+        shift = _SHIFT * (self._count * _SILVER % 1 - 0.5) if order.is_whole else 0.0
+        edges = (np.arange(1, stretches) + shift) / stretches
+        return _SplitBlock(self._selection, block.block, times, edges, self._page_bytes)
 
 
 class _SplitBlock:
     """A block, the parts of it that have been planned, and which of them holds each row."""
 
-    def __init__(
-        self, selection: Selection, block: Any, times: Floats, stretches: int, shift: float, page_bytes: int
-    ) -> None:
-        """The edges between stretches are moved by `shift`: else all blocks of a lane might be read again at once."""
+    def __init__(self, selection: Selection, block: Any, times: Floats, edges: Floats, page_bytes: int) -> None:
+        """`edges` are those between stretches, relative to the time from the first to the last row."""
         self._selection, self._block, self._page_bytes = selection, block, page_bytes
         self.times = times
         start, self.end = float(times.min()), float(times.max())
-        self._each = 1 if selection.composition is not None else _PARTS
-        count = stretches * self._each
-        edges = np.arange(1, count) / self._each + shift
-        self._part = np.searchsorted(start + (self.end - start) / stretches * edges, times)
-        self.planned: list[Planned] = []
+        stretches = np.concatenate([np.linspace(*each, _PARTS, endpoint=False) for each in pairwise([0, *edges, 1])])
+        self._part = np.searchsorted(start + (self.end - start) * stretches[1:], times)
+        self.planned: list[PlannedBlock] = []
         self._last: list[float] = []
         """When the last row of each of them is read; not a number once it is closed."""
         self.block_index, self.rows = np.full(len(times), -1), np.empty(len(times), np.int64)
@@ -128,35 +121,29 @@ class _SplitBlock:
         missing = rows[self.block_index[rows] < 0]
         while len(missing):
             first = int(self._part[missing].min())
-            self._open_stretch(first, (first // self._each + 1) * self._each)
+            self._open_parts(first, (first // _PARTS + 1) * _PARTS)
             missing = missing[self.block_index[missing] < 0]
 
-    def _open_stretch(self, first: int, end: int) -> None:
+    def _open_parts(self, first: int, end: int) -> None:
         """Plan some parts, which are read together."""
         rows, done = np.flatnonzero((self._part >= first) & (self._part < end)), 0
         source = self._block if len(rows) == len(self._block) else self._block.take(rows)
         for block in self._selection.split(source, self._page_bytes):
             here = rows[done : done + len(block)]
             done += len(block)
-            whole = self._selection.planned(block)
-            if self._each == 1 or first + 1 == end:
-                self._add(whole, here)
-                continue
+            whole = PlannedBlock(block)
             for number in range(first, end):
                 mine = here[self._part[here] == number]
                 if len(mine):
                     part = PlannedBlock(self._block.take(mine))
                     part.whole = whole
                     whole.parts.append(part)
-                    self._add(part, mine)
+                    self.block_index[mine] = len(self.planned)
+                    self.rows[mine] = np.arange(len(mine)) if part.inverse is None else part.inverse
+                    self.planned.append(part)
+                    self._last.append(float(self.times[mine].max()))
 
-    def _add(self, planned: Planned, rows: Int64Array) -> None:
-        self.block_index[rows] = len(self.planned)
-        self.rows[rows] = np.arange(len(rows)) if planned.inverse is None else planned.inverse
-        self.planned.append(planned)
-        self._last.append(float(self.times[rows].max()))
-
-    def close(self, now: float) -> Iterator[Planned]:
+    def close(self, now: float) -> Iterator[PlannedBlock]:
         """The parts whose last row has been read."""
         for number, last in enumerate(self._last):
             if last <= now:
