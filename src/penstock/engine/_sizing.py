@@ -1,13 +1,15 @@
 """How large everything is: workers, spans, the window and the budget of memory, given the table and the options."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import cloudpickle
 
 from penstock.device import Accelerator
 from penstock.engine._machine import available_cores, available_memory
-from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, split_budget
+from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, fitting_shuffle, small_window_note, split_budget
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
@@ -32,7 +34,6 @@ _ROWS_PER_PAGE = 2
 """With worker processes, it costs less to read a page for each of so many rows than to pass it on."""
 _PAGE_SHARE = 8
 """Fraction (1/n) of the window for pages that are read together, if blocks are not read as a whole."""
-_BLOCKS_IN_FLIGHT = 4
 _DEVICE_WORKERS = 3  # one submits while the device executes for the others; more only contend
 
 
@@ -77,7 +78,7 @@ class SizedTable:
     @property
     def flight_rows(self) -> int:
         """Rows of blocks in flight."""
-        return _BLOCKS_IN_FLIGHT * self.selection.block_rows(self.shuffle.block_bytes)
+        return 4 * self.selection.block_rows(self.shuffle.block_bytes)
 
     @property
     def shuffles_whole_lanes(self) -> bool:
@@ -138,6 +139,16 @@ class SizedTable:
         """Bytes of a decoded image of a column whose images vary; None if unknown, or if it has none."""
         is_image = isinstance(value_kind(known.kind), Image) and decode.decoder(known) is True
         return self.selection.decoded_bytes(known) if is_image else None
+
+
+def _window_needs(tables: Sequence[SizedTable]) -> dict[str, Any]:
+    """Those of `MemoryNeeds`."""
+    blocks = [table for table in tables if not table.selection.scattered]
+    return {
+        "window_rows": sum(table.window_rows for table in blocks),
+        "window_bytes": sum(table.window_bytes for table in blocks),
+        "flight_bytes": round(sum(table.flight_rows * table.window_row_bytes for table in blocks)),
+    }
 
 
 class LoaderSizing:
@@ -204,6 +215,9 @@ class LoaderSizing:
         span_rows = budget.batches_per_span * self._options.batch_size
         tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
         by_blocks = all(table.plan.by_blocks for table in tables)
+        reads = max(table.plan.page_reads for table in tables)
+        if reads > 1 and self._options.shuffle is not None:
+            self._collector.note(self._small_window_note(reads if by_blocks else math.inf))
         return PipelineOptions(
             tables=tables,
             plan_rows=self._plan_rows if by_blocks else span_rows,
@@ -216,12 +230,28 @@ class LoaderSizing:
             fetch_threads=_MAX_FETCHERS,
         )
 
+    def _small_window_note(self, reads: float) -> str:
+        """What to do if pages are read so many times; of mixed tables, only the spread can be changed together."""
+        tables, needs, heaviest = self._tables, self.memory_needs, self._tables[0].selection.heaviest
+
+        def changed_needs(new: ShuffleLayout) -> MemoryNeeds:
+            layouts = (replace(table.shuffle, spread=new.spread) if self._mixed else new for table in tables)
+            return replace(needs, **_window_needs([replace(table, shuffle=next(layouts)) for table in tables]))
+
+        shuffle = max((table.shuffle for table in tables), key=lambda layout: layout.spread)
+        least = shuffle.block_bytes if self._mixed or heaviest is None else heaviest.page_bytes
+        fitting = fitting_shuffle(shuffle, changed_needs, block_bytes=least)
+        changes = {} if fitting is None else {"spread": fitting.spread} if self._mixed else asdict(fitting)
+        changes |= {"seed": self._options.seed} if changes and self._options.seed else {}
+        cached = needs.cache_bytes + min(_MAX_CACHE_BYTES, self._page_cache_bytes)  # perhaps, with a larger budget
+        return small_window_note(needs, reads, cached, changes)
+
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
         selection = table.selection
         reads = 0.0 if budget.window_fits else page_reads(budget.held_share, whole_lanes=table.shuffles_whole_lanes)
         held_long = reads * table.share * span_rows <= table.window_rows and selection.composition is None
-        by_blocks = (budget.window_fits or held_long) and not selection.scattered
-        by_blocks = by_blocks and (table.owns_lanes or table.shuffle.spread > 0)
+        by_lanes = (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
+        by_blocks = (budget.window_fits or held_long) and by_lanes
         in_device = self.accelerator is not None and by_blocks and budget.on_device
         resident = by_blocks and not reads and self._fits(budget, in_device=in_device)
         by_row = table.by_row if table.by_row_bytes and not resident else 0
@@ -256,10 +286,6 @@ class LoaderSizing:
         if in_device and budget.device_rows < self._partitioner.rows:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
-
-    @cached_property
-    def _window_need(self) -> int:
-        return sum(table.window_bytes for table in self._tables)
 
     @property
     def _plan_rows(self) -> int:
@@ -310,7 +336,7 @@ class LoaderSizing:
         larger = 3 if self._formatter.on_host else 1  # than what functions get
         batches = 8 + self._options.workers.count * self._copies * larger
         built = self._batch_bytes if self._formatter.by_rows else max(_SPAN_BYTES, self._batch_bytes)
-        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
+        wanted = round(1.5 * sum(table.window_bytes for table in self._tables)) + batches * self._batch_bytes
         row_bytes = sum(table.share * table.window_row_bytes for table in self._tables)
         read = max(_SPAN_BYTES, self._options.batch_size * row_bytes)
         wanted += round(self.workers.processes * (_TASKS_PER_BUILDER * read + (2 + self._copies) * built))
@@ -364,9 +390,7 @@ class LoaderSizing:
             shares_spans=self.workers.processes > 0 and not self._formatter.on_host and not self._copies,
             functions=self._formatter.on_host or options.decode.has_functions,
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
-            window_rows=sum(table.window_rows for table in blocks),
-            window_bytes=sum(table.window_bytes for table in blocks),
-            flight_bytes=round(sum(table.flight_rows * table.window_row_bytes for table in blocks)),
+            **_window_needs(self._tables),
             window_row_bytes=sum(table.share * table.window_row_bytes for table in self._tables),
             spans_read=_TASKS_PER_BUILDER * self.workers.processes,
             device_row_bytes=sum(column.row_bytes for column in device_columns),
