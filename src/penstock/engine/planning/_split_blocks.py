@@ -33,8 +33,7 @@ def page_reads(share: float, *, whole_lanes: bool) -> float:
     if share <= 0:
         return np.inf
     stretches = max(1, int(held_of_stretch / share))
-    most, least = held_of_stretch / stretches, held_of_stretch / (stretches + 1)
-    return stretches + max(0.0, (most - share) / (most - least))
+    return stretches + max(0.0, (stretches + 1) * (1 - stretches * share / held_of_stretch))
 
 
 class SplitBlocks(LaneLocator):
