@@ -243,8 +243,8 @@ class LoaderSizing:
         fitting = fitting_shuffle(shuffle, changed_needs, block_bytes=least)
         changes = {} if fitting is None else {"spread": fitting.spread} if self._mixed else asdict(fitting)
         changes |= {"seed": self._options.seed} if changes and self._options.seed else {}
-        cached = needs.cache_bytes + min(_MAX_CACHE_BYTES, self._page_cache_bytes)  # perhaps, with a larger budget
-        return small_window_note(needs, reads, cached, changes)
+        cached = self._page_cache_bytes if self._page_cache_bytes <= _MAX_CACHE_BYTES else 0  # with a larger budget
+        return small_window_note(needs, reads, needs.cache_bytes + cached, changes)
 
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
         selection = table.selection

@@ -172,7 +172,8 @@ class Window:
         block.error, block.filled = error, True
         ready = [span for span in block.waiting_spans if self._is_last(span)]
         block.waiting_spans = []
-        self._free_unused(block)
+        if block.whole is not None:
+            self._free_unused(block)
         return ready
 
     def _is_last(self, span: Span) -> bool:
