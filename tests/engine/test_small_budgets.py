@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Column, Dataset, Epochs, Image, Shuffle, Steps, Tensor, Text, View, Workers
+from penstock import Column, Dataset, Epochs, Image, Shuffle, Steps, Tensor, Text, Workers
 from penstock.engine.planning import page_reads
 from tests.engine.reading import batch_of, few
 from tests.servers import new_location
@@ -145,7 +145,7 @@ def numbered(place: str) -> Dataset:
     return ds
 
 
-def read_numbers(ds: View, **options: Any) -> list[list[int]]:
+def read_numbers(ds: Any, **options: Any) -> list[list[int]]:
     """The numbers of each batch; checks that the columns of a row belong together."""
     with ds.pytorch(**options) as loader:
         return [batch_of(batch).numbers.tolist() for batch in loader]
