@@ -18,7 +18,7 @@ from penstock.engine.window import on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
-from penstock.plan import MixturePartitioner, RankPartitioner, ShuffleLayout
+from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
@@ -216,8 +216,8 @@ class LoaderSizing:
         tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
         by_blocks = all(table.plan.by_blocks for table in tables)
         reads = max(table.plan.page_reads for table in tables)
-        if reads > 1 and self._options.shuffle is not None:
-            self._collector.note(self._small_window_note(reads if by_blocks else math.inf))
+        if reads > 1 and (given := self._options.shuffle) is not None:
+            self._collector.note(self._small_window_note(given, reads if by_blocks else math.inf))
         return PipelineOptions(
             tables=tables,
             plan_rows=self._plan_rows if by_blocks else span_rows,
@@ -230,7 +230,7 @@ class LoaderSizing:
             fetch_threads=_MAX_FETCHERS,
         )
 
-    def _small_window_note(self, reads: float) -> str:
+    def _small_window_note(self, given: Shuffle, reads: float) -> str:
         """What to do if pages are read so many times; of mixed tables, only the spread can be changed together."""
         tables, needs, heaviest = self._tables, self.memory_needs, self._tables[0].selection.heaviest
 
@@ -241,8 +241,8 @@ class LoaderSizing:
         shuffle = max((table.shuffle for table in tables), key=lambda layout: layout.spread)
         least = shuffle.block_bytes if self._mixed or heaviest is None else heaviest.page_bytes
         fitting = fitting_shuffle(shuffle, changed_needs, block_bytes=least)
-        changes = {} if fitting is None else {"spread": fitting.spread} if self._mixed else asdict(fitting)
-        changes |= {"seed": self._options.seed} if changes and self._options.seed else {}
+        changes = {name: value for name, value in asdict(given).items() if value} if fitting else {}
+        changes |= {} if fitting is None else {"spread": fitting.spread} if self._mixed else asdict(fitting)
         cached = self._page_cache_bytes if self._page_cache_bytes <= _MAX_CACHE_BYTES else 0  # with a larger budget
         return small_window_note(needs, reads, needs.cache_bytes + cached, changes)
 
