@@ -19,8 +19,8 @@ MB = 1_000_000
 IMAGES = MemoryNeeds(
     budget_bytes=400 * MB, batch_size=64, batch_bytes=14 * MB, device_batch_bytes=0, by_rows=False, workers=2,
     prefetch_factor=2, copies=0, shares_spans=False, functions=False, sizes_known=True,
-    window_rows=2_000, window_bytes=48 * MB, window_row_bytes=0, spans_read=0, device_row_bytes=0, cache_bytes=0,
-    device_free_bytes=None, device_memory=None,
+    window_rows=2_000, window_bytes=48 * MB, flight_bytes=0, window_row_bytes=0, spans_read=0, device_row_bytes=0,
+    cache_bytes=0, device_free_bytes=None, device_memory=None,
 )  # fmt: skip
 
 

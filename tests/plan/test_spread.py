@@ -62,6 +62,15 @@ def test_chunk_of_finds_the_chunk_of_an_offset(spread: BoundedSpread, data: st.D
             assert spread.chunk_of(offset) == int(np.searchsorted(ends, offset, side="right"))
 
 
+@given(spreads)
+@steady
+@example(BoundedSpread(0, 5, 1))
+def test_times_increase_in_read_order(spread: BoundedSpread) -> None:
+    """Up to the resolution of keys."""
+    times = spread.read_times(0, spread.length)[whole(spread)]
+    assert (np.diff(times) > -1e-4).all()
+
+
 @given(lengths, st.integers(0, 5))
 @steady
 def test_zero_spread_preserves_the_order(length: int, key: int) -> None:

@@ -116,7 +116,7 @@ class LoaderEngine:
             drawn = collector.blocks_drawn / collector.batches_drawn
             uniform = sum(map(self._expected_blocks, self._sized))
             quality = ShuffleQuality(min(drawn, uniform), uniform)  # blocks differ in size, so more can be drawn
-        reads_again = collector.rows and not all(table.plan.by_blocks for table in self._source.pipeline.tables)
+        reads_again = collector.rows and any(table.plan.reads_again for table in self._source.pipeline.tables)
         stored = sum(table.share * table.selection.stored_row_bytes for table in self._sized)
         measured = totals.bytes / (collector.rows * stored) if reads_again else 0.0  # pages, for the rows of each span
         return LoaderStats(

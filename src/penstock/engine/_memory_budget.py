@@ -1,10 +1,20 @@
 """Split memory between the window and prefetched batches, on the host and on a device; pure."""
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.plan import ShuffleLayout
 
 _MIN_SPAN_BYTES, _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 64
 _SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
 """Fractions (1/n) of the budget for a span, and at most of a small budget."""
+_MIN_FLIGHT_SHARE, _MAX_FLIGHT_SHARE = 8, 4
+"""Fractions (1/n) of a window that is too small for blocks in flight."""
+_LEAST_BYTES = 1_000_000
+"""Budgets are recommended in multiples of this."""
 _DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """Largest fractions (1/n) of free device memory for a span, for prefetched batches, and for the window."""
@@ -43,6 +53,8 @@ class MemoryNeeds:
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
     window_bytes: int
     """Bytes of that window."""
+    flight_bytes: int
+    """Of them, those of blocks in flight."""
     window_row_bytes: float
     """Bytes of a row there."""
     spans_read: int
@@ -103,6 +115,9 @@ class BuildAhead:
 class MemoryBudget:
     """How memory is split."""
 
+    window_need: int
+    """Bytes of a window that holds all blocks that rows are drawn from."""
+
     batches_per_span: int
     """Batches built together."""
     spans: SpanMemory
@@ -110,7 +125,9 @@ class MemoryBudget:
     device_rows: int
     """Rows of the window on the device; 0 if it is in host memory."""
     window_fits: bool
-    """Whether the window holds all blocks that rows are drawn from; otherwise blocks are read repeatedly."""
+    """Whether the window holds all blocks that rows are drawn from."""
+    held_share: float
+    """The share of these blocks' rows that it has room for, besides what is in flight."""
     notes: tuple[str, ...]
 
     @property
@@ -161,14 +178,62 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
             f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.workers} workers are "
             "busy; raise it",
         )
-    if not window_fits:
-        notes = (
-            *notes,
-            f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves {window_bytes / 1e6:,.0f} MB for the window of "
-            f"the shuffle, which needs {need / 1e6:,.0f} MB, so blocks are read repeatedly; raise it, or "
-            "lower Shuffle(spread=…)",
-        )
-    return MemoryBudget(batches_per_span, spans, window_bytes, device_rows if window_fits else 0, window_fits, notes)
+    span_rows_bytes = round(batches_per_span * needs.batch_size * needs.window_row_bytes)
+    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes, span_rows_bytes)
+    device_rows = device_rows if window_fits else 0
+    return MemoryBudget(need, batches_per_span, spans, window_bytes, device_rows, window_fits, held, notes)
+
+
+def _held_share(need: int, room: int, flight: int, span: int) -> float:
+    """The share of a window that fits less room, besides what is in flight and the span that is being built."""
+    reserve = max(room / _MIN_FLIGHT_SHARE, min(flight + span, room / _MAX_FLIGHT_SHARE))
+    reserve = min(reserve, flight + span + (need - room) / 2)  # little, if the window almost fits
+    return (room - reserve) / max(1, need - flight)
+
+
+def fitting_budget(needs: MemoryNeeds) -> int:
+    """The least budget, about, whose window fits."""
+    size = needs.budget_bytes
+    while not split_budget(replace(needs, budget_bytes=size)).window_fits:
+        size += max(_LEAST_BYTES, size // 20)
+    return -(-size // _LEAST_BYTES) * _LEAST_BYTES
+
+
+def fitting_shuffle(
+    shuffle: ShuffleLayout, needs: Callable[[ShuffleLayout], MemoryNeeds], *, block_bytes: int
+) -> ShuffleLayout | None:
+    """The settings nearest to some whose window fits; None if there are none.
+
+    They have less spread, and blocks of `block_bytes` at least, which are smaller only if a spread of 1 does not fit.
+    """
+
+    def is_too_large(hundredths: int) -> bool:
+        return not split_budget(needs(replace(shuffle, spread=hundredths / 100))).window_fits
+
+    most = int(100 * shuffle.spread)
+    while is_too_large(least := min(100, most)):
+        if shuffle.block_bytes <= block_bytes:
+            return None
+        shuffle, most = replace(shuffle, block_bytes=max(block_bytes, shuffle.block_bytes // 2)), min(2 * most, 99_999)
+    more = range(least + 1, most + 1)
+    return replace(shuffle, spread=(least + bisect_left(more, True, key=is_too_large)) / 100)
+
+
+def small_window_note(needs: MemoryNeeds, reads: float, cache_bytes: int, changes: Mapping[str, Any]) -> str:
+    """Says how often pages are read, and that a larger budget, or a shuffle with some changes, reads them once.
+
+    `cache_bytes` are those of the page cache with a larger budget.
+    """
+    budget, times = split_budget(needs), "repeatedly" if math.isinf(reads) else f"about {reads:.1f} times"
+    room, need = f"{budget.window_bytes / 1e6:,.0f} MB", f"{budget.window_need / 1e6:,.0f} MB"
+    more = f'memory_budget="{fitting_budget(replace(needs, cache_bytes=cache_bytes)) // 10**6}MB"'
+    note = (
+        f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves {room} for the window of the shuffle, which needs "
+        f"{need}, so pages are read {times}; {more} reads them once, in the same order"
+    )
+    call = ", ".join(f"{name}={value}" for name, value in changes.items())
+    fewer = f"; so does shuffle=penstock.Shuffle({call}), in another order that mixes only {room} of rows at a time"
+    return note + fewer if changes else note
 
 
 def _device_rows(needs: MemoryNeeds, span_rows: int) -> tuple[int, tuple[str, ...]]:

@@ -1,23 +1,24 @@
 """How large everything is: workers, spans, the window and the budget of memory, given the table and the options."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import gcd
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import cloudpickle
 
 from penstock.device import Accelerator
 from penstock.engine._machine import available_cores, available_memory
-from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, split_budget
+from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, fitting_shuffle, small_window_note, split_budget
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Layout, PlanOptions, Selection
+from penstock.engine.planning import Layout, PlanOptions, Selection, page_reads
 from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
-from penstock.plan import MixturePartitioner, RankPartitioner, ShuffleLayout
+from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
@@ -72,8 +73,19 @@ class SizedTable:
     @property
     def window_rows(self) -> float:
         """Rows of a window that holds all blocks that rows are drawn from, with some in flight."""
-        held = self.lanes_per_rank * (1 + self.shuffle.spread) + 4
-        return min(held * self.selection.block_rows(self.shuffle.block_bytes), max(1, len(self.selection)))
+        held = self.lanes_per_rank * (1 + self.shuffle.spread) * self.selection.block_rows(self.shuffle.block_bytes)
+        return min(held + self.flight_rows, max(1, len(self.selection)))
+
+    @property
+    def flight_rows(self) -> int:
+        """Rows of blocks in flight."""
+        return 4 * self.selection.block_rows(self.shuffle.block_bytes)
+
+    @property
+    def shuffles_whole_lanes(self) -> bool:
+        """Whether rows are spread over their whole lane."""
+        reach = self.shuffle.spread * self.selection.block_rows(self.shuffle.block_bytes)
+        return reach * self.shuffle.lanes >= len(self.selection)
 
     @property
     def window_bytes(self) -> int:
@@ -128,6 +140,16 @@ class SizedTable:
         """Bytes of a decoded image of a column whose images vary; None if unknown, or if it has none."""
         is_image = isinstance(value_kind(known.kind), Image) and decode.decoder(known) is True
         return self.selection.decoded_bytes(known) if is_image else None
+
+
+def _window_needs(tables: Sequence[SizedTable]) -> dict[str, Any]:
+    """Those of `MemoryNeeds`."""
+    blocks = [table for table in tables if not table.selection.scattered]
+    return {
+        "window_rows": sum(table.window_rows for table in blocks),
+        "window_bytes": sum(table.window_bytes for table in blocks),
+        "flight_bytes": round(sum(table.flight_rows * table.window_row_bytes for table in blocks)),
+    }
 
 
 class LoaderSizing:
@@ -195,6 +217,9 @@ class LoaderSizing:
         tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
         by_blocks = all(table.plan.by_blocks for table in tables)
         readers = self._num_readers(tables)
+        reads = max(table.plan.page_reads for table in tables)
+        if reads > 1 and (given := self._options.shuffle) is not None:
+            self._collector.note(self._small_window_note(given, reads if by_blocks else math.inf))
         return PipelineOptions(
             tables=tables,
             plan_rows=self._plan_rows if by_blocks else span_rows,
@@ -208,11 +233,30 @@ class LoaderSizing:
             readers=readers,
         )
 
+    def _small_window_note(self, given: Shuffle, reads: float) -> str:
+        """What to do if pages are read so many times; of mixed tables, only the spread can be changed together."""
+        tables, needs, heaviest = self._tables, self.memory_needs, self._tables[0].selection.heaviest
+
+        def changed_needs(new: ShuffleLayout) -> MemoryNeeds:
+            layouts = (replace(table.shuffle, spread=new.spread) if self._mixed else new for table in tables)
+            return replace(needs, **_window_needs([replace(table, shuffle=next(layouts)) for table in tables]))
+
+        shuffle = max((table.shuffle for table in tables), key=lambda layout: layout.spread)
+        least = shuffle.block_bytes if self._mixed or heaviest is None else heaviest.page_bytes
+        fitting = fitting_shuffle(shuffle, changed_needs, block_bytes=least)
+        changes = {name: value for name, value in asdict(given).items() if value} if fitting else {}
+        changes |= {} if fitting is None else {"spread": fitting.spread} if self._mixed else asdict(fitting)
+        cached = self._page_cache_bytes if self._page_cache_bytes <= _MAX_CACHE_BYTES else 0  # with a larger budget
+        return small_window_note(needs, reads, needs.cache_bytes + cached, changes)
+
     def _table_options(self, table: SizedTable, budget: MemoryBudget, span_rows: int) -> TableOptions:
         selection = table.selection
-        by_blocks = budget.window_fits and (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
+        reads = 0.0 if budget.window_fits else page_reads(budget.held_share, whole_lanes=table.shuffles_whole_lanes)
+        held_long = reads * table.share * span_rows <= table.window_rows and selection.composition is None
+        by_lanes = (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
+        by_blocks = (budget.window_fits or held_long) and by_lanes
         in_device = self.accelerator is not None and by_blocks and budget.on_device
-        resident = by_blocks and self._fits(budget, in_device=in_device)
+        resident = by_blocks and not reads and self._fits(budget, in_device=in_device)
         by_row = table.by_row if table.by_row_bytes and not resident else 0
         rows = len(selection) * selection.rows_per_sample
         slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - (table.by_row_bytes if by_row else 0)), rows)
@@ -222,6 +266,7 @@ class LoaderSizing:
             plan=PlanOptions(
                 page_bytes=max(1, round(page_bytes)),
                 by_blocks=by_blocks,
+                page_reads=reads,
                 resident=resident,
                 trim=not self._options.bad_samples.tolerant,
             ),
@@ -243,10 +288,6 @@ class LoaderSizing:
         if in_device and budget.device_rows < self._partitioner.rows:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
-
-    @cached_property
-    def _window_need(self) -> int:
-        return sum(table.window_bytes for table in self._tables)
 
     @property
     def _plan_rows(self) -> int:
@@ -297,7 +338,7 @@ class LoaderSizing:
         larger = 3 if self._formatter.on_host else 1  # than what functions get
         batches = 8 + self._options.workers.count * self._copies * larger
         built = self._batch_bytes if self._formatter.by_rows else max(_SPAN_BYTES, self._batch_bytes)
-        wanted = round(1.5 * self._window_need) + batches * self._batch_bytes
+        wanted = round(1.5 * sum(table.window_bytes for table in self._tables)) + batches * self._batch_bytes
         row_bytes = sum(table.share * table.window_row_bytes for table in self._tables)
         read = max(_SPAN_BYTES, self._options.batch_size * row_bytes)
         wanted += round(self.workers.processes * (_TASKS_PER_BUILDER * read + (2 + self._copies) * built))
@@ -326,11 +367,11 @@ class LoaderSizing:
         Each has as many lanes of every table as the others.
         """
         most = min(MAX_READERS, self.workers.processes // _BUILDERS_PER_READER)
-        decode, lanes = self._options.decode, gcd(*(table.lanes_per_rank for table in self._tables))
+        decode, lanes = self._options.decode, math.gcd(*(table.lanes_per_rank for table in self._tables))
         copied = not self._formatter.on_host and not any(
             selection.composition or any(map(decode.decodes, selection.fields)) for selection in self._selections
         )
-        if not copied or any(table.plan.resident or not table.plan.by_blocks for table in tables):
+        if not copied or any(table.plan.resident or table.plan.reads_again for table in tables):
             return 1
         return max((count for count in range(1, most + 1) if lanes % count == 0), default=1)
 
@@ -364,8 +405,7 @@ class LoaderSizing:
             shares_spans=self.workers.processes > 0 and not self._formatter.on_host and not self._copies,
             functions=self._formatter.on_host or options.decode.has_functions,
             sizes_known=all(table.sizes_known(options.decode) for table in self._tables),
-            window_rows=sum(table.window_rows for table in blocks),
-            window_bytes=sum(table.window_bytes for table in blocks),
+            **_window_needs(self._tables),
             window_row_bytes=sum(table.share * table.window_row_bytes for table in self._tables),
             spans_read=_TASKS_PER_BUILDER * self.workers.processes,
             device_row_bytes=sum(column.row_bytes for column in device_columns),

@@ -72,6 +72,17 @@ class BoundedSpread:
             index += 1
         return index
 
+    def read_times(self, first: int, end: int) -> npt.NDArray[np.float64]:
+        """For each row of a range a number that increases in read order."""
+        rows = np.arange(first, end)
+        moves = self._moves(rows)
+        return moves if self.is_whole else rows + moves
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a row may move anywhere in the lane, so that its index is irrelevant."""
+        return self.spread_rows >= self.length
+
     @property
     def _bits(self) -> tuple[int, int]:
         """Bits of a row index within a chunk's range, and fraction bits of a key."""
@@ -83,14 +94,18 @@ class BoundedSpread:
         first = max(start - self.spread_rows, 0)
         rows = np.arange(first, min(start + self.chunk_width, self.length))
         fraction = self._bits[1]
-        jitter = min(self.jitter_rows, self.spread_rows // 2)
-        uniform = _uniform(self.key, rows // self.run_rows) * ((self.spread_rows - jitter) << fraction)
-        if jitter:
-            uniform += _uniform(derive_key(self.key, 1), rows) * (jitter << fraction)
-        offsets = uniform.astype(np.int64)  # of all random bits: few would repeat
-        if self.spread_rows >= self.length:  # a row may move anywhere in the lane, so its index is irrelevant
+        offsets = (self._moves(rows) * 2.0**fraction).astype(np.int64)  # of all random bits: few would repeat
+        if self.is_whole:
             return first, offsets
         return first, ((rows - first) << fraction) + offsets
+
+    def _moves(self, rows: Int64Array) -> npt.NDArray[np.float64]:
+        """How far some rows move."""
+        jitter = min(self.jitter_rows, self.spread_rows // 2)
+        moves = _uniform(self.key, rows // self.run_rows) * (self.spread_rows - jitter)
+        if jitter:
+            moves += _uniform(derive_key(self.key, 1), rows) * jitter
+        return moves
 
 
 def _uniform(key: int, counters: Int64Array) -> npt.NDArray[np.float64]:

@@ -15,6 +15,7 @@ from penstock.engine.planning._samples import (
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
+from penstock.engine.planning._split_blocks import page_reads
 
 __all__ = [
     "CU_SEQLENS",
@@ -40,5 +41,6 @@ __all__ = [
     "WindowSamples",
     "compaction_advice",
     "make_selection",
+    "page_reads",
     "sample_fields",
 ]

@@ -68,7 +68,7 @@ class ScatteredLocator(BlockLocator):
         return BlockLocations(self._planned, block_index[inverse], rows[inverse])
 
 
-class _LaneLocator(BlockLocator):
+class LaneLocator(BlockLocator):
     """One cursor per lane."""
 
     def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, trim: bool) -> None:
@@ -167,7 +167,7 @@ def _ordered(epoch: Epoch, part_blocks: PartBlocksOf, section: int, part: int) -
     return PartBlocks(ordered, np.cumsum([len(block) for block in ordered]))
 
 
-class WholeBlocks(_LaneLocator):
+class WholeBlocks(LaneLocator):
     """Whole blocks, each read once in an epoch and held until its last row has been read."""
 
     def __init__(
@@ -279,7 +279,7 @@ class ResidentTable:
         self.block_of = np.repeat(np.arange(len(self.blocks)), [block.rows for block in self.blocks])
 
 
-class PartialBlocks(_LaneLocator):
+class PartialBlocks(LaneLocator):
     """Only the pages of a span's rows: for windows larger than the budget, and for lanes shared by ranks."""
 
     def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, page_bytes: int) -> None:

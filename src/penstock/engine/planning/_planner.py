@@ -22,6 +22,7 @@ from penstock.engine.planning._locators import (
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Planned, PlannedBlock, Span, TableRows
+from penstock.engine.planning._split_blocks import SplitBlocks
 from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps
 from penstock.table import Int64Array
 
@@ -35,11 +36,18 @@ class PlanOptions:
     page_bytes: int
     """If only some pages of blocks are read: about how many bytes of the heaviest column are read together."""
     by_blocks: bool
-    """Whether whole blocks stay in the window; otherwise a span reads only the pages of its rows."""
+    """Whether blocks stay in the window over several spans; otherwise a span reads only the pages of its rows."""
+    page_reads: float
+    """How often the pages of a block are read, on average; 0 if whole blocks stay in the window."""
     resident: bool
     """Whether blocks stay in the window over all epochs."""
     trim: bool
     """Whether a block may leave out rows consumed before a resume."""
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether pages are read repeatedly."""
+        return not self.by_blocks or self.page_reads > 0
 
 
 class PlannedSpans(NamedTuple):
@@ -209,6 +217,11 @@ class TablePlanner:
         if options.by_blocks and not by_pages:
             resident = self._resident if options.resident and not resumed else None
             trim = options.trim and first
+            if options.page_reads:
+                return SplitBlocks(
+                    selection, part_blocks, epoch,
+                    trim=trim, page_reads=options.page_reads, page_bytes=options.page_bytes,
+                )  # fmt: skip
             return WholeBlocks(selection, part_blocks, epoch, trim=trim, resident=resident)
         return PartialBlocks(selection, part_blocks, epoch, options.page_bytes)
 

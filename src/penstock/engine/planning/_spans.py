@@ -58,7 +58,7 @@ class Block:
 class PlannedBlock:
     """Rows of one fragment that are read together, once; equal only to itself."""
 
-    __slots__ = ("_row_ids", "fragment_rows", "inverse", "rows", "source", "unread")
+    __slots__ = ("_row_ids", "fragment_rows", "inverse", "parts", "rows", "source", "unread", "whole")
 
     def __init__(self, source: Block, unread: int | None = None) -> None:
         """`unread` is the number of rows that were not consumed before a resume; by default all."""
@@ -71,6 +71,10 @@ class PlannedBlock:
         self.unread = self.rows if unread is None else unread
         self.fragment_rows = FragmentRows(source.fragment, source.stored_rows)
         self._row_ids: range | Int64Array | None = None
+        self.whole: PlannedBlock | None = None
+        """What it is read with, if it is a part."""
+        self.parts: list[PlannedBlock] = []
+        """Blocks that hold its rows instead of it, each of which leaves the window by itself."""
 
     @property
     def positions(self) -> range | Int64Array:

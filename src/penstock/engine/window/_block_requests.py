@@ -76,25 +76,46 @@ class BlockRequests:
 
     def for_block(self, block: PlannedBlock) -> BlockRequest:
         """The requests and the memory of a block."""
+        direct = self._is_local and not block.parts
         if isinstance(block.source.selected, range):  # such a block is the same object in every epoch
-            return self._memoized(block.source)
-        return self._build(block.source)
+            return self._memoized(block.source, direct)
+        return self._build(block.source, direct)
+
+    def for_part(self, part: PlannedBlock, whole: BlockRequest) -> BlockRequest:
+        """The memory of a part of a block, given the request of that block, with which it is read."""
+        share = part.rows / len(whole.slab_range)
+        by_row = self._row_pages(part.fragment_rows) if whole.row_pages else {}
+        return BlockRequest(
+            (),
+            {},
+            {name: pages for name, pages in by_row.items() if name in whole.row_pages},
+            range(part.rows),
+            (),
+            {},
+            slab_bytes=round(share * whole.slab_bytes),
+            variable_bytes=round(share * whole.variable_bytes),
+            raw_bytes=0,
+            sparse=True,
+        )
 
     def is_cacheable(self, request: PageRequest) -> bool:
         """Whether the pages go through the page cache."""
         return self._page_cache is not None and self._never_cached.isdisjoint(request.file.fields)
 
-    def _build(self, block: Block) -> BlockRequest:
+    def _row_pages(self, fragment_rows: FragmentRows) -> dict[str, RowPages]:
+        """The columns that builders read row by row."""
+        places = {
+            field.name: RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0, self._rows_per_page)
+            for field in self._by_row
+        }
+        return {name: pages for name, pages in places.items() if pages is not None}
+
+    def _build(self, block: Block, may_read_directly: bool) -> BlockRequest:
         fragment_rows = FragmentRows(block.fragment, block.stored_rows)
         cacheable: list[PageRequest] = []
         requests: list[PageRequest] = []
-        row_pages: dict[str, RowPages] = {}
-        elsewhere: set[int] = set()
-        for field in self._by_row:
-            places = RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0, self._rows_per_page)
-            if places is not None:
-                row_pages[field.name] = places
-                elsewhere.add(field.id)
+        row_pages = self._row_pages(fragment_rows)
+        elsewhere = {field.id for field in self._by_row if field.name in row_pages}
         ids = [field_id for field_id in self._ids if block.reads(field_id) and field_id not in elsewhere]
         for request in page_requests([fragment_rows], ids):
             if self._page_cache is not None and self.is_cacheable(request):
@@ -102,7 +123,7 @@ class BlockRequests:
             else:
                 requests.append(request)
         most = (4 if isinstance(block.selected, range) else 2) * len(block)
-        direct = self._direct_requests(requests, fragment_rows, most) if self._is_local else {}
+        direct = self._direct_requests(requests, fragment_rows, most) if may_read_directly else {}
         starts, stops = zip((0, len(block)), *((rows.start, rows.stop) for rows in direct.values()), strict=True)
         slab_range = range(min(starts), max(stops))
         row_bytes = sum(

@@ -47,6 +47,7 @@ class WindowBlock:
         "filled",
         "number",
         "pages",
+        "parts",
         "pending_requests",
         "pending_spans",
         "place",
@@ -56,6 +57,7 @@ class WindowBlock:
         "slab_start",
         "table",
         "waiting_spans",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, table: int, plan: PlannedBlock, request: BlockRequest) -> None:
@@ -79,6 +81,10 @@ class WindowBlock:
         """Spans that need it and are not built yet."""
         self.waiting_spans: list[Span] = []
         """Spans that cannot be built until it is filled."""
+        self.whole: WindowBlock | None = None
+        """What it is read with, if it is a part."""
+        self.parts: list[WindowBlock] = []
+        """Blocks that hold its rows instead of it, once it is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +131,13 @@ class TableWindow:
     def new_block(self, plan: PlannedBlock) -> WindowBlock:
         """A block that is not admitted yet."""
         block = WindowBlock(self._number, plan, self._requests.for_block(plan))
+        for part in plan.parts:
+            held = WindowBlock(self._number, part, self._requests.for_part(part, block.request))
+            held.whole = block
+            block.parts.append(held)
+        if block.parts:
+            block.request = block.request._replace(slab_range=range(sum(part.rows for part in plan.parts)))
+            block.bytes = sum(part.bytes for part in block.parts)
         for group in block.request.cacheable:
             assert self._page_cache is not None
             runs = self._page_cache.get(group)
@@ -165,6 +178,12 @@ class TableWindow:
 
     def fill(self, block: WindowBlock) -> None:
         """Parse a block's pages into the slab, and into columns of variable size."""
+        for part in block.parts:
+            part.pages = block.pages
+            self.fill(part)
+            part.pages = Pages()
+        if block.parts:
+            return
         self._fill_fixed(block)
         raw: dict[str, RawColumn] = {}
         for field in self.layout.variable:

@@ -69,19 +69,18 @@ class Window:
         for rows in parts:
             for plan in rows.blocks:
                 if plan not in self._blocks and plan not in fresh:
-                    fresh[plan] = self._tables[rows.table].new_block(plan)
+                    block = self._tables[rows.table].new_block(plan.whole or plan)
+                    fresh.update((each.plan, each) for each in block.parts or (block,))
         with self.lock:
             self._blocks |= fresh
             for rows in parts:
                 for plan in rows.blocks:
                     self._blocks[plan].pending_spans += 1
             for plan in planned.closed:
-                block = self._blocks.get(plan)
-                if block is None:  # only samples that were consumed before a resume draw from it
-                    continue
-                block.closed = True
-                if not block.pending_spans:
-                    self._free(block)
+                found = self._blocks.get(plan)
+                if found is not None:  # else only samples that were consumed before a resume draw from it
+                    found.closed = True
+                    self._free_unused(found)
 
     def blocks(self, rows: TableRows) -> list[WindowBlock]:
         """The blocks that hold some rows."""
@@ -95,7 +94,7 @@ class Window:
         """The blocks of a span that are not in the window."""
         for rows in span.tables:
             if not rows.resident:
-                yield from (block for block in self.blocks(rows) if not block.admitted)
+                yield from (block.whole or block for block in self.blocks(rows) if not block.admitted)
 
     def admit(self, block: WindowBlock, *, force: bool) -> bool:
         """Admit a block if there is room, or always with `force`, while no thread uses the window; with the lock.
@@ -112,6 +111,9 @@ class Window:
                 return False
             start = slab.grow(len(rows))
         block.slab_start, block.admitted = start - rows.start, True
+        for part in block.parts:
+            part.slab_start, part.admitted = start, True
+            start += part.plan.rows
         self._budget.charge(cost)
         return True
 
@@ -159,13 +161,19 @@ class Window:
         with self.lock:
             block.pages = type(block.pages)()
             self._budget.charge(-block.request.raw_bytes)
-            if block.place is not None:  # compressed pages are larger now
-                actual = block.request.slab_bytes + block.place[1]
-                self._budget.charge(actual - block.bytes)
-                block.bytes = actual
-            block.filled = True
-            ready = [span for span in block.waiting_spans if self._is_last(span)]
-            block.waiting_spans = []
+            return [span for part in block.parts or (block,) for span in self._on_filled(part, block.error)]
+
+    def _on_filled(self, block: WindowBlock, error: BaseException | None) -> Sequence[Span]:
+        """Record that a block is filled, or could not be; returns the spans that waited only for it."""
+        if block.place is not None:  # compressed pages are larger now
+            actual = block.request.slab_bytes + block.place[1]
+            self._budget.charge(actual - block.bytes)
+            block.bytes = actual
+        block.error, block.filled = error, True
+        ready = [span for span in block.waiting_spans if self._is_last(span)]
+        block.waiting_spans = []
+        if block.whole is not None:
+            self._free_unused(block)
         return ready
 
     def _is_last(self, span: Span) -> bool:
@@ -247,11 +255,12 @@ class Window:
         for rows in span.tables:
             for block in () if rows.resident else self.blocks(rows):
                 block.pending_spans -= 1
-                if not block.pending_spans and block.closed:
-                    self._free(block)
+                self._free_unused(block)
 
-    def _free(self, block: WindowBlock) -> None:
-        """Free a block that no span needs."""
+    def _free_unused(self, block: WindowBlock) -> None:
+        """Free a block if no span needs it; a part only once it is filled, because it is read with others."""
+        if block.pending_spans or not block.closed or (block.whole is not None and not block.filled):
+            return
         del self._blocks[block.plan]
         block.columns = BlockColumns({})
         if not block.admitted:

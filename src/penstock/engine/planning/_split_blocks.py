@@ -1,0 +1,151 @@
+"""Blocks in parts, by when their rows are read, for windows larger than the budget of memory."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.planning._lanes import LaneBlock
+from penstock.engine.planning._locators import BlockLocations, LaneLocator, PartBlocksOf
+from penstock.engine.planning._selection import Selection
+from penstock.engine.planning._spans import Planned, PlannedBlock
+from penstock.plan import Epoch
+from penstock.table import Int64Array
+
+_PARTS = 3
+"""Parts of a stretch of a block, each of which leaves the window by itself."""
+_SHIFT = 0.5
+"""How far the edges between stretches are moved at most, relative to a stretch."""
+_GOLDEN, _SILVER = (5**0.5 - 1) / 2, 2**0.5 - 1
+"""Multiples of these are spread evenly modulo one."""
+
+Floats = npt.NDArray[np.float64]
+
+
+def page_reads(share: float, *, whole_lanes: bool) -> float:
+    """How often pages are to be read on average, so that at most a share of the window's rows is held.
+
+    With `whole_lanes`, rows are spread over their whole lane, so that all blocks are first read at the same time.
+    """
+    held_of_stretch = 1.0 if whole_lanes else (1 + 1 / _PARTS) / 2
+    if share <= 0:
+        return np.inf
+    stretches = max(1, int(held_of_stretch / share))
+    return stretches + max(0.0, (stretches + 1) * (1 - stretches * share / held_of_stretch))
+
+
+class SplitBlocks(LaneLocator):
+    """Blocks in parts, by when their rows are read: for windows larger than the budget.
+
+    The rows of a block are divided, by the time at which they are read, into one or more stretches. The pages of each
+    stretch are fetched when its first row is needed, and its rows are held in parts, each until its last row is read.
+    So the window holds few rows that have been read, and few that are read much later.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        part_blocks: PartBlocksOf,
+        epoch: Epoch,
+        *,
+        trim: bool,
+        page_reads: float,
+        page_bytes: int,
+    ) -> None:
+        """Pages are read `page_reads` times on average; about `page_bytes` of the heaviest column together."""
+        super().__init__(selection, part_blocks, epoch, trim)
+        self._page_reads, self._page_bytes = page_reads, page_bytes
+        self._split: dict[int, dict[LaneBlock, _SplitBlock]] = {}
+        self._count = 0
+
+    def open_blocks(self) -> list[Planned]:
+        return [planned for lane in self._split.values() for block in lane.values() for planned in block.close(np.inf)]
+
+    def _to_planned_blocks(
+        self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array
+    ) -> BlockLocations:
+        opened = self._split.setdefault(lane, {})
+        found: list[Planned] = []
+        block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        order = np.argsort(holders, kind="stable")
+        bounds = np.searchsorted(holders[order], np.arange(len(blocks) + 1)).tolist()
+        now = -np.inf
+        for block, (first, end) in zip(blocks, pairwise(bounds), strict=True):
+            if first == end:
+                continue
+            split = opened.get(block)
+            if split is None:
+                split = opened[block] = self._new_split(lane, block)
+            here = order[first:end]
+            inside = rows[here] - block.first
+            split.open(inside)
+            block_index[here], local[here] = split.block_index[inside] + len(found), split.rows[inside]
+            found += split.planned
+            now = max(now, float(split.times[inside[-1]]))
+        for block, split in list(opened.items()):
+            self._closed += split.close(now)
+            if split.end <= now:
+                del opened[block]
+        return BlockLocations(found, block_index, local)
+
+    def _new_split(self, lane: int, block: LaneBlock) -> "_SplitBlock":
+        order = self._epoch.lane_order(lane)
+        times = order.read_times(block.first, block.first + len(block.block))
+        self._count += 1
+        stretches = int(self._page_reads + self._count * _GOLDEN % 1)
+        shift = _SHIFT * (self._count * _SILVER % 1 - 0.5) if order.is_whole else 0.0
+        edges = (np.arange(1, stretches) + shift) / stretches
+        return _SplitBlock(self._selection, block.block, times, edges, self._page_bytes)
+
+
+class _SplitBlock:
+    """A block, the parts of it that have been planned, and which of them holds each row."""
+
+    def __init__(self, selection: Selection, block: Any, times: Floats, edges: Floats, page_bytes: int) -> None:
+        """`edges` are those between stretches, relative to the time from the first to the last row."""
+        self._selection, self._block, self._page_bytes = selection, block, page_bytes
+        self.times = times
+        start, self.end = float(times.min()), float(times.max())
+        stretches = np.concatenate([np.linspace(*each, _PARTS, endpoint=False) for each in pairwise([0, *edges, 1])])
+        self._part = np.searchsorted(start + (self.end - start) * stretches[1:], times)
+        self.planned: list[PlannedBlock] = []
+        self._last: list[float] = []
+        """When the last row of each of them is read; not a number once it is closed."""
+        self.block_index, self.rows = np.full(len(times), -1), np.empty(len(times), np.int64)
+
+    def open(self, rows: Int64Array) -> None:
+        """Plan the parts that hold some rows."""
+        missing = rows[self.block_index[rows] < 0]
+        while len(missing):
+            first = int(self._part[missing].min())
+            self._open_parts(first, (first // _PARTS + 1) * _PARTS)
+            missing = missing[self.block_index[missing] < 0]
+
+    def _open_parts(self, first: int, end: int) -> None:
+        """Plan some parts, which are read together."""
+        rows, done = np.flatnonzero((self._part >= first) & (self._part < end)), 0
+        source = self._block if len(rows) == len(self._block) else self._block.take(rows)
+        for block in self._selection.split(source, self._page_bytes):
+            here = rows[done : done + len(block)]
+            done += len(block)
+            whole = PlannedBlock(block)
+            for number in range(first, end):
+                mine = here[self._part[here] == number]
+                if len(mine):
+                    part = PlannedBlock(self._block.take(mine))
+                    part.whole = whole
+                    whole.parts.append(part)
+                    self.block_index[mine] = len(self.planned)
+                    self.rows[mine] = np.arange(len(mine)) if part.inverse is None else part.inverse
+                    self.planned.append(part)
+                    self._last.append(float(self.times[mine].max()))
+
+    def close(self, now: float) -> Iterator[PlannedBlock]:
+        """The parts whose last row has been read."""
+        for number, last in enumerate(self._last):
+            if last <= now:
+                self._last[number] = np.nan
+                self.block_index[self.block_index == number] = -1
+                yield self.planned[number]
