@@ -1,14 +1,18 @@
 """Small value types that every room shares."""
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
 
-__all__ = ["SMALL_FLOATS", "Buffer", "ByteRange", "RowRange", "World", "cached_property"]
+from penstock.errors import InvalidInputError
+
+__all__ = ["SMALL_FLOATS", "Buffer", "ByteRange", "RowRange", "World", "as_bytes", "cached_property"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes that can be written without a copy; wrap other buffers in a `memoryview`."""
@@ -18,6 +22,20 @@ SMALL_FLOATS: Final[Mapping[str, np.dtype[Any]]] = {
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 }
 """The float dtypes that numpy itself lacks, by name; torch uses the same names."""
+
+
+def as_bytes(name: str, size: object) -> int | None:
+    """A number of bytes, given as such or as text with a unit; raises `InvalidInputError` for anything else."""
+    if size is None or (isinstance(size, Integral) and not isinstance(size, bool)):
+        return None if size is None else int(size)
+    found = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size, re.IGNORECASE) if isinstance(size, str) else None
+    )
+    if found is None:
+        raise InvalidInputError(f'{name} is a number of bytes, or text such as "1GB" or "512MiB", not {size!r}')
+    number, unit, binary = found.groups()
+    factor: int = (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0)
+    return round(float(number) * factor)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -71,6 +71,22 @@ def test_a_late_request_is_hedged_and_completes_once() -> None:
     assert responses == [[]] * 200
 
 
+def test_a_large_request_is_not_late_after_the_time_of_small_ones() -> None:
+    responses, attempts = list[Pages | BaseException](), list[int]()
+
+    def read(number: int) -> tuple[Pages, int]:
+        attempts.append(number)
+        time.sleep(0.5 if number == 150 else 0.001)
+        return [], 1
+
+    fetcher = Fetcher(StatsCollector(), max_threads=4)
+    for number in range(200):
+        fetcher.submit(Request(partial(read, number), responses.append, size=1000 if number == 150 else 1))
+    assert soon(lambda: len(responses) == 200)
+    assert attempts.count(150) == 1
+    fetcher.stop()
+
+
 def test_a_hedge_does_not_extend_the_deadline_of_its_request() -> None:
     responses, attempts = list[Pages | BaseException](), list[int]()
     first, hedge = Event(), Event()

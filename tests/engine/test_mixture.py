@@ -163,6 +163,15 @@ def test_a_run_resumes_on_other_hardware(shuffle: Shuffle | None, stages: list[A
         assert len(json.dumps(state)) < 1024 + 3 * 400
 
 
+def test_a_loader_without_settings_takes_those_of_the_state() -> None:
+    chosen = {"shuffle": Shuffle(5, block_bytes=400, lanes=3, spread=2.0), "batch_size": 8, "num_workers": 0}
+    whole, _ = steps_of(mixture(), **chosen)
+    _, state = steps_of(mixture(), steps=2, **chosen)
+    rest, _ = steps_of(mixture(), state=state, **chosen | {"shuffle": Shuffle(5)})
+    assert whole == whole[:2] + rest
+    assert rest != steps_of(mixture(), **chosen | {"shuffle": Shuffle(5)})[0][2:]
+
+
 def test_the_next_epoch_goes_on_where_each_source_is() -> None:
     mix = mixture(2, stop=31)
     found, state = steps_of(mix, epochs=5, batch_size=7, shuffle=SHUFFLE)

@@ -242,6 +242,29 @@ def test_a_state_of_another_run_is_rejected_with_the_version_to_load() -> None:
         assert sum(len(batch["n"]) for batch in loader) == 90
 
 
+@given(st.integers(1, 30), st.sampled_from((300, 1500, 6000)), st.floats(0, 50), st.integers(0, 12))
+@few
+def test_a_loader_without_settings_takes_those_of_the_state(
+    lanes: int, block_bytes: int, spread: float, steps: int
+) -> None:
+    ds = table("long").ds
+    chosen = Shuffle(3, block_bytes=block_bytes, lanes=lanes, spread=spread)
+    with ds.pytorch(batch_size=700, shuffle=chosen, num_workers=0) as loader:
+        epochs = [[batch["n"].tolist() for batch in loader] for _ in range(2)]
+        loader.set_epoch(0)
+        for _ in islice(loader, steps):
+            pass
+        state = loader.state_dict()
+    with ds.pytorch(batch_size=700, shuffle=Shuffle(3), num_workers=0) as loader:
+        own = loader.state_dict()
+        loader.load_state_dict(state)
+        assert [batch["n"].tolist() for batch in loader] == epochs[0][steps:]
+        assert [batch["n"].tolist() for batch in loader] == epochs[1], "and the next epochs"
+        assert loader.state_dict()["order"] == state["order"]
+        loader.load_state_dict(own)
+        assert loader.state_dict() == own, "or those of another state"
+
+
 def test_a_tag_or_branch_of_the_same_version_resumes() -> None:
     place = new_location("memory")
     ds = penstock.create(place.uri, {"n": int})

@@ -85,9 +85,44 @@ def test_explicit_settings_override_the_defaults(table_bytes: int, lanes: int, b
     assert resolve_shuffle(Shuffle(spread=spread), table_bytes, 4096, width=1.0).spread == spread
 
 
+@given(sizes, rows, widths, st.integers(MIB, 1 << 42), st.sampled_from((None, 1, 6, 24)))
+@settings(deadline=None)
+def test_a_chosen_window_is_filled_as_far_as_the_table_goes(
+    table_bytes: int, row_bytes: float, width: float, window: int, lanes: int | None
+) -> None:
+    shuffle = Shuffle(window=window, lanes=lanes)
+    chosen = resolve_shuffle(shuffle, table_bytes, row_bytes, width=width)
+    assert chosen == resolve_shuffle(shuffle, table_bytes, row_bytes, width=width)
+    assert MIB // 4 <= chosen.block_bytes <= 4 * MIB
+    assert lanes in (None, chosen.lanes)
+    one = chosen.lanes * chosen.block_bytes * width
+    wanted = min(window, table_bytes * width)
+    held = min(table_bytes * width, (1 + chosen.spread) * one)
+    if chosen.spread < 1000:
+        assert held >= 0.99 * wanted
+    assert held <= 1.01 * max(wanted, one)
+    if lanes is None:
+        assert 2 * one <= window or chosen.lanes == 1
+
+
+def test_a_window_is_text_or_a_number() -> None:
+    for window in ("256MB", "256 mb", 256_000_000):
+        assert Shuffle(window=window) == Shuffle(window=256_000_000)
+    layout = resolve_shuffle(Shuffle(window="256MB"), 10 << 30, 150_000, width=1.0)
+    assert (1 + layout.spread) * layout.lanes * layout.block_bytes == pytest.approx(256e6, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("option", "named"),
     [
+        ({"window": "much"}, "window"),
+        ({"window": 1.5}, "window"),
+        ({"window": True}, "window"),
+        ({"window": 0}, "window"),
+        ({"window": -1}, "window"),
+        ({"window": "4kB"}, "mebibyte"),
+        ({"window": "1GB", "spread": 2.0}, "either"),
+        ({"window": "1GB", "block_bytes": 1 << 20}, "either"),
         ({"lanes": 0}, "lanes"),
         ({"lanes": -1}, "lanes"),
         ({"block_bytes": 0}, "block_bytes"),

@@ -35,6 +35,7 @@ def test_spans_are_the_steps_of_an_epoch_and_then_of_the_next(schedule: Schedule
     consumed = min(consumed, partitioner.rows)
     spans = list(islice(schedule.run(7, consumed, number), 400))
     assert [span.number for span in spans] == list(range(number, number + len(spans)))
+    assert not spans or len(spans[0].batch_rows) == 1, "so that the first batch comes early"
     for epoch, start in ((7, consumed), (8, 0)):
         mine = [span for span in spans if span.epoch == epoch]
         if not mine or not mine[-1].last:  # an epoch without steps, or more spans than were taken

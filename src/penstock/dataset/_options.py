@@ -1,11 +1,9 @@
 """From what a user passes to a loader to the engine's options."""
 
-import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
-from numbers import Integral
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from penstock.device import DeviceOptions
@@ -25,6 +23,7 @@ from penstock.engine import (
 )
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
+from penstock.types import as_bytes
 
 BATCH_SIZE = 64
 ONE_EPOCH = Epochs(1)
@@ -152,20 +151,6 @@ def loader_options(
         run=RunLength(given["until"]),
         device_memory=None if device is None else device.memory,
     )
-
-
-def as_bytes(name: str, size: object) -> int | None:
-    """A number of bytes, given as such or as text with a unit; raises `InvalidInputError` for anything else."""
-    if size is None or (isinstance(size, Integral) and not isinstance(size, bool)):
-        return None if size is None else int(size)
-    found = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size, re.IGNORECASE) if isinstance(size, str) else None
-    )
-    if found is None:
-        raise InvalidInputError(f'{name} is a number of bytes, or text such as "1GB" or "512MiB", not {size!r}')
-    number, unit, binary = found.groups()
-    factor: int = (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0)
-    return round(float(number) * factor)
 
 
 def as_shuffle(shuffle: bool | Shuffle | None) -> Shuffle | None:

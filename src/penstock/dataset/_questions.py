@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.dataset._options import as_bytes
 from penstock.errors import InvalidInputError
 from penstock.format import value_kind
 from penstock.format.kinds import Kind
@@ -26,6 +25,7 @@ from penstock.query import (
     run_sql,
 )
 from penstock.table import ROW_ID, Int64Array, Reader, find_positions, memory_table, take_positions, with_computed
+from penstock.types import as_bytes
 
 TIMEOUT_S = 600.0
 MEMORY_LIMIT = "4GiB"

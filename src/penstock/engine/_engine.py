@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from penstock.device import BufferPool
@@ -22,7 +23,7 @@ from penstock.engine.assembly import (
     array_bytes,
 )
 from penstock.engine.planning import Span, compaction_advice
-from penstock.engine.sources import MixtureSource, Source, make_order
+from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask, PageCache
 from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
@@ -41,8 +42,11 @@ class LoaderEngine:
         formatter: BatchFormatter,
         placement: Placement | None,
         collector: StatsCollector,
+        layouts: Layouts = MappingProxyType({}),
     ) -> None:
-        self.order = make_order(source, world, options)
+        """`layouts` take the place of those that derive from the tables."""
+        self.source = source
+        self.order = make_order(source, world, options, layouts)
         self._options, self._tables, self._selections = options, self.order.tables, self.order.selections
         self._formatter, self.placement, self.collector = formatter, placement, collector
         self.world = world

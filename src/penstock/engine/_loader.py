@@ -128,7 +128,7 @@ class Loader:
         return self._state.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state in the next iteration.
+        """Continue from a state in the next iteration; with its shuffle settings, if the loader was given none.
 
         Raises `InvalidInputError` for a state of another table, version, selection or order.
         """
@@ -136,6 +136,9 @@ class Loader:
         if self._options.follow is not None:
             version = LoaderState.from_json(state).order.version
             engine = engine if version == engine.order.version else self._engine_at(version)
+        layouts = {**engine.order.layouts, **engine.order.layouts_of(state)}
+        if layouts != engine.order.layouts:
+            engine = self._open(engine.source, layouts=layouts)
         loaded = engine.resume(state)
         self._use(engine)
         if self._run is not None and self._run.partitioner is not engine.order.partitioner:

@@ -244,7 +244,7 @@ class LoaderSizing:
         shuffle = max((table.shuffle for table in tables), key=lambda layout: layout.spread)
         least = shuffle.block_bytes if self._mixed or heaviest is None else heaviest.page_bytes
         fitting = fitting_shuffle(shuffle, changed_needs, block_bytes=least)
-        changes = {name: value for name, value in asdict(given).items() if value} if fitting else {}
+        changes = {name: value for name, value in asdict(replace(given, window=None)).items() if value and fitting}
         changes |= {} if fitting is None else {"spread": fitting.spread} if self._mixed else asdict(fitting)
         cached = self._page_cache_bytes if self._page_cache_bytes <= _MAX_CACHE_BYTES else 0  # with a larger budget
         return small_window_note(needs, reads, needs.cache_bytes + cached, changes)
@@ -262,6 +262,7 @@ class LoaderSizing:
         slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - (table.by_row_bytes if by_row else 0)), rows)
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
         page_bytes *= selection.heavy_row_bytes / selection.row_bytes
+        cache_pages = self._caches_pages and table.light_bytes > 0
         return TableOptions(
             plan=PlanOptions(
                 page_bytes=max(1, round(page_bytes)),
@@ -269,10 +270,11 @@ class LoaderSizing:
                 page_reads=reads,
                 resident=resident,
                 trim=not self._options.bad_samples.tolerant,
+                pages_cached=cache_pages,
             ),
             by_row=by_row,
             slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
-            cache_pages=self._caches_pages and table.light_bytes > 0,
+            cache_pages=cache_pages,
             image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables)),
         )
 

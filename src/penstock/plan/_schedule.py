@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._steps import SpanSteps
 
-_FIRST_STEPS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -30,7 +28,7 @@ class Schedule:
     def _spans(self, epoch: int, consumed: int, number: int) -> Iterator[SpanSteps]:
         partitioner, each = self.partitioner, self.partitioner.step_rows
         full, steps = partitioner.full_steps(consumed), partitioner.steps(consumed)
-        step, size = 0, min(self.steps_per_span, _FIRST_STEPS)  # few at first, so that the first batch comes early
+        step, size = 0, 1  # one at first, so that the first batch comes early
         while step < steps:
             complete = step < full
             count = min(size, full - step) if complete else 1

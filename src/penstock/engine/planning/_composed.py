@@ -12,7 +12,6 @@ from penstock.engine.planning._selection import (
     RowSelection,
     Selection,
     SelectionOf,
-    ends_of_needed,
     sorted_rows,
 )
 from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
@@ -22,7 +21,8 @@ from penstock.types import cached_property
 
 _HEAVY_BYTES = 4 << 10
 """From this size of a value on, a column is not read for rows that only other columns need."""
-_FIRST_READ_BYTES = 1 << 20
+_MIN_PART_BYTES = 1 << 20
+"""Of blocks that are split: both parts read the rows that samples on both sides share."""
 _OVERLAP = 1.2
 """Bytes in the window relative to those of the rows, because blocks share rows."""
 
@@ -99,12 +99,14 @@ class SampleSelection(SelectionOf[SampleBlock]):
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
         yield SampleBlock(positions)
 
-    def split_points(self, block: SampleBlock, left: Int64Array, soon: Int64Array) -> list[int]:  # noqa: ARG002
-        step = self.block_rows(_FIRST_READ_BYTES)
-        ends = np.append(np.arange(step, len(block), step), len(block))
-        return ends_of_needed(ends, soon)
+    def part_ends(self, block: SampleBlock, part_bytes: int, *, pages_cached: bool) -> Int64Array:  # noqa: ARG002
+        step = self.block_rows(max(part_bytes, _MIN_PART_BYTES))
+        return np.append(np.arange(step, len(block), step), len(block))
 
-    def planned(self, block: SampleBlock, unread: int | None = None) -> PlannedSamples:  # noqa: ARG002
+    def split_points(self, block: SampleBlock, left: Int64Array) -> list[int]:  # noqa: ARG002
+        return []
+
+    def planned(self, block: SampleBlock) -> PlannedSamples:
         samples = np.asarray(block.samples, np.int64)
         draws = self.composition.draw(samples)
         wanted, inverse = np.unique(draws.positions, return_inverse=True)

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine.planning._selection import Parts
 from penstock.engine.planning._spans import Block
@@ -25,16 +23,14 @@ class LaneBlock:
     """Lane row at which the block starts."""
     end: int
     """Lane row before which rows belong to this or an earlier block, or have been read."""
-    unread: int
-    """Rows of the block that were unread when the lane was entered."""
     remaining: int
     """Rows that the lane has not reached yet."""
     last_offset: int = -1
     """The offset of its last row; -1 while unknown."""
-
-
-SplitBlock = Callable[[Block, Int64Array, Int64Array], Sequence[int]]
-"""Where to split a block that is not read as a whole, given the unread rows and those needed first."""
+    unread: Int64Array | None = None
+    """Its rows that were not consumed before a resume; None for all."""
+    whole: "LaneBlock | None" = None
+    """The block of which it is a part, whose last row counts."""
 
 
 class PartBlocks(NamedTuple):
@@ -84,10 +80,7 @@ class LaneCursor:
         spread: BoundedSpread,
         blocks: Callable[[int, int], Iterator[tuple[Block, int, int]]],
         offset: int,
-        last: int,
-        split: SplitBlock | None,
     ) -> None:
-        """Starts with the offsets from `offset` to `last`; without `split`, blocks stay whole even if partly read."""
         self._spread = spread
         number = spread.chunk_of(offset)
         self._next_chunk = number
@@ -103,7 +96,7 @@ class LaneCursor:
         """Offsets before this one have been read."""
         if offset < spread.length:
             chunk = spread.chunk(number)  # eagerly, because cursors are created concurrently
-            self._enter(chunk, number, offset, last, split)
+            self._enter(chunk, number, offset)
             self._read_chunk(chunk)
 
     def locate(self, offsets: Int64Array) -> tuple[list[LaneBlock], Int64Array, Int64Array]:
@@ -126,37 +119,27 @@ class LaneCursor:
             return blocks, holders[0], rows[0]
         return blocks, np.concatenate(holders), np.concatenate(rows)
 
-    def _enter(self, chunk: Int64Array, number: int, offset: int, last: int, split: SplitBlock | None) -> None:
-        """Load the blocks of the first chunk without the rows that were consumed before."""
+    def _enter(self, chunk: Int64Array, number: int, offset: int) -> None:
+        """Load the blocks of the first chunk, and note which of their rows were consumed before."""
         start, first = number * self._spread.chunk_width, self._rows_loaded
         self._load_blocks(int(chunk.max()) + 1)
         remaining = np.zeros(self._rows_loaded - first, bool)  # as before the chunk: `_read_chunk` subtracts its rows
         remaining[self._spread.pending_rows(number) - first] = True
         remaining[start - first :] = True
-        soon, unread = np.zeros(len(remaining), bool), remaining.copy()
-        read = offset - self._chunk_start
-        unread[chunk[:read] - first] = False
-        soon[chunk[read : read + last + 1 - offset] - first] = True
-        active, self._active = self._active, []
-        ends = np.array([lane_block.end for lane_block in active]) - first
-        special = set(np.searchsorted(ends, np.flatnonzero(soon | ~unread), side="right").tolist())
-        for index, lane_block in enumerate(active):
-            if index not in special:
-                self._active.append(lane_block)
-                continue
+        unread = remaining.copy()
+        unread[chunk[: offset - self._chunk_start] - first] = False
+        ends = np.array([lane_block.end for lane_block in self._active]) - first
+        for index in np.unique(np.searchsorted(ends, np.flatnonzero(~unread), side="right")).tolist():
+            lane_block = self._active[index]
             here = slice(lane_block.first - first, lane_block.end - first)
             lane_block.remaining = int(np.count_nonzero(remaining[here]))
-            rows, needed = np.flatnonzero(unread[here]), np.flatnonzero(soon[here])
-            if split is None or not len(rows):
-                self._active.append(lane_block)
-            else:
-                self._active += _split(lane_block, remaining[here], rows, split(lane_block.block, rows, needed))
+            lane_block.unread = np.flatnonzero(unread[here])
 
     def _load_blocks(self, row: int) -> None:
         """Load the blocks up to a lane row."""
         while self._rows_loaded < min(row, self._spread.length):
             block, first, end = next(self._blocks)
-            self._active.append(LaneBlock(block, first, end, len(block), len(block)))
+            self._active.append(LaneBlock(block, first, end, len(block)))
             self._rows_loaded = end
 
     def _read_chunk(self, rows: Int64Array) -> None:
@@ -176,16 +159,3 @@ class LaneCursor:
             if not lane_block.remaining:
                 lane_block.last_offset = self._chunk_start + int(last[number])
         self._holders, self._rows = holders, rows
-
-
-def _split(
-    lane_block: LaneBlock, remaining: npt.NDArray[np.bool_], unread: Int64Array, split_points: Sequence[int]
-) -> Iterator[LaneBlock]:
-    """Split a block into parts without the consumed rows at their ends."""
-    for begin, end in pairwise((0, *split_points, len(lane_block.block))):
-        mine = unread[np.searchsorted(unread, begin) : np.searchsorted(unread, end)]
-        low, high = (int(mine[0]), int(mine[-1]) + 1) if len(mine) else (begin, end)
-        count = int(np.count_nonzero(remaining[begin:end]))
-        yield LaneBlock(
-            lane_block.block.part(low, high), lane_block.first + low, lane_block.first + end, len(mine), count
-        )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.planning._lanes import LaneBlock, LaneCursor, PartBlocks, walk
+from penstock.engine.planning._parts import FirstParts
 from penstock.engine.planning._samples import flat_ranges
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
@@ -71,9 +72,8 @@ class ScatteredLocator(BlockLocator):
 class LaneLocator(BlockLocator):
     """One cursor per lane."""
 
-    def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, trim: bool) -> None:
+    def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch) -> None:
         self._selection, self._epoch = selection, epoch
-        self._trim = trim
         self._cursors: dict[int, LaneCursor] = {}
         self._source = _BlockCache(selection, epoch, part_blocks)
         self._closed: list[Planned] = []
@@ -125,9 +125,7 @@ class LaneLocator(BlockLocator):
             for block, here, stop in walk(self._epoch, self._source, start + first, start + end):
                 yield block, here - start, stop - start
 
-        return LaneCursor(
-            spread, blocks, int(offsets[0]), int(offsets[-1]), self._selection.split_points if self._trim else None
-        )
+        return LaneCursor(spread, blocks, int(offsets[0]))
 
     def _to_planned_blocks(
         self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array
@@ -176,13 +174,19 @@ class WholeBlocks(LaneLocator):
         part_blocks: PartBlocksOf,
         epoch: Epoch,
         *,
-        trim: bool,
+        parts: FirstParts | None,
         resident: list[PlannedBlock] | None,
     ) -> None:
-        """With `resident`, all blocks are held for later epochs and added to it."""
-        super().__init__(selection, part_blocks, epoch, trim)
+        """With `parts`, blocks are split at first. With `resident`, all are held for later epochs and added to it."""
+        super().__init__(selection, part_blocks, epoch)
         self._open_blocks: dict[int, dict[LaneBlock, Planned]] = {}
-        self._resident = resident
+        self._resident, self._parts = resident, parts
+
+    def find(self, positions: Int64Array, *, duplicates: bool = False) -> BlockLocations:
+        found = super().find(positions, duplicates=duplicates)
+        if self._parts is not None:
+            self._parts.grow()
+        return found
 
     def open_blocks(self) -> list[Planned]:
         if self._resident is not None:
@@ -193,6 +197,8 @@ class WholeBlocks(LaneLocator):
         self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array
     ) -> BlockLocations:
         opened = self._open_blocks.setdefault(lane, {})
+        if self._parts is not None:
+            blocks, holders = self._parts.split(blocks, holders, rows, opened)
         used = np.flatnonzero(np.bincount(holders))
         known = [blocks[number] for number in used.tolist()]
         number = np.empty(len(blocks), np.int64)
@@ -203,7 +209,7 @@ class WholeBlocks(LaneLocator):
         for index, block in enumerate(known):
             planned = opened.get(block)
             if planned is None:
-                planned = opened[block] = self._selection.planned(block.block, block.unread)
+                planned = opened[block] = self._selection.planned(block.block)
                 if self._resident is not None and isinstance(planned, PlannedBlock):
                     self._resident.append(planned)
             if planned.inverse is not None:
@@ -214,8 +220,10 @@ class WholeBlocks(LaneLocator):
 
     def _close(self, lane: int, offset: int) -> None:
         opened = self._open_blocks[lane]
-        for known in [known for known in opened if 0 <= known.last_offset <= offset]:
+        for known in [known for known in opened if 0 <= (known.whole or known).last_offset <= offset]:
             planned = opened.pop(known)
+            if self._parts is not None and known.whole is not None:
+                self._parts.forget(known.whole)
             if self._resident is None:
                 self._closed.append(planned)
 
@@ -283,7 +291,7 @@ class PartialBlocks(LaneLocator):
     """Only the pages of a span's rows: for windows larger than the budget, and for lanes shared by ranks."""
 
     def __init__(self, selection: Selection, part_blocks: PartBlocksOf, epoch: Epoch, page_bytes: int) -> None:
-        super().__init__(selection, part_blocks, epoch, trim=False)
+        super().__init__(selection, part_blocks, epoch)
         self._page_bytes = page_bytes
 
     def _to_planned_blocks(

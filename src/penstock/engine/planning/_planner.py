@@ -20,6 +20,7 @@ from penstock.engine.planning._locators import (
     ScatteredLocator,
     WholeBlocks,
 )
+from penstock.engine.planning._parts import FirstParts
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Planned, PlannedBlock, Span, TableRows
 from penstock.engine.planning._split_blocks import SplitBlocks
@@ -43,6 +44,8 @@ class PlanOptions:
     """Whether blocks stay in the window over all epochs."""
     trim: bool
     """Whether a block may leave out rows consumed before a resume."""
+    pages_cached: bool
+    """Whether pages of all columns but the heaviest are cached."""
 
     @property
     def reads_again(self) -> bool:
@@ -216,14 +219,17 @@ class TablePlanner:
             return ResidentBlocks(self._selection, self._part_blocks, epoch, self._table)
         if options.by_blocks and not by_pages:
             resident = self._resident if options.resident and not resumed else None
-            trim = options.trim and first
             if options.page_reads:
                 return SplitBlocks(
-                    selection, part_blocks, epoch,
-                    trim=trim, page_reads=options.page_reads, page_bytes=options.page_bytes,
-                )  # fmt: skip
-            return WholeBlocks(selection, part_blocks, epoch, trim=trim, resident=resident)
+                    selection, part_blocks, epoch, page_reads=options.page_reads, page_bytes=options.page_bytes
+                )
+            parts = self._first_parts(selection) if first else None
+            return WholeBlocks(selection, part_blocks, epoch, parts=parts, resident=resident)
         return PartialBlocks(selection, part_blocks, epoch, options.page_bytes)
+
+    def _first_parts(self, selection: Selection) -> FirstParts:
+        trim, pages_cached = self._options.trim, self._options.pages_cached
+        return FirstParts(selection, self.order.shuffle.block_bytes, trim=trim, pages_cached=pages_cached)
 
     def _new_epoch(self, number: int) -> Epoch:
         shuffle = self.order.shuffle

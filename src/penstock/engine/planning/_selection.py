@@ -21,8 +21,6 @@ from penstock.types import cached_property
 
 _EPOCHS_CACHED = 2
 """Later epochs that are held: the one being read, and the next one, which is prefetched."""
-_FIRST_READ_BYTES = 1 << 20
-"""Blocks that the first batch draws from are split into reads of this size, if it needs only some of them."""
 
 BlockT = TypeVar("BlockT")
 
@@ -137,14 +135,20 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
     def split(self, block: BlockT, block_bytes: int) -> Iterator[BlockT]:
         """Split a block at pages of the heaviest column into blocks whose pages have about `block_bytes` of it."""
 
-    def split_points(self, block: BlockT, left: Int64Array, soon: Int64Array) -> list[int]:
-        """Where to split a block of which only the rows `left` are unread and the rows `soon` are needed first."""
+    def part_ends(self, block: BlockT, part_bytes: int, *, pages_cached: bool) -> Int64Array:
+        """Where a block can be split into parts of about `part_bytes` of the heaviest column.
+
+        Parts share no pages, unless those of all other columns are cached.
+        """
+
+    def split_points(self, block: BlockT, left: Int64Array) -> list[int]:
+        """Where to split a block of which only the rows `left` are unread."""
 
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[BlockT]:
         """Blocks of some increasing positions."""
 
-    def planned(self, block: BlockT, unread: int | None = None) -> Planned:
-        """A block to read, of which `unread` rows were not consumed before a resume; by default all."""
+    def planned(self, block: BlockT) -> Planned:
+        """A block to read."""
 
 
 Selection: TypeAlias = SelectionOf[Any]
@@ -245,23 +249,34 @@ class RowSelection(SelectionOf[Block]):
         for first, end in pairwise([0, *split_blocks(upto, sizes, numbers, block_bytes=block_bytes).tolist()]):
             yield block.part(first, end)
 
-    def split_points(self, block: Block, left: Int64Array, soon: Int64Array) -> list[int]:
-        """Where to split a block of which only the rows `left` are unread and the rows `soon` are needed first.
+    def part_ends(self, block: Block, part_bytes: int, *, pages_cached: bool) -> Int64Array:
+        rows, heaviest = block.stored_rows, self.heaviest
+        fields = [heaviest] if pages_cached and heaviest else self.fields
+        ends = None
+        for field in fields:
+            files = block.fragment.files_between(field.id, int(rows[0]), int(rows[-1]) + 1)
+            if files:
+                pages = np.searchsorted(rows, np.concatenate([file.page_ends + file.row_start for file in files]))
+                ends = pages if ends is None else np.intersect1d(ends, pages)
+        if ends is None:
+            return np.array([len(rows)])
+        ends = ends[(ends > 0) & (ends < len(rows))]
+        number = ends // self.block_rows(part_bytes)
+        return np.append(ends[np.diff(number, prepend=0) > 0], len(rows))
 
-        Rows needed soon are read by themselves if that is much less; rows in different requests are split.
-        """
-        ends = np.cumsum([len(part) for part in self.split(block, _FIRST_READ_BYTES)])
-        points = set(ends_of_needed(ends, soon))
-        if self.heaviest is not None and len(left) < len(block):
-            points.update(left[_request_starts(block.take(left), self.heaviest)].tolist())
-        return sorted(points)
+    def split_points(self, block: Block, left: Int64Array) -> list[int]:
+        """Where to split a block of which only the rows `left` are unread: between rows of different requests."""
+        if self.heaviest is None or len(left) == len(block):
+            return []
+        points: list[int] = left[_request_starts(block.take(left), self.heaviest)].tolist()
+        return points
 
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[Block]:
         for block in self.leaves.blocks_at(positions):
             yield from self.split(block, block_bytes)
 
-    def planned(self, block: Block, unread: int | None = None) -> PlannedBlock:
-        return PlannedBlock(block, unread)
+    def planned(self, block: Block) -> PlannedBlock:
+        return PlannedBlock(block)
 
 
 def sorted_rows(rows: range | Int64Array, *, shuffled: bool) -> SortedRows:
@@ -272,13 +287,6 @@ def sorted_rows(rows: range | Int64Array, *, shuffled: bool) -> SortedRows:
     if len(requested) < 2 or (np.diff(requested) >= 0).all():
         return requested
     return np.sort(requested) if shuffled else None
-
-
-def ends_of_needed(ends: Int64Array, soon: Int64Array) -> list[int]:
-    """The ends of reads, without the last one, at which rows needed `soon` begin or end."""
-    needed = np.bincount(np.searchsorted(ends, soon, side="right"), minlength=len(ends)) > 0
-    points: list[int] = ends[:-1][needed[1:] != needed[:-1]].tolist()
-    return points
 
 
 def _request_starts(block: Block, heaviest: Field) -> Int64Array:

@@ -58,17 +58,15 @@ class Block:
 class PlannedBlock:
     """Rows of one fragment that are read together, once; equal only to itself."""
 
-    __slots__ = ("_row_ids", "fragment_rows", "inverse", "parts", "rows", "source", "unread", "whole")
+    __slots__ = ("_row_ids", "fragment_rows", "inverse", "parts", "rows", "source", "whole")
 
-    def __init__(self, source: Block, unread: int | None = None) -> None:
-        """`unread` is the number of rows that were not consumed before a resume; by default all."""
+    def __init__(self, source: Block) -> None:
         self.inverse: Int64Array | None = None
         """For each row of the source its row here, if some are selected more than once."""
         if not isinstance(source.selected, range) and not (source.selected[1:] > source.selected[:-1]).all():
             _, firsts, self.inverse = np.unique(source.selected, return_index=True, return_inverse=True)
             source = source.take(firsts)
         self.source, self.rows = source, len(source)
-        self.unread = self.rows if unread is None else unread
         self.fragment_rows = FragmentRows(source.fragment, source.stored_rows)
         self._row_ids: range | Int64Array | None = None
         self.whole: PlannedBlock | None = None

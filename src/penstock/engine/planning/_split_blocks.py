@@ -50,12 +50,11 @@ class SplitBlocks(LaneLocator):
         part_blocks: PartBlocksOf,
         epoch: Epoch,
         *,
-        trim: bool,
         page_reads: float,
         page_bytes: int,
     ) -> None:
         """Pages are read `page_reads` times on average; about `page_bytes` of the heaviest column together."""
-        super().__init__(selection, part_blocks, epoch, trim)
+        super().__init__(selection, part_blocks, epoch)
         self._page_reads, self._page_bytes = page_reads, page_bytes
         self._split: dict[int, dict[LaneBlock, _SplitBlock]] = {}
         self._count = 0

@@ -19,11 +19,15 @@ from penstock.plan import (
     OrderSpec,
     RankPartitioner,
     Shuffle,
+    ShuffleLayout,
     State,
     derive_key,
     resolve_shuffle,
 )
 from penstock.types import World
+
+Layouts = Mapping[str | None, ShuffleLayout]
+"""How tables are shuffled, by their name in a mixture; None for a table that is read alone."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,9 +50,11 @@ class Order:
     shares: Sequence[float] = (1.0,)
     """For each table the largest share of the rows of a batch that come from it."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """`names` are the columns of batches."""
-        self.names = tuple(names)
+    def __init__(self, names: Sequence[str], layouts: Layouts) -> None:
+        """`names` are the columns of batches; `layouts` take the place of those that derive from the tables."""
+        self.names, self._given = tuple(names), layouts
+        self._derived: list[str | None] = []
+        """Tables whose layout derives from them."""
         self.tables: list[OrderedSource] = []
         self.selections: list[Selection] = []
 
@@ -56,7 +62,11 @@ class Order:
         """Add a table, which has a name in a mixture, and resolve its order."""
         selection = source.selection(shuffled=shuffle is not None, seed=seed)
         layout = SEQUENTIAL
-        if shuffle is not None:
+        if shuffle is not None and shuffle.derived:
+            self._derived.append(name)
+        if shuffle is not None and shuffle.derived and name in self._given:
+            layout = self._given[name]
+        elif shuffle is not None:
             heavy = selection.heavy_row_bytes
             layout = resolve_shuffle(
                 shuffle,
@@ -94,6 +104,20 @@ class Order:
         """The position of a state, which may change the order; raises `InvalidInputError` if it belongs to another."""
         raise NotImplementedError
 
+    def layouts_of(self, value: Mapping[str, Any]) -> Layouts:
+        """The layouts of a state for tables whose own derive from them: another release may have derived others."""
+        orders = self._orders_of(value)
+        return {name: orders[name].shuffle for name in self._derived if name in orders}
+
+    def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
+        """The order of each table in a state, by name; raises `InvalidInputError` if it is none of this kind."""
+        raise NotImplementedError
+
+    @property
+    def layouts(self) -> Layouts:
+        """Those that derive from the tables, or were given in their place."""
+        return {table.name: table.order.shuffle for table in self.tables if table.name in self._derived}
+
     @property
     def version(self) -> str:
         """The name of the version, or of those of all tables."""
@@ -109,8 +133,8 @@ class Order:
 class TableOrder(Order):
     """The order of a single table."""
 
-    def __init__(self, source: Source, world: World, options: LoaderOptions) -> None:
-        super().__init__(source.names)
+    def __init__(self, source: Source, world: World, options: LoaderOptions, layouts: Layouts) -> None:
+        super().__init__(source.names, layouts)
         options.decode.check(source.reader.snapshot.schema)
         self._add(None, source, options.shuffle, options.seed)
         [table] = self.tables
@@ -119,6 +143,9 @@ class TableOrder(Order):
 
     def state(self, epoch: int, consumed: int) -> LoaderState:
         return LoaderState(self._spec, epoch, consumed)
+
+    def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
+        return {None: LoaderState.from_json(value).order}
 
     def resume(self, value: Mapping[str, Any]) -> LoaderState:
         loaded = LoaderState.from_json(value)
@@ -137,8 +164,8 @@ class MixedOrder(Order):
 
     partitioner: MixturePartitioner
 
-    def __init__(self, source: MixtureSource, world: World, options: LoaderOptions) -> None:
-        super().__init__(source.names)
+    def __init__(self, source: MixtureSource, world: World, options: LoaderOptions, layouts: Layouts) -> None:
+        super().__init__(source.names, layouts)
         columns = {field.name for each in source.sources.values() for field in each.fields.values()}
         for name in () if isinstance(options.decode.decode, bool) else options.decode.decode:
             if name not in columns:
@@ -188,6 +215,10 @@ class MixedOrder(Order):
         assert state.point
         return state
 
+    def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
+        order = MixtureState.from_json(value).order
+        return dict(zip(order.names, order.sources, strict=True))
+
     def resume(self, value: Mapping[str, Any]) -> MixtureState:
         loaded = MixtureState.from_json(value)
         point = self._spec.resume(loaded.order, loaded.origin)
@@ -195,11 +226,13 @@ class MixedOrder(Order):
         return replace(loaded, order=self._spec, origin=point, epoch=point.epoch, consumed=point.consumed)
 
 
-def make_order(source: Source | MixtureSource, world: World, options: LoaderOptions) -> Order:
-    """The order of a table, or of a mixture."""
+def make_order(
+    source: Source | MixtureSource, world: World, options: LoaderOptions, layouts: Layouts
+) -> TableOrder | MixedOrder:
+    """The order of a table, or of a mixture; `layouts` take the place of those that derive from the tables."""
     if isinstance(source, MixtureSource):
-        return MixedOrder(source, world, options)
-    return TableOrder(source, world, options)
+        return MixedOrder(source, world, options, layouts)
+    return TableOrder(source, world, options, layouts)
 
 
 def _source_seed(seed: int, name: str) -> int:

@@ -7,7 +7,8 @@ The contract; if the code disagrees with this list, the code is wrong:
   the limit is raised at once, because the first batch needs many blocks. It grows while latency is close to the recent
   minimum, and shrinks when latency is far above it, because then the store is saturated.
 - A late request is hedged once, at most one in twenty, by a second one; the first response counts. A failure counts
-  only if it is the first try's: so the store's deadline for one read bounds a request with its hedge.
+  only if it is the first try's: so the store's deadline for one read bounds a request with its hedge. If requests are
+  larger than those before, they are late only after a longer time.
 - If a read exceeds its deadline, and nothing was read for the second half of its time, the store is dead: every pending
   request, and every later one, fails with that error at once.
 - While it is paused, no request starts.
@@ -36,13 +37,16 @@ _LATENCIES = 512
 class Request:
     """A pending read of pages."""
 
-    __slots__ = ("done", "hedged", "on_done", "read", "started_s")
+    __slots__ = ("done", "hedged", "on_done", "read", "size", "started_s")
 
     def __init__(
-        self, read: Callable[[], tuple[PageRuns, int]], on_done: Callable[[PageRuns | BaseException], None]
+        self,
+        read: Callable[[], tuple[PageRuns, int]],
+        on_done: Callable[[PageRuns | BaseException], None],
+        size: int = 0,
     ) -> None:
-        """`read` returns the pages and the number of bytes fetched, 0 if they were cached."""
-        self.read, self.on_done = read, on_done
+        """`read` returns the pages and the number of bytes fetched, 0 if they were cached; `size` is expected."""
+        self.read, self.on_done, self.size = read, on_done, size
         self.started_s = 0.0
         self.hedged = self.done = False
 
@@ -59,9 +63,10 @@ class Fetcher:
         self._idle = self._threads = self._hedge_threads = 0
         self._submitted = self._hedged = 0
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+        self._sizes: deque[int] = deque(maxlen=_LATENCIES)
         self._recent: list[float] = []
         """Latencies since the limit was last adjusted."""
-        self._hedge_after_s = float("inf")
+        self._hedge_after_s, self._mean_size = float("inf"), 1.0
         self._last_read_s = -float("inf")
         """When a read last succeeded."""
         self._dead: StorageTimeoutError | None = None
@@ -170,7 +175,7 @@ class Fetcher:
             return []
         completed = [request]
         if size:
-            self._record_latency(seconds)
+            self._record_latency(seconds, size)
         elif isinstance(found, StorageTimeoutError) and now - self._last_read_s > seconds / 2:
             self._dead = found
             completed += [other for other in (*self._in_flight, *self._queue) if other is not request]
@@ -185,8 +190,9 @@ class Fetcher:
     def _may_hedge(self) -> bool:
         return self._hedged < max(1, _HEDGE_SHARE * self._submitted)
 
-    def _record_latency(self, seconds: float) -> None:
+    def _record_latency(self, seconds: float, size: int) -> None:
         self._latencies.append(seconds)
+        self._sizes.append(size)
         self._recent.append(seconds)
         if len(self._recent) >= self.limit:
             typical, quickest = sum(self._recent) / len(self._recent), min(self._latencies)
@@ -195,10 +201,11 @@ class Fetcher:
             elif typical > _SHRINK_ABOVE * quickest:
                 self.limit = max(min(_MIN_LIMIT, self._max_threads), self.limit - max(1, self.limit // 4))
             self._recent.clear()
-        if len(self._latencies) >= 32 and (self._submitted % 32 == 0 or self._hedge_after_s == float("inf")):
+        if len(self._latencies) >= 32 and (not self._recent or self._hedge_after_s == float("inf")):
             ordered = sorted(self._latencies)
             typical, slow = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
             self._hedge_after_s = max(_HEDGE_MIN_S, min(_HEDGE_FACTOR * typical, 1.5 * slow))
+            self._mean_size = sum(self._sizes) / len(self._sizes)
 
     def _hedge_late_requests(self) -> None:
         """Hedge late requests, and note since when the store has not answered."""
@@ -212,9 +219,11 @@ class Fetcher:
                     self.limit = max(self.limit, min(_HIGH_LATENCY_LIMIT, self._max_threads))
                     for _ in range(min(self.limit - len(self._in_flight), len(self._queue))):
                         self._wake_thread()
+                mean = sum(request.size for request in self._in_flight) / max(1, len(self._in_flight))
                 late = [
                     request for request in self._in_flight
-                    if not request.hedged and now - request.started_s > self._hedge_after_s
+                    if not request.hedged and now - request.started_s
+                    > self._hedge_after_s * max(1.0, mean / self._mean_size, request.size / self._mean_size)
                 ]  # fmt: skip
                 for request in sorted(late, key=lambda request: request.started_s):
                     if not self._may_hedge:

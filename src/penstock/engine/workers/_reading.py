@@ -190,8 +190,12 @@ class SpanReader:
             self._planning = not continues
 
     def _admit_spans(self, epoch: int, consumed: int, number: int, first: int) -> Iterator[None]:
-        """Admit spans in order; yields after each one, between epochs, and while a block waits for memory."""
+        """Admit spans in order; yields after each one, between epochs, and while a block waits for memory.
+
+        Those of the next stretch are planned as soon as the last one is admitted, while its requests are in flight.
+        """
         for planned in self._planner.planned_spans(epoch, consumed, number, first):
+            yield
             self._window.register(planned)
             for span in planned.spans:
                 for block in self._window.unadmitted(span):
@@ -199,7 +203,8 @@ class SpanReader:
                         yield
                     self._request(block)
                 self._admit(span)
-                yield
+                if span is not planned.spans[-1]:
+                    yield
             if planned.last:
                 self._planning_epoch += 1
                 yield
@@ -239,7 +244,7 @@ class SpanReader:
             return
         for index in indices:
             read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
-            self._fetcher.submit(Request(read, answer))
+            self._fetcher.submit(Request(read, answer, block.requests[index].bytes))
 
     def _admit(self, span: Span) -> None:
         """Queue a span whose blocks have all been requested."""
