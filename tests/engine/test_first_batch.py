@@ -1,5 +1,8 @@
 """The first batches of a run wait for their own pages: not for blocks, and no byte is read twice for it."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Column, Dataset, Shuffle, Tensor
+from penstock import Column, Dataset, Image, Shuffle, Tensor
 from penstock.engine.workers._reading import SpanReader
 from penstock.storage import open_store
 from tests.engine.reading import Int64Array, joined
@@ -98,3 +101,18 @@ def test_parts_share_no_pages_of_columns_that_are_not_cached(monkeypatch: pytest
     (rows, read), (same, whole) = in_parts_and_whole(ds, store, 0)
     assert rows == same
     assert read == whole
+
+
+def test_the_first_batch_does_not_import_pandas(tmp_path: Path) -> None:
+    """It takes longer than all else, and pyarrow imports it for its first conversion to numpy."""
+    ds = penstock.create(str(tmp_path), {"x": Tensor("uint8", (4,)), "image": Image("png"), "t": str, "label": int})
+    images = np.zeros((8, 5, 6, 3), np.uint8)
+    ds.append({"x": images[:, 0, :4, 0], "image": list(images), "t": list("abcdefgh"), "label": np.arange(8)})
+    ds.commit()
+    program = f"""
+import sys, penstock
+with penstock.load({str(tmp_path)!r}).numpy(batch_size=4, shuffle=True, num_workers=2) as loader:
+    assert len(next(iter(loader))["t"]) == 4
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

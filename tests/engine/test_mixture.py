@@ -164,7 +164,11 @@ def test_a_run_resumes_on_other_hardware(shuffle: Shuffle | None, stages: list[A
 
 
 def test_a_loader_without_settings_takes_those_of_the_state() -> None:
-    chosen = {"shuffle": Shuffle(5, block_bytes=400, lanes=3, spread=2.0), "batch_size": 8, "num_workers": 0}
+    chosen: dict[str, Any] = {
+        "shuffle": Shuffle(5, block_bytes=400, lanes=3, spread=2.0),
+        "batch_size": 8,
+        "num_workers": 0,
+    }
     whole, _ = steps_of(mixture(), **chosen)
     _, state = steps_of(mixture(), steps=2, **chosen)
     rest, _ = steps_of(mixture(), state=state, **chosen | {"shuffle": Shuffle(5)})

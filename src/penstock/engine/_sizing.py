@@ -30,6 +30,7 @@ _SKEW = 2.0
 """Largest bytes of a window, relative to average rows."""
 _SLAB_SLACK = 4
 """Rows of the slab, which has memory only where it is written, relative to those expected: room for fragmentation."""
+_BLOCKS_IN_FLIGHT = 4
 _TASKS_PER_BUILDER, _SPAN_BYTES = 2, 16 << 20
 _ROWS_PER_PAGE = 2
 """With worker processes, it costs less to read a page for each of so many rows than to pass it on."""
@@ -73,13 +74,19 @@ class SizedTable:
     @property
     def window_rows(self) -> float:
         """Rows of a window that holds all blocks that rows are drawn from, with some in flight."""
-        held = self.lanes_per_rank * (1 + self.shuffle.spread) * self.selection.block_rows(self.shuffle.block_bytes)
-        return min(held + self.flight_rows, max(1, len(self.selection)))
+        in_flight = _BLOCKS_IN_FLIGHT * self.selection.block_rows(self.shuffle.block_bytes)
+        return min(self._held_rows + in_flight, max(1, len(self.selection)))
 
     @property
-    def flight_rows(self) -> int:
-        """Rows of blocks in flight."""
-        return 4 * self.selection.block_rows(self.shuffle.block_bytes)
+    def flight_rows(self) -> float:
+        """Those of blocks in flight."""
+        return self.window_rows - self._held_rows
+
+    @property
+    def _held_rows(self) -> float:
+        """Those of blocks that rows are drawn from."""
+        rows = self.lanes_per_rank * (1 + self.shuffle.spread) * self.selection.block_rows(self.shuffle.block_bytes)
+        return min(rows, max(1, len(self.selection)))
 
     @property
     def shuffles_whole_lanes(self) -> bool:

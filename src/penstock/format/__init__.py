@@ -43,6 +43,7 @@ from penstock.format._manifest import (
     node_for,
     open_manifest,
 )
+from penstock.format._numbers import array_of, numbers_of
 from penstock.format._row_index import decode_row_index, encode_row_index
 from penstock.format._saved_view import SavedRows, decode_saved_view, encode_saved_view
 from penstock.format._schema import (
@@ -132,6 +133,7 @@ __all__ = [
     "SnapshotRef",
     "Statistics",
     "TableInfo",
+    "array_of",
     "as_column",
     "blob_key",
     "building_key",
@@ -177,6 +179,7 @@ __all__ = [
     "new_id",
     "new_int_id",
     "node_for",
+    "numbers_of",
     "open_manifest",
     "pack_bitmap",
     "row_index_folder",

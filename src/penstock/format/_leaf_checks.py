@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.format._fragment import unpack_bitmap
+from penstock.format._numbers import numbers_of
 from penstock.types import RowRange
 
 MAX_FRAGMENT_ROWS = 1 << 31
@@ -18,7 +19,7 @@ def check_leaf(batch: pa.RecordBatch, *, fragments: int, rows: int, live: int, b
 
     Every index then stays in its array.
     """
-    counts, kept = np.asarray(batch.column("rows")), np.asarray(batch.column("live"))
+    counts, kept = numbers_of(batch.column("rows")), numbers_of(batch.column("live"))
     require(bool((counts >= 1).all() and (counts <= MAX_FRAGMENT_ROWS).all()), "the rows of a fragment")
     require(len(counts) == fragments and int(counts.sum()) == rows, "its totals")
     require(int(kept.sum()) == live, "its live rows")
@@ -27,7 +28,7 @@ def check_leaf(batch: pa.RecordBatch, *, fragments: int, rows: int, live: int, b
         count = int(unpack_bitmap(deleted, int(counts[row])).sum()) if deleted else 0
         require(int(kept[row]) == int(counts[row]) - count, "the live rows of a fragment")
     runs = batch.column("row_ids")
-    starts, ends = (np.asarray(runs.flatten().field(name)) for name in ("start", "end"))
+    starts, ends = (numbers_of(runs.flatten().field(name)) for name in ("start", "end"))
     require(bool((starts >= row_ids.start).all() and (ends <= row_ids.end).all()), "row ids")
     require(bool((starts <= ends).all() and (ends - starts <= MAX_FRAGMENT_ROWS).all()), "a range of row ids")
     require(bool((_sums(ends - starts, _lengths(runs)) == counts).all()), "the number of row ids")
@@ -38,14 +39,14 @@ def _check_files(column: pa.ListArray, fragment_rows: npt.NDArray[np.int64], tot
     files, owner = column.flatten(), np.repeat(np.arange(len(column)), _lengths(column))
 
     def numbers(name: str) -> npt.NDArray[Any]:
-        return np.asarray(files.field(name))
+        return numbers_of(files.field(name))
 
     def items(name: str) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         return files.field(name).flatten(), _lengths(files.field(name))
 
     length, row_start, rows = numbers("length"), numbers("row_start"), numbers("rows")
     blobs, _ = items("blobs")
-    require(bool((length >= 0).all()) and bool((np.asarray(blobs.field("length")) >= 0).all()), "a length")
+    require(bool((length >= 0).all()) and bool((numbers_of(blobs.field("length")) >= 0).all()), "a length")
     stored_bytes = sum(length.tolist()) + sum(blobs.field("length").to_pylist())
     require(stored_bytes == total_bytes, "its bytes")
     require(bool((row_start >= 0).all() and (rows >= 1).all()), "the rows of a file")
@@ -56,18 +57,21 @@ def _check_files(column: pa.ListArray, fragment_rows: npt.NDArray[np.int64], tot
     (_, crc_counts), (starts, start_counts) = items("page_crcs"), items("value_starts")
     require(bool((columns >= 1).all() and (pages >= 1).all() and (bounds == pages + 1).all()), "the pages of a file")
     require(bool((crc_counts == pages).all() and (start_counts == pages * columns).all()), "the pages of a file")
-    require(bool((np.asarray(page_rows) >= 1).all() and (_sums(page_rows, pages) == rows).all()), "the rows of a page")
+    require(
+        bool((numbers_of(page_rows) >= 1).all() and (_sums(numbers_of(page_rows), pages) == rows).all()),
+        "the rows of a page",
+    )
     first, last = np.cumsum(bounds) - bounds, np.cumsum(bounds) - 1
-    at = np.asarray(offsets)
+    at = numbers_of(offsets)
     require(bool((at[first] >= 0).all() and (at[last] <= length).all()), "the offset of a page")
     sizes = np.delete(np.diff(at), last[:-1])
     require(bool((sizes > 0).all()), "the offset of a page")
-    inside = np.asarray(starts)
+    inside = numbers_of(starts)
     require(bool((inside >= -1).all() and (inside < np.repeat(sizes, np.repeat(columns, pages))).all()), "the values")
     of_file = np.repeat(np.arange(len(files)), columns)
-    _check_coverage(owner[of_file], np.asarray(fields), row_start[of_file], rows[of_file], fragment_rows)
+    _check_coverage(owner[of_file], numbers_of(fields), row_start[of_file], rows[of_file], fragment_rows)
     changed, changes = items("changed")
-    bitmaps = pc.binary_length(changed.field("rows")).to_numpy()
+    bitmaps = numbers_of(pc.binary_length(changed.field("rows")))
     require(bool(((bitmaps == 0) | (bitmaps == -(-np.repeat(rows, changes) // 8))).all()), "the changed rows of a file")
 
 
@@ -90,12 +94,12 @@ def _check_coverage(
 
 def _lengths(lists: pa.ListArray) -> npt.NDArray[np.int64]:
     """The number of items of each list."""
-    return np.diff(np.asarray(lists.offsets)).astype(np.int64)
+    return np.diff(numbers_of(lists.offsets)).astype(np.int64)
 
 
-def _sums(values: Any, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _sums(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sum of the items of each list, given all items and the number in each."""
-    totals = np.concatenate([[0], np.cumsum(np.asarray(values), dtype=np.int64)])
+    totals = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
     ends = np.cumsum(lengths)
     return np.asarray(totals[ends] - totals[ends - lengths], np.int64)
 

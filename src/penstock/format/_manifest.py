@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from penstock.format._checksum import crc32c
 from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment
 from penstock.format._layout import corrupt_error, decoding, manifest_key
 from penstock.format._leaf_checks import check_leaf, require
+from penstock.format._numbers import numbers_of
 from penstock.format._sealed import member_names
 from penstock.format._statistics import (
     PAGE_BOUNDS,
@@ -297,7 +297,7 @@ def decode_fragments(batch: pa.RecordBatch) -> tuple[Fragment, ...]:
     """Decode rows of a leaf."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     files = _files(columns["files"].flatten())
-    ends = np.asarray(columns["files"].offsets)
+    ends = numbers_of(columns["files"].offsets)
     scalars = batch.select(["id", "rows", "live", "row_ids", "deleted", "statistics"]).to_pylist()
     return tuple(
         Fragment(
@@ -318,7 +318,7 @@ def _files(array: pa.StructArray) -> list[DataFile]:
 
     def lists(name: str) -> list[npt.NDArray[Any]]:
         column = array.field(name)
-        offsets, values = np.asarray(column.offsets), np.asarray(column.values)
+        offsets, values = numbers_of(column.offsets), numbers_of(column.values)
         return [values[a:b] for a, b in pairwise(offsets)]
 
     scalars = {name: array.field(name).to_pylist() for name in ("id", "length", "frame_crc", "row_start", "rows")}

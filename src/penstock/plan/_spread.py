@@ -59,7 +59,7 @@ class BoundedSpread:
     def pending_rows(self, index: int) -> Int64Array:
         """The rows before the start of a chunk that are read in it or later."""
         start = index * self.chunk_width
-        if not self.spread_rows:
+        if not start or not self.spread_rows:
             return np.zeros(0, np.int64)
         first, keys = self._keys(start)
         earlier = keys[: max(min(start, self.length) - first, 0)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, PageDecoder, Schema
+from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, PageDecoder, Schema, array_of
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store
 from penstock.table._pages import FragmentRows, Int64Array, Pages, as_slice, fetch_pages
@@ -256,9 +256,10 @@ def take(array: pa.Array, rows: "slice | Int64Array") -> pa.Array:
     run = rows if isinstance(rows, slice) else as_slice(rows)
     if run is not None:
         return array.slice(run.start, run.stop - run.start)
+    indices = array_of(np.asarray(rows))
     if isinstance(array, pa.ExtensionArray):
-        return pa.ExtensionArray.from_storage(array.type, array.storage.take(pa.array(rows)))
-    return array.take(pa.array(rows))
+        return pa.ExtensionArray.from_storage(array.type, array.storage.take(indices))
+    return array.take(indices)
 
 
 def concat(arrays: Sequence[pa.Array]) -> pa.Array:

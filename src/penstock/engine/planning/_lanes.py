@@ -129,7 +129,7 @@ class LaneCursor:
         unread = remaining.copy()
         unread[chunk[: offset - self._chunk_start] - first] = False
         ends = np.array([lane_block.end for lane_block in self._active]) - first
-        for index in np.unique(np.searchsorted(ends, np.flatnonzero(~unread), side="right")).tolist():
+        for index in np.flatnonzero(np.bincount(np.searchsorted(ends, np.flatnonzero(~unread), side="right"))).tolist():
             lane_block = self._active[index]
             here = slice(lane_block.first - first, lane_block.end - first)
             lane_block.remaining = int(np.count_nonzero(remaining[here]))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.engine.planning._columns import fixed_column
 from penstock.engine.planning._leaves import MANIFEST_READERS, Leaves, SortedRows, rows_between
-from penstock.format import Field, Manifest, Node
+from penstock.format import Field, Manifest, Node, numbers_of
 from penstock.format.kinds import Linked
 from penstock.storage import thread_map
 from penstock.table import ROW_ID
@@ -176,12 +176,12 @@ def _leaf_sizes(
         fields: Sequence[Sequence[int]] = [file.fields for _, file in files]
         decoded: Sequence[Sequence[int | None] | None] = [file.decoded_bytes for _, file in files]
     else:
-        rows = leaf.column("rows").to_numpy()
+        rows = numbers_of(leaf.column("rows"))
         column = leaf.column("files")
-        fragment_of = np.repeat(np.arange(len(rows)), np.diff(np.asarray(column.offsets)))
+        fragment_of = np.repeat(np.arange(len(rows)), np.diff(numbers_of(column.offsets)))
         stored_files = column.flatten()
-        lengths = stored_files.field("length").to_numpy() + _blob_bytes(stored_files.field("blobs"))
-        file_rows = stored_files.field("rows").to_numpy()
+        lengths = numbers_of(stored_files.field("length")) + _blob_bytes(stored_files.field("blobs"))
+        file_rows = numbers_of(stored_files.field("rows"))
         fields = stored_files.field("fields").to_pylist()
         known_sizes = stored_files.type.get_field_index("decoded_bytes") >= 0
         decoded = stored_files.field("decoded_bytes").to_pylist() if known_sizes else [None] * len(fields)
@@ -207,8 +207,8 @@ def linked_bytes(field: Field | None) -> int:
 
 def _blob_bytes(blobs: pa.ListArray) -> npt.NDArray[np.int64]:
     """Bytes of the blobs of each file."""
-    ends = np.cumsum(np.append(0, blobs.values.field("length").to_numpy()))
-    offsets = np.asarray(blobs.offsets)
+    ends = np.cumsum(np.append(0, numbers_of(blobs.values.field("length"))))
+    offsets = numbers_of(blobs.offsets)
     return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]], np.int64)
 
 
