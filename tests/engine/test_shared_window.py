@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import Dataset, Text, Workers
+from penstock import Dataset, Epochs, Text, Workers
 from penstock.device import SharedRegions
 from penstock.engine.planning import SpanSamples
 from penstock.engine.window import Arena, BuildTask, TableTask, WindowRows, arena_bytes, read_task, write_task
@@ -151,3 +153,37 @@ def test_a_reader_or_a_template_that_dies_is_replaced(ds: Dataset, options: dict
                     victim = others[0] if step == 5 else others[-1] if epoch else readers[0]
                     os.kill(victim, signal.SIGKILL)
     assert seen == expected
+
+
+def shared_bytes() -> int:
+    """Bytes of the shared memory that this process has descriptors of: the window, slots, what functions returned."""
+    found: dict[int, int] = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if "memfd:" in os.readlink(f"/proc/self/fd/{fd}"):
+                status = os.stat(f"/proc/self/fd/{fd}")
+                found[status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_transform": slow}], ids=["gather", "function"])
+def test_shared_memory_stays_within_the_budget(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Through epochs of documents whose sizes differ by a thousand times, which leave gaps of all sizes."""
+    budget = 20 << 20
+    rng = np.random.default_rng(0)
+    made = penstock.create(tmp_path / "t", {"t": Text()})
+    for _ in range(4):
+        sizes = (rng.pareto(1.5, 4000) * 500).astype(int).clip(1, 100_000)
+        made.append({"t": [rng.bytes(int(size)).hex() for size in sizes]})
+    made.commit()
+    order: dict[str, Any] = {
+        "shuffle": penstock.Shuffle(lanes=4, block_bytes=1 << 20, spread=1),
+        "memory_budget": budget,
+    }
+    peak = read = 0
+    with made.numpy(batch_size=32, num_workers=Workers(2, "process"), until=Epochs(3), **order, **options) as loader:
+        for batch in loader:
+            read += sum(map(len, batch["t"]))
+            peak = max(peak, shared_bytes())
+    assert read > 4 * budget
+    assert peak <= 1.1 * budget

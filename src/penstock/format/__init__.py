@@ -14,7 +14,7 @@ from penstock.format._datafile import (
     verify_frame,
     verify_pages,
 )
-from penstock.format._dtypes import Dtype
+from penstock.format._dtypes import Dtype, array_of, numbers_of
 from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment, pack_bitmap, unpack_bitmap
 from penstock.format._infer import infer_schema, with_inferred_shape
 from penstock.format._layout import (
@@ -43,7 +43,6 @@ from penstock.format._manifest import (
     node_for,
     open_manifest,
 )
-from penstock.format._numbers import array_of, numbers_of
 from penstock.format._row_index import decode_row_index, encode_row_index
 from penstock.format._saved_view import SavedRows, decode_saved_view, encode_saved_view
 from penstock.format._schema import (

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.format._dtypes import numbers_of
 from penstock.format._fragment import unpack_bitmap
-from penstock.format._numbers import numbers_of
 from penstock.types import RowRange
 
 MAX_FRAGMENT_ROWS = 1 << 31

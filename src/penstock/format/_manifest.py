@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.format._checksum import crc32c
+from penstock.format._dtypes import numbers_of
 from penstock.format._fragment import BlobUse, ChangedRows, DataFile, Fragment
 from penstock.format._layout import corrupt_error, decoding, manifest_key
 from penstock.format._leaf_checks import check_leaf, require
-from penstock.format._numbers import numbers_of
 from penstock.format._sealed import member_names
 from penstock.format._statistics import (
     PAGE_BOUNDS,
