@@ -123,8 +123,8 @@ class Streaming:
         batch_size: rows in a batch of one rank; by default 64.
         shuffle: True reads the rows in a different order in each epoch, drawn from the whole table;
             `penstock.Shuffle(…)` also sets the seed and the quality.
-        num_workers: cores to use; by default those of the machine, up to 8. From four on these are worker processes,
-            unless the table is small; functions then run in other processes and cannot change variables of this one.
+        num_workers: cores to use; by default those of the machine, up to 8. Functions run in worker processes, where
+            they cannot change variables of this one; without any, three and fewer, or a small table, use threads.
             `penstock.Workers(8, "thread")` or `"process"` chooses; `stats()` has the numbers.
         prefetch_factor: batches that each worker prepares ahead of the loop; by default 2.
         distributed: partition the rows over ranks, which all take the same number of steps. Detected where
