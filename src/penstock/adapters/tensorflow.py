@@ -170,7 +170,6 @@ class _SignatureProbe(BatchFormatter):
             raise bad.failures[0] from None
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
-        """See `BatchFormatter`."""
         columns = super().format_ragged(name, values, empty)
         array = columns[name]
         if isinstance(array, np.ndarray):

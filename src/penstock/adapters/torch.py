@@ -101,11 +101,9 @@ class TorchFormatter(BatchFormatter):
     """Batches of tensors."""
 
     def to_transport(self, value: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return map_leaves(_leaf_to_transport, value)
 
     def from_transport(self, value: Any) -> Any:
-        """See `engine.BatchFormatter`."""
         return map_leaves(_leaf_from_transport, value, leaf_type=_TransportTensor)
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -210,7 +208,6 @@ class TorchPlacement:
         """Columns that may be non-contiguous, as images decoded on a device are."""
 
     def place(self, batch: Any, keys: RowKeys | None) -> _PlacedBatch:
-        """See `engine.Placement`."""
         with self.accelerator.on_stream():
             placed = map_leaves(self._to_device, batch)
             if isinstance(placed, dict):
@@ -234,7 +231,6 @@ class TorchPlacement:
         return [_PlacedBatch(batch, transfer) for batch in _split(placed, batch_rows)]
 
     def make_ready(self, batch: _PlacedBatch) -> Any:
-        """See `engine.Placement`."""
         transfer = batch.transfer
         transfer.stream = self.accelerator.make_ready(transfer.tensors, transfer.ready, transfer.stream)
         return batch.batch

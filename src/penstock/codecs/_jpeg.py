@@ -34,7 +34,6 @@ class JpegFormat:
     layouts: ClassVar = (("uint8", 1), ("uint8", 3))
 
     def encode(self, array: PixelArray, level: int | None) -> bytes:
-        """See `ImageFormat`."""
         gray = array.ndim == 2
         encoded: bytes = simplejpeg.encode_jpeg(
             array[..., None] if gray else array,
@@ -45,7 +44,6 @@ class JpegFormat:
         return encoded
 
     def decode(self, data: Buffer, mode: ColorMode | None, out: PixelArray | None, *, resize: bool) -> PixelArray:
-        """See `ImageFormat`."""
         view = memoryview(data).cast("B")
         if (
             out is not None
@@ -73,7 +71,6 @@ class JpegFormat:
         return pixels.reshape(height, width) if mode == "L" else pixels
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
-        """See `ImageFormat`."""
         view = memoryview(data).cast("B")
         if (size := _parse_sof(view)) is not None:
             return size

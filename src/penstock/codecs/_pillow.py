@@ -35,14 +35,12 @@ class PillowFormat:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self, array: PixelArray, level: int | None) -> bytes:
-        """See `ImageFormat`."""
         stream = BytesIO()
         options = dict(self.options) if level is None else {**self.options, self.level_option: level}
         Image.fromarray(array).save(stream, self.plugin.format, **options)
         return stream.getvalue()
 
     def decode(self, data: Buffer, mode: ColorMode | None, out: PixelArray | None, *, resize: bool) -> PixelArray:
-        """See `ImageFormat`."""
         whole = bytes(data)
         with self.plugin(BytesIO(whole)) as image:
             check_pixels(image.height, image.width)
@@ -52,7 +50,6 @@ class PillowFormat:
             return copy_into(_pixels(image, mode), out, resize=resize)
 
     def size(self, data: Buffer) -> tuple[int, int, int]:
-        """See `ImageFormat`."""
         with self.plugin(BytesIO(data)) as image:
             return image.height, image.width, CHANNELS[_natural_mode(image)]
 

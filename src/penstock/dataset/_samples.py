@@ -178,7 +178,6 @@ class WindowOptions:
 
 
 def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array, options: WindowOptions) -> SampleView:
-    """See `View.windows`."""
     within, order_by, pad = options.within, options.order_by, options.ends == "pad"
     by_row, by_time = _offsets(columns, options)
     schema = reader.snapshot.schema
@@ -220,7 +219,6 @@ def window_view(reader: Reader, columns: Sequence[str], rows: range | Int64Array
 def pack_view(
     reader: Reader, rows: range | Int64Array, column: str, *, length: int, policy: str, eos: int | None
 ) -> SampleView:
-    """See `View.pack`."""
     if not isinstance(length, Integral) or isinstance(length, bool) or length < 1:
         raise InvalidInputError(f"pack(length=…) is a number of tokens of at least 1, not {length!r}")
     if policy not in ("concat", "fit"):

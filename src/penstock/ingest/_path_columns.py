@@ -76,7 +76,6 @@ class _WithPathColumns(SourceScan):
         object.__setattr__(self, "described_by", (*self.inner.described_by, *self.read_names))
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
-        """See `SourceScan`."""
         for values, group in groupby(files, lambda file: {c.name: c.value(file.key) for c in self.path_columns}):
             for item in self.inner.rows(reader, list(group)):
                 yield _with_values(item, values)

@@ -59,7 +59,6 @@ class _Arrays(SourceScan):
 
     @property
     def companions(self) -> Mapping[str, Collection[str]]:  # type: ignore[override]
-        """See `SourceScan`."""
         return {key: [file.key for file in shard.values() if file.key != key] for key, shard in self.shards.items()}
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:

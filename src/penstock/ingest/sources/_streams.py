@@ -61,7 +61,6 @@ class DecompressedStream:
         return unpacked.getvalue()
 
     def seek(self, offset: int) -> int:
-        """See `ByteStream`."""
         while self._offset < offset and self._next(offset - self._offset):
             pass
         return self._offset
@@ -72,7 +71,6 @@ class DecompressedStream:
             pass
 
     def close(self) -> None:
-        """See `ByteStream`."""
         self._stream.close()
         self._source.close()
 

@@ -62,7 +62,6 @@ class Tabular(SourceScan):
     notes: Sequence[str] = ()
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
-        """See `SourceScan`."""
         for file in files:
             yield from self._rows(reader, file)
 

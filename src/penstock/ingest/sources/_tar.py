@@ -89,7 +89,6 @@ class SparseFile:
         self._start, self._buffer = -2 * _MAX_GAP_BYTES, memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """See `ByteStream`."""
         size = min(size, self._file.size - self._at)
         if size <= 0:
             return b""
@@ -103,12 +102,10 @@ class SparseFile:
         return bytes(self._buffer[start : start + size])
 
     def seek(self, offset: int) -> int:
-        """See `ByteStream`."""
         self._at = offset
         return offset
 
     def close(self) -> None:
-        """See `ByteStream`."""
         self._buffer = memoryview(b"")
 
 

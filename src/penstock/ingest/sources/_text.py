@@ -221,7 +221,6 @@ class _JsonLines(SourceScan):
     """Whether other keys are ignored."""
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
-        """See `SourceScan`."""
         return line_rows(reader, files, self._row)
 
     def _row(self, name: str, line: bytes) -> Row | Reject:

@@ -35,7 +35,6 @@ class _Texts(SourceScan):
     notes: Sequence[str] = (_NOTE,)
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
-        """See `SourceScan`."""
         for file, data in reader.read_many(files, _is_read_whole):
             try:
                 if isinstance(data, Exception):
@@ -72,7 +71,6 @@ class _Lines(SourceScan):
     columns: Mapping[str, ColumnLike]
 
     def rows(self, reader: SourceReader, files: Sequence[ObjectInfo]) -> Iterator[SourceItem]:
-        """See `SourceScan`."""
         return line_rows(reader, files, _line)
 
 

@@ -75,7 +75,6 @@ class MixturePartitioner(RankPartitioner):
         return self.origin[2] + (epoch - self.origin[0]) * self.rows + position - self.origin[1]
 
     def source_rows(self, span: SpanSteps) -> list[SourceRows]:
-        """See `RankPartitioner`."""
         sources, numbers, padding, moved = self.rank_rows(span)
         each: list[SourceRows] = []
         for source in range(len(self.source_lanes)):
