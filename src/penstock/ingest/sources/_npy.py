@@ -1,6 +1,7 @@
 """The header of a `.npy` file, through numpy's own parser."""
 
 import io
+from threading import Lock
 from typing import IO
 
 from numpy.lib import format as npy_format
@@ -12,6 +13,8 @@ from penstock.types import Buffer
 NPY_HEAD_BYTES = 16 << 10
 """A header is shorter than this."""
 _MAX_AXES = 32
+_PARSING = Lock()
+"""Held while numpy parses: Python 3.11 raises SystemError if two threads build syntax trees at once (gh-106905)."""
 _HEADER_READERS = {
     (1, 0): npy_format.read_array_header_1_0,
     (2, 0): npy_format.read_array_header_2_0,
@@ -33,7 +36,8 @@ def read_npy_header(file: IO[bytes]) -> Array:
     if version not in _HEADER_READERS:
         raise SampleError(f"it has the unknown version {version} of the .npy format")
     try:
-        shape, fortran, dtype = _HEADER_READERS[version](file)
+        with _PARSING:
+            shape, fortran, dtype = _HEADER_READERS[version](file)
     except (PenstockError, MemoryError):
         raise
     except Exception as error:  # the header is a Python literal, and a hostile one makes the parser raise anything
