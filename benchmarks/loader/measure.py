@@ -13,6 +13,7 @@ import numpy.typing as npt
 from benchmarks.loader.workloads import CLASSES, Workload
 
 JUDGED_BATCHES = 64
+WARM_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Rate:
 
 
 def rate(loader: Iterable[Mapping[str, Any]], workload: Workload, *, seconds: float, skip: int = 1) -> Rate:
-    """Take batches, epoch after epoch, for so many seconds after the first `skip` ones."""
+    """Take batches, epoch after epoch, for so many seconds after those of the first `WARM_S` and the first `skip` ones.
+
+    At first windows and buffers fill up: a loader that delivers early would be charged for it, and others not.
+    """
     start = time.perf_counter()
     first = began = math.inf
     rows = skipped = 0
@@ -35,7 +39,7 @@ def rate(loader: Iterable[Mapping[str, Any]], workload: Workload, *, seconds: fl
         rows += _check(batch, workload)
         if number == 0:
             first = now
-        if number == skip - 1:
+        if began == math.inf and number >= skip - 1 and now - first >= WARM_S:
             began, skipped = now, rows
         if now - began >= seconds:
             break
