@@ -8,7 +8,6 @@ from typing import Any
 import cloudpickle
 
 from penstock.device import Accelerator
-from penstock.engine._machine import available_cores, available_memory
 from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, fitting_shuffle, small_window_note, split_budget
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
@@ -19,6 +18,7 @@ from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts,
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
 from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
+from penstock.runners import available_cores, available_memory
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16

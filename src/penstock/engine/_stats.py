@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, product
 from threading import Lock, Thread, current_thread
 
-from penstock.engine._machine import available_cores
 from penstock.plan import ShuffleQuality
+from penstock.runners import available_cores
 
 _MIN_LATENCY_S, _STEPS_PER_DOUBLING = 2.0**-17, 16
 _LATENCIES = 26 * _STEPS_PER_DOUBLING
