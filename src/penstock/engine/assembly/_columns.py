@@ -99,7 +99,7 @@ class MixedColumns:
         tables = [(layout, sample_shapes(layout, decode.only(layout.names))) for layout in layouts.values()]
         padded = dict.fromkeys(f"{name}_pad" for layout, _ in tables for name in layout.padded)
         columns = [_mixed_column(name, tables, decode) for name in (*names, *padded)]
-        variable = {field.name for layout, _ in tables for field in layout.variable}
+        variable = {field.name for layout, _ in tables for field in layout.variable if field.name in layout.delivered}
         columns.sort(key=lambda column: column.fixed is None or column.name in variable)
         return cls(list(layouts), columns)
 
