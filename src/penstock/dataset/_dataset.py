@@ -14,11 +14,11 @@ from penstock.dataset._quarantine import Quarantine
 from penstock.dataset._row_choice import Positions, RowChoice, RowIds, choose_rows, computed_values
 from penstock.dataset._versions import Versions
 from penstock.dataset._view import View
-from penstock.engine import available_cores
 from penstock.errors import CommitStateUnknownError, InvalidInputError, PenstockError, PenstockWarning, escape_controls
 from penstock.format import ColumnLike
 from penstock.format.kinds import Values
 from penstock.history import Changes
+from penstock.runners import available_cores
 from penstock.table import (
     Appendable,
     ComputeOptions,

@@ -9,7 +9,7 @@ from penstock.dataset._dataset import Dataset
 from penstock.dataset._locations import UriLike, address_of, open_location
 from penstock.dataset._open import create, exists, load
 from penstock.dataset._options import check_keywords
-from penstock.engine import BadSamples, available_cores
+from penstock.engine import BadSamples
 from penstock.errors import ConflictError, InvalidInputError, NotFoundError
 from penstock.format import Schema
 from penstock.ingest import (
@@ -30,6 +30,7 @@ from penstock.ingest import (
     source_uri,
     transform_name,
 )
+from penstock.runners import available_cores
 from penstock.storage import FolderStore, Store
 
 BadSamplesLike = Literal["skip", "raise"] | BadSamples

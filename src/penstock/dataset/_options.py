@@ -19,10 +19,10 @@ from penstock.engine import (
     Transforms,
     VersionFollower,
     Workers,
-    available_cores,
 )
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
+from penstock.runners import available_cores
 from penstock.types import as_bytes
 
 BATCH_SIZE = 64

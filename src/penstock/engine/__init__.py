@@ -1,7 +1,6 @@
 """Runs a loader: fetch, verify, shuffle window, collate, transform; batches in order, within one memory budget."""
 
 from penstock.engine._loader import Loader
-from penstock.engine._machine import available_cores
 from penstock.engine._options import (
     BadSamples,
     DecodeOptions,
@@ -74,7 +73,6 @@ __all__ = [
     "WindowSamples",
     "Workers",
     "accepts_generator",
-    "available_cores",
     "explicit_world",
     "map_leaves",
     "ragged_columns",

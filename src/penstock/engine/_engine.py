@@ -51,8 +51,7 @@ class LoaderEngine:
         self._formatter, self.placement, self.collector = formatter, placement, collector
         self.world = world
         for table in self._tables:
-            for advice in compaction_advice(table.reader.store.uri, table.reader.snapshot.nodes):
-                self.collector.note(advice)
+            self.collector.note(*compaction_advice(table.reader.store.uri, table.reader.snapshot.nodes))
         each = zip(self._tables, self._selections, self.order.lanes_per_rank, self.order.shares, strict=True)
         self._sized = [
             SizedTable(selection, table.layout, table.order.shuffle, lanes, self._partitioner.owns_lanes, share)
@@ -123,26 +122,15 @@ class LoaderEngine:
         reads_again = collector.rows and any(table.plan.reads_again for table in self._source.pipeline.tables)
         stored = sum(table.share * table.selection.stored_row_bytes for table in self._sized)
         measured = totals.bytes / (collector.rows * stored) if reads_again else 0.0  # pages, for the rows of each span
+        totals.retries += sum(table.reader.store.retries for table in self._tables) - self._retries
         return LoaderStats(
-            seconds=collector.seconds,
-            rows=collector.rows,
-            batches=collector.batches,
-            bytes=totals.bytes,
-            gets=totals.gets,
-            latency_s=totals.latency_s,
-            retries=sum(table.reader.store.retries for table in self._tables) - self._retries + totals.retries,
-            hedges=totals.hedges,
+            **totals.summary(),
             read_factor=max(self._partitioner.read_amplification, measured),
-            window_bytes=totals.window_bytes,
-            window_peak_bytes=totals.window_peak_bytes,
-            device_bytes=totals.device_bytes,
             budget_bytes=self._sizing.budget_bytes,
             first_batch_s=collector.first_batch_s,
-            stages=totals.stages,
             quality=quality,
             bad_samples=tuple(collector.bad),
             bad_count=collector.bad_count,
-            notes=totals.notes,
             processes=self._sizing.workers.processes,
             threads=self._sizing.workers.threads,
             unanswered_s=time.perf_counter() - since if (since := totals.unanswered_since) is not None else 0.0,

@@ -136,7 +136,7 @@ class Loader:
         if self._options.follow is not None:
             version = LoaderState.from_json(state).order.version
             engine = engine if version == engine.order.version else self._engine_at(version)
-        layouts = {**engine.order.layouts, **engine.order.layouts_of(state)}
+        layouts = engine.order.layouts_of(state)
         if layouts != engine.order.layouts:
             engine = self._open(engine.source, layouts=layouts)
         loaded = engine.resume(state)

@@ -130,10 +130,6 @@ class MemoryBudget:
     """The share of these blocks' rows that it has room for, besides what is in flight."""
     notes: tuple[str, ...]
 
-    @property
-    def on_device(self) -> bool:
-        return self.device_rows > 0
-
 
 def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     """Split memory: batches get what they need, the window the rest; a device window is complete or absent."""

@@ -8,7 +8,6 @@ from typing import Any
 import cloudpickle
 
 from penstock.device import Accelerator
-from penstock.engine._machine import available_cores, available_memory
 from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, fitting_shuffle, small_window_note, split_budget
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
@@ -19,6 +18,7 @@ from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts,
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
 from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
+from penstock.runners import available_cores, available_memory
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16
@@ -56,43 +56,31 @@ class SizedTable:
     """Builders read large local rows from files, if a page holds at most so many of them."""
 
     @property
-    def is_local(self) -> bool:
-        return self.selection.reader.store.is_local
-
-    @property
     def by_row_bytes(self) -> int:
         """Bytes of a row's columns that builders can read from files."""
-        if not self.is_local or self.selection.composition is not None:
+        if not self.selection.reader.store.is_local or self.selection.composition is not None:
             return 0
         return sum(known.fixed_row_bytes or 0 for known in self.layout.fields if reads_by_row(known, self.by_row))
 
     @property
-    def fixed_bytes(self) -> int:
-        """Bytes of a row's columns of a fixed shape."""
-        return max(1, sum(column.row_bytes for column in self.layout.fixed))
-
-    @property
     def window_rows(self) -> float:
         """Rows of a window that holds all blocks that rows are drawn from, with some in flight."""
-        in_flight = _BLOCKS_IN_FLIGHT * self.selection.block_rows(self.shuffle.block_bytes)
-        return min(self._held_rows + in_flight, max(1, len(self.selection)))
+        return min(self.held_rows + _BLOCKS_IN_FLIGHT * self._block_rows, max(1, len(self.selection)))
 
     @property
-    def flight_rows(self) -> float:
-        """Those of blocks in flight."""
-        return self.window_rows - self._held_rows
-
-    @property
-    def _held_rows(self) -> float:
-        """Those of blocks that rows are drawn from."""
-        rows = self.lanes_per_rank * (1 + self.shuffle.spread) * self.selection.block_rows(self.shuffle.block_bytes)
+    def held_rows(self) -> float:
+        """Those without the blocks in flight."""
+        rows = self.lanes_per_rank * (1 + self.shuffle.spread) * self._block_rows
         return min(rows, max(1, len(self.selection)))
 
     @property
     def shuffles_whole_lanes(self) -> bool:
         """Whether rows are spread over their whole lane."""
-        reach = self.shuffle.spread * self.selection.block_rows(self.shuffle.block_bytes)
-        return reach * self.shuffle.lanes >= len(self.selection)
+        return self.shuffle.spread * self._block_rows * self.shuffle.lanes >= len(self.selection)
+
+    @property
+    def _block_rows(self) -> float:
+        return self.selection.block_rows(self.shuffle.block_bytes)
 
     @property
     def window_bytes(self) -> int:
@@ -130,21 +118,21 @@ class SizedTable:
             size = sum(count * selection.average_bytes(known) for known, count in values.items())
             size *= max(1.0, len(self.layout.names) / max(1, len(selection.names)))  # derived columns
         for known, count in values.items():
-            shape = decode.image_shape(known)
-            if shape is not None and counts(shape):
-                pixels = shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1)
-                size += count * (pixels - selection.average_bytes(known))  # encoded images stay in the window
-            elif shape is None and (found := self._decoded_bytes(known, decode)):
-                size += count * (found - selection.average_bytes(known))
+            shape, decoded = decode.image_shape(known), self._decoded_bytes(known, decode)
+            if decoded and (shape is None or counts(shape)):
+                size += count * (decoded - selection.average_bytes(known))  # encoded images stay in the window
         return rows * max(1.0, size)
 
     def sizes_known(self, decode: DecodeOptions) -> bool:
         """Whether the sizes of all values that are decoded are known before."""
         decoded = [known for known in self.selection.fields if decode.decodes(known)]
-        return all(decode.image_shape(known) or self._decoded_bytes(known, decode) is not None for known in decoded)
+        return all(self._decoded_bytes(known, decode) is not None for known in decoded)
 
     def _decoded_bytes(self, known: Field, decode: DecodeOptions) -> float | None:
-        """Bytes of a decoded image of a column whose images vary; None if unknown, or if it has none."""
+        """Bytes of a decoded image of a column; None if unknown, or if it has none."""
+        shape = decode.image_shape(known)
+        if shape is not None:
+            return math.prod(shape)
         is_image = isinstance(value_kind(known.kind), Image) and decode.decoder(known) is True
         return self.selection.decoded_bytes(known) if is_image else None
 
@@ -155,7 +143,7 @@ def _window_needs(tables: Sequence[SizedTable]) -> dict[str, Any]:
     return {
         "window_rows": sum(table.window_rows for table in blocks),
         "window_bytes": sum(table.window_bytes for table in blocks),
-        "flight_bytes": round(sum(table.flight_rows * table.window_row_bytes for table in blocks)),
+        "flight_bytes": round(sum((table.window_rows - table.held_rows) * table.window_row_bytes for table in blocks)),
     }
 
 
@@ -191,16 +179,14 @@ class LoaderSizing:
             threads_because=self._threads_because,
             send_error=self._send_error,
         )
-        for note in counts.notes:
-            self._collector.note(note)
+        self._collector.note(*counts.notes)
         return counts
 
     def _send_error(self) -> Exception | None:
         """Why another process cannot get the table and the functions; None if it can."""
+        readers = [each.reader for each in self._selections]
         try:
-            cloudpickle.dumps(
-                ([each.reader for each in self._selections], self._options.decode, worker_formatter(self._formatter))
-            )
+            cloudpickle.dumps((readers, self._options.decode, worker_formatter(self._formatter)))
         except Exception as error:  # what a user's object raises
             return error
         return None
@@ -218,12 +204,11 @@ class LoaderSizing:
 
     def pipeline_options(self) -> PipelineOptions:
         budget = split_budget(self.memory_needs)
-        for note in budget.notes:
-            self._collector.note(note)
+        self._collector.note(*budget.notes)
         span_rows = budget.batches_per_span * self._options.batch_size
         tables = tuple(self._table_options(table, budget, span_rows) for table in self._tables)
         by_blocks = all(table.plan.by_blocks for table in tables)
-        readers = self._num_readers(tables)
+        readers, threads = self._num_readers(tables), self.workers.threads
         reads = max(table.plan.page_reads for table in tables)
         if reads > 1 and (given := self._options.shuffle) is not None:
             self._collector.note(self._small_window_note(given, reads if by_blocks else math.inf))
@@ -233,9 +218,9 @@ class LoaderSizing:
             batches_per_span=budget.batches_per_span,
             spans=budget.spans,
             window_bytes=budget.window_bytes,
-            on_device=self.accelerator is not None and by_blocks and budget.on_device,
+            on_device=by_blocks and budget.device_rows > 0,
             threads=self._num_threads(readers),
-            builders=self._num_builders,
+            builders=threads if self.memory_needs.device_free_bytes is None else min(threads, _DEVICE_WORKERS),
             fetch_threads=_MAX_FETCHERS // readers,
             readers=readers,
         )
@@ -262,11 +247,11 @@ class LoaderSizing:
         held_long = reads * table.share * span_rows <= table.window_rows and selection.composition is None
         by_lanes = (table.owns_lanes or table.shuffle.spread > 0) and not selection.scattered
         by_blocks = (budget.window_fits or held_long) and by_lanes
-        in_device = self.accelerator is not None and by_blocks and budget.on_device
-        resident = by_blocks and not reads and self._fits(budget, in_device=in_device)
+        resident = by_blocks and not reads and self._fits(budget)
         by_row = table.by_row if table.by_row_bytes and not resident else 0
         rows = len(selection) * selection.rows_per_sample
-        slab_rows = min(budget.window_bytes / max(1, table.fixed_bytes - (table.by_row_bytes if by_row else 0)), rows)
+        slab_row_bytes = sum(column.row_bytes for column in table.layout.fixed) - (table.by_row_bytes if by_row else 0)
+        slab_rows = round(_SLAB_SLACK * (min(budget.window_bytes / max(1, slab_row_bytes), rows) + span_rows))
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
         page_bytes *= selection.heavy_row_bytes / selection.row_bytes
         cache_pages = self._caches_pages and table.light_bytes > 0
@@ -280,12 +265,12 @@ class LoaderSizing:
                 pages_cached=cache_pages,
             ),
             by_row=by_row,
-            slab_rows=budget.device_rows if in_device else round(_SLAB_SLACK * (slab_rows + span_rows)),
+            slab_rows=budget.device_rows if by_blocks and budget.device_rows else slab_rows,
             cache_pages=cache_pages,
             image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables)),
         )
 
-    def _fits(self, budget: MemoryBudget, *, in_device: bool) -> bool:
+    def _fits(self, budget: MemoryBudget) -> bool:
         """Whether all rows fit the window, so that they can stay there.
 
         Among several ranks each would come to read all rows, because lanes have other rows in each epoch.
@@ -294,7 +279,7 @@ class LoaderSizing:
             return False
         if self._partitioner.steps() * self._partitioner.step_rows < self._partitioner.rows:
             return False  # `drop_last`: an epoch does not read every block
-        if in_device and budget.device_rows < self._partitioner.rows:
+        if 0 < budget.device_rows < self._partitioner.rows:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes
 
@@ -333,12 +318,8 @@ class LoaderSizing:
     def decodes_on_device(self) -> bool:
         """Whether a device decodes encoded images from the window."""
         shapes = [self._options.decode.image_shape(known) for each in self._selections for known in each.fields]
-        device = self.accelerator
-        return (
-            device is not None
-            and not self._mixed
-            and any(shape is not None and device.can_decode(shape) for shape in shapes)
-        )
+        device = None if self._mixed else self.accelerator
+        return device is not None and any(shape is not None and device.can_decode(shape) for shape in shapes)
 
     @cached_property
     def budget_bytes(self) -> int:
@@ -352,8 +333,7 @@ class LoaderSizing:
         read = max(_SPAN_BYTES, self._options.batch_size * row_bytes)
         wanted += round(self.workers.processes * (_TASKS_PER_BUILDER * read + (2 + self._copies) * built))
         wanted += sum(table.image_cache_bytes for table in self._tables)
-        wanted = max(_MIN_BUDGET, wanted)
-        return min(wanted, available_memory() // 2)
+        return min(max(_MIN_BUDGET, wanted), available_memory() // 2)
 
     @property
     def _copies(self) -> int:
@@ -363,12 +343,6 @@ class LoaderSizing:
         decode = self._options.decode
         varies = any(not decode.image_shape(known) for table in self._tables for known in table.layout.variable)
         return int(varies and self.workers.processes > 0)  # values as they are decoded
-
-    @property
-    def _num_builders(self) -> int:
-        if self.accelerator is not None and self.memory_needs.device_free_bytes is not None:
-            return min(self.workers.threads, _DEVICE_WORKERS)
-        return self.workers.threads
 
     def _num_readers(self, tables: Sequence[TableOptions]) -> int:
         """Processes that read: several if builders only copy rows, because they take more than one can plan and read.
@@ -386,7 +360,7 @@ class LoaderSizing:
 
     def _num_threads(self, readers: int) -> int:
         """Threads that plan and read local files, and without worker processes build."""
-        if not all(table.is_local for table in self._tables):
+        if not all(each.reader.store.is_local for each in self._selections):
             return self.workers.threads + 1
         return max(self.workers.threads, min(available_cores(), _MAX_THREADS // readers))
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, product
 from threading import Lock, Thread, current_thread
+from typing import Any
 
-from penstock.engine._machine import available_cores
 from penstock.plan import ShuffleQuality
+from penstock.runners import available_cores
 
 _MIN_LATENCY_S, _STEPS_PER_DOUBLING = 2.0**-17, 16
 _LATENCIES = 26 * _STEPS_PER_DOUBLING
@@ -176,6 +177,10 @@ class Counters:
         """The times of each stage."""
         return {stage: StageTimes(*(self.times[stage, state] for state in _STATES)) for stage in _STAGES}
 
+    def summary(self) -> dict[str, Any]:
+        """What `LoaderStats` shows of them."""
+        return {each.name: getattr(self, each.name) for each in fields(LoaderStats) if hasattr(self, each.name)}
+
 
 _SUMMED = [each.name for each in fields(Counters) if each.default == 0]
 
@@ -262,10 +267,9 @@ class StatsCollector(Counters):
             self.bad_count += 1
             self.bad.append(bad)
 
-    def note(self, text: str) -> None:
+    def note(self, *texts: str) -> None:
         with self._lock:
-            if text not in self.notes:
-                self.notes += (text,)
+            self.notes = tuple(dict.fromkeys(self.notes + texts))
 
     def record_process(self, pid: int, counters: Counters) -> None:
         """Take over the counters of a worker process."""

@@ -11,7 +11,6 @@ from penstock.engine.assembly._columns import (
     Part,
     sample_shapes,
 )
-from penstock.engine.assembly._compose import new_collator
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
     BatchFormatter,
@@ -24,7 +23,7 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._image_cache import ImageCache, SharedImageCache, ThreadImageCache
-from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer, new_collator
 from penstock.engine.assembly._values import array_bytes, map_leaves
 
 __all__ = [

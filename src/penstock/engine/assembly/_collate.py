@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -193,25 +194,23 @@ class Collator:
 
 def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Pad arrays with zeros to one shape; also returns the shape of each value. `empty` is used if all are null."""
-    arrays = [np.asarray(value) for value in values if value is not None]
+    arrays = {row: np.asarray(value) for row, value in enumerate(values) if value is not None}
     if not arrays:
         empty = np.zeros(0) if empty is None else empty
         return np.zeros((len(values), *empty.shape), empty.dtype), np.zeros((len(values), empty.ndim), np.int64)
-    dimensions = max(array.ndim for array in arrays)
-    if {array.ndim for array in arrays} == {2, 3}:  # gray images among those with channels
-        values = [value[..., None] if np.ndim(value) == 2 else value for value in values]
-        arrays = [np.asarray(value) for value in values if value is not None]
-    if any(array.ndim != dimensions for array in arrays):
+    dimensions = {array.ndim for array in arrays.values()}
+    if dimensions == {2, 3}:  # gray images among those with channels
+        arrays = {row: array[..., None] if array.ndim == 2 else array for row, array in arrays.items()}
+    elif len(dimensions) > 1:
         raise InvalidInputError("values with different numbers of dimensions cannot be padded; use lists")
-    shapes = np.zeros((len(values), dimensions), np.int64)
-    for row, value in enumerate(values):
-        if value is not None:
-            shapes[row] = np.shape(value)
-    out = np.zeros((len(values), *shapes.max(axis=0).tolist()), np.result_type(*{array.dtype for array in arrays}))
-    for row, value in enumerate(values):
-        if value is not None:
-            inside: tuple[slice, ...] = tuple(slice(length) for length in shapes[row].tolist())
-            out[row][inside] = value
+    shapes = np.zeros((len(values), max(dimensions)), np.int64)
+    for row, array in arrays.items():
+        shapes[row] = array.shape
+    dtype = np.result_type(*{array.dtype for array in arrays.values()})
+    out = np.zeros((len(values), *shapes.max(axis=0).tolist()), dtype)
+    for row, array in arrays.items():
+        inside: tuple[slice, ...] = tuple(map(slice, array.shape))
+        out[row][inside] = array
     return out, shapes
 
 
@@ -231,12 +230,8 @@ def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns
     """Split columns into batches of the given lengths."""
     if len(lengths) == 1:
         return [dict(columns)]
-    batches: list[Columns] = []
-    start = 0
-    for length in lengths:
-        batches.append({name: values[start : start + length] for name, values in columns.items()})
-        start += length
-    return batches
+    bounds = pairwise(accumulate(lengths, initial=0))
+    return [{name: values[start:end] for name, values in columns.items()} for start, end in bounds]
 
 
 def put_row(columns: Columns, index: int, row: Columns, accelerator: Accelerator | None = None) -> None:

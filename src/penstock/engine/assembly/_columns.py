@@ -95,8 +95,13 @@ class MixedColumns:
 
     @classmethod
     def of(cls, layouts: Mapping[str, Layout], names: Sequence[str], decode: DecodeOptions) -> "MixedColumns":
-        """The columns `names` of a mixture of tables with these layouts."""
-        return cls(list(layouts), _mixed_columns(list(layouts.values()), names, decode))
+        """The columns `names` of tables with these layouts; as in batches of a table, those of a fixed shape first."""
+        tables = [(layout, sample_shapes(layout, decode.only(layout.names))) for layout in layouts.values()]
+        padded = dict.fromkeys(f"{name}_pad" for layout, _ in tables for name in layout.padded)
+        columns = [_mixed_column(name, tables, decode) for name in (*names, *padded)]
+        variable = {field.name for layout, _ in tables for field in layout.variable if field.name in layout.delivered}
+        columns.sort(key=lambda column: column.fixed is None or column.name in variable)
+        return cls(list(layouts), columns)
 
     def join(self, parts: Sequence[Part], memory: "MixedMemory") -> Columns:
         """The columns of some rows, of which each part has those that its table has."""
@@ -119,30 +124,23 @@ class MixedColumns:
         return self.join([Part(table, np.zeros(1, np.int64), columns)], MixedMemory(1, lambda _: np.empty))
 
 
-def _mixed_columns(layouts: Sequence[Layout], names: Sequence[str], decode: DecodeOptions) -> list[MixedColumn]:
-    """Those of a fixed shape come first, as in batches of a table."""
-    shapes = [sample_shapes(layout, decode.only(layout.names)) for layout in layouts]
-    padded = dict.fromkeys(f"{name}_pad" for layout in layouts for name in layout.padded)
-    fixed: list[MixedColumn] = []
-    variable: list[MixedColumn] = []
-    for name in (*names, *padded):
-        holders = [number for number, layout in enumerate(layouts) if name in layout.delivered]
-        known = [shapes[number].get(name) for number in holders]
-        masks = [shape.mask_shape for shape in known if shape is not None and shape.mask_shape is not None]
-        fields = [field for number in holders for field in layouts[number].variable if field.name == name]
-        masked = len(holders) < len(layouts) or bool(masks) or any(_has_mask(field, decode) for field in fields)
-        first = known[0] if known else None
-        packs = [isinstance(layouts[number].composition, PackedSamples) for number in holders]
-        if name == CU_SEQLENS and first is not None and all(packs):
-            widest = max(shape.shape for shape in known if shape is not None)  # which ends fill up
-            known = [first := first._replace(shape=widest)]
-        if first is None or any(shape is None or shape[:2] != first[:2] for shape in known):
-            image_shapes = {decode.image_shape(field) for field in fields}
-            variable.append(MixedColumn(name, None, masked, stacked=len(image_shapes) == 1))
-            continue
-        column = MixedColumn(name, first._replace(mask_shape=(*masks, ())[0] if masked else None), masked)
-        (variable if fields else fixed).append(column)
-    return fixed + variable
+def _mixed_column(
+    name: str, tables: Sequence[tuple[Layout, Mapping[str, ColumnShape]]], decode: DecodeOptions
+) -> MixedColumn:
+    """A column of tables with these layouts and shapes."""
+    holders = [(layout, shapes.get(name)) for layout, shapes in tables if name in layout.delivered]
+    known = [shape for _, shape in holders]
+    masks = [shape.mask_shape for shape in known if shape is not None and shape.mask_shape is not None]
+    fields = [field for layout, _ in holders for field in layout.variable if field.name == name]
+    masked = len(holders) < len(tables) or bool(masks) or any(_has_mask(field, decode) for field in fields)
+    first = known[0] if known else None
+    packed = all(isinstance(layout.composition, PackedSamples) for layout, _ in holders)
+    if name == CU_SEQLENS and first is not None and packed:
+        widest = max(shape.shape for shape in known if shape is not None)  # which ends fill up
+        known = [first := first._replace(shape=widest)]
+    if first is None or any(shape is None or shape[:2] != first[:2] for shape in known):
+        return MixedColumn(name, None, masked, stacked=len({decode.image_shape(field) for field in fields}) == 1)
+    return MixedColumn(name, first._replace(mask_shape=(*masks, ())[0] if masked else None), masked)
 
 
 def _has_mask(field: Field, decode: DecodeOptions) -> bool:

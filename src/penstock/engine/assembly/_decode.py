@@ -9,7 +9,7 @@ from penstock.codecs import decode_audio, decode_image, decode_images, decode_vi
 from penstock.engine._options import DecodeOptions, Decoder
 from penstock.errors import SampleError, text_of
 from penstock.format import Field, value_kind
-from penstock.format.kinds import Audio, Image, Values, Video
+from penstock.format.kinds import Image, Kind, Values, Video
 from penstock.table import Allocator
 from penstock.types import Buffer
 
@@ -28,15 +28,12 @@ class ColumnDecoder:
         self, field: Field, encoded: Sequence[Buffer | None], empty: Allocator, bad: dict[int, Exception]
     ) -> Columns:
         """Decode a column; adds the errors of bad rows to `bad`, whose values are then undefined."""
-        kind, choice = value_kind(field.kind), self._options.decoder(field)
-        if callable(choice):
-            return {field.name: _each(encoded, choice, field.name, bad)}
-        if not isinstance(kind, Image):
-            return {field.name: _each(encoded, _audio_or_video_decoder(kind), field.name, bad)}
-        shape, resize = self._options.image_shape(field), self._options.resizes(field)
+        shape = self._options.image_shape(field)
         if shape is None:
-            return {field.name: _each(encoded, decode_image, field.name, bad)}
-        out, errors = decode_images(encoded, shape, resize=resize, empty=empty)
+            choice = self._options.decoder(field)
+            decode = choice if callable(choice) else _decoder_of(value_kind(field.kind))
+            return {field.name: _each(encoded, decode, field.name, bad)}
+        out, errors = decode_images(encoded, shape, resize=self._options.resizes(field), empty=empty)
         for row, error in errors.items():
             bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
         return with_mask(field, out, encoded)
@@ -63,8 +60,7 @@ def _each(
     return decoded
 
 
-def _audio_or_video_decoder(kind: Any) -> Decoder:
-    if isinstance(kind, Video):
-        return lambda data: decode_video(data)[0]
-    assert isinstance(kind, Audio)
-    return lambda data: decode_audio(data)[0]
+def _decoder_of(kind: Kind) -> Decoder:
+    if isinstance(kind, Image):
+        return decode_image
+    return lambda data: (decode_video if isinstance(kind, Video) else decode_audio)(data)[0]

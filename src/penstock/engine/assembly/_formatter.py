@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
 from typing import Any
 
@@ -265,16 +265,10 @@ class BatchFormatter:
 
     def _converted(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Convert the numpy arrays of a batch."""
-        return {name: self._convert(values) for name, values in batch.items()}
-
-    def _convert(self, values: Any) -> Any:
-        if isinstance(values, np.ndarray):
-            return self.array(values)
-        if isinstance(values, Jagged):
-            return self.jagged(values)
-        if isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values):
-            return [self.array(value) if isinstance(value, np.ndarray) else value for value in values]
-        return values  # no arrays, or on a device already
+        return {
+            name: self.jagged(values) if isinstance(values, Jagged) else _convert(values, self.array)
+            for name, values in batch.items()
+        }
 
 
 @dataclass
@@ -284,8 +278,7 @@ class ConvertedFormatter(BatchFormatter):
     put: Callable[[Any], Any] = field(kw_only=True)
 
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
-        batch = super().__call__(columns, keys)
-        return batch if self.in_worker_process else self.put(batch)
+        return self.put(super().__call__(columns, keys))
 
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
         return None  # arrays are converted one by one
@@ -296,10 +289,8 @@ class ConvertedFormatter(BatchFormatter):
     def from_transport(self, value: Any) -> Any:
         return self.put(value)
 
-    def __copy__(self) -> "ConvertedFormatter":
-        return replace(self)
-
     def __reduce__(self) -> tuple[type[BatchFormatter], tuple[Any, ...]]:
+        """Copies of it run in worker processes."""
         return BatchFormatter, tuple(getattr(self, known.name) for known in fields(BatchFormatter))
 
 
@@ -315,13 +306,17 @@ def ragged_columns(fields: Mapping[str, Field]) -> dict[str, npt.NDArray[Any]]:
 
 def samples_of(columns: Mapping[str, Any], array: Callable[[npt.NDArray[Any]], Any]) -> list[Sample]:
     """Split columns into samples."""
-    values = {
-        name: array(column)
-        if isinstance(column, np.ndarray)
-        else [array(value) if isinstance(value, np.ndarray) else value for value in column]
-        for name, column in columns.items()
-    }
+    values = {name: _convert(column, array) for name, column in columns.items()}
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def _convert(values: Any, array: Callable[[npt.NDArray[Any]], Any]) -> Any:
+    """Convert a column that is an array, or a list of arrays."""
+    if isinstance(values, np.ndarray):
+        return array(values)
+    if isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values):
+        return [array(value) if isinstance(value, np.ndarray) else value for value in values]
+    return values  # no arrays, or on a device already
 
 
 def _stack_values(values: list[Any]) -> Any:

@@ -7,16 +7,20 @@ from typing import Any
 import numpy as np
 
 from penstock.device import Accelerator
-from penstock.engine._options import BadSamples
+from penstock.engine._options import BadSamples, DecodeOptions
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Collator, put_row
+from penstock.engine.assembly._collate_packed import PackedCollator
+from penstock.engine.assembly._collate_windows import WindowCollator
 from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._decode import Columns
+from penstock.engine.assembly._image_cache import ImageCache
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.planning import RowIdentity, Selection
+from penstock.engine.planning import Layout, PackedSamples, RowIdentity, Selection, WindowSamples
 from penstock.engine.window import BuildTask, SlabColumns, TableTask
 from penstock.errors import CorruptError, SampleError, text_of
 from penstock.plan import derive_key, random_u64
+from penstock.table import Reader
 
 _MAX_ATTEMPTS = 64
 
@@ -38,6 +42,22 @@ class BadRowsError(Exception):
     def __init__(self, failures: Mapping[int, Exception]) -> None:
         super().__init__(failures)
         self.failures = failures
+
+
+def new_collator(
+    reader: Reader,
+    layout: Layout,
+    options: DecodeOptions,
+    accelerator: Accelerator | None = None,
+    *,
+    images: ImageCache | None = None,
+) -> Collator:
+    """A collator; `images` are those that windows share."""
+    if isinstance(layout.composition, WindowSamples):
+        return WindowCollator(reader, layout, options, accelerator, layout.composition, images)
+    if isinstance(layout.composition, PackedSamples):
+        return PackedCollator(reader, layout, options, layout.composition)
+    return Collator(reader, layout, options, accelerator)
 
 
 class RowGatherer:

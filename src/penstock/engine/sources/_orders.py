@@ -38,10 +38,6 @@ class OrderedSource(Source):
     """In a mixture; None if the loader reads this table alone."""
     order: OrderSpec
 
-    @property
-    def lanes(self) -> int:
-        return min(self.order.shuffle.lanes, max(1, self.order.rows))
-
 
 class Order:
     """The order of a table, or of a mixture."""
@@ -53,20 +49,20 @@ class Order:
     def __init__(self, names: Sequence[str], layouts: Layouts) -> None:
         """`names` are the columns of batches; `layouts` take the place of those that derive from the tables."""
         self.names, self._given = tuple(names), layouts
-        self._derived: list[str | None] = []
-        """Tables whose layout derives from them."""
+        self.layouts: dict[str | None, ShuffleLayout] = {}
+        """Those that derive from the tables, or were given in their place."""
         self.tables: list[OrderedSource] = []
         self.selections: list[Selection] = []
 
     def _add(self, name: str | None, source: Source, shuffle: Shuffle | None, seed: int) -> None:
         """Add a table, which has a name in a mixture, and resolve its order."""
         selection = source.selection(shuffled=shuffle is not None, seed=seed)
-        layout = SEQUENTIAL
-        if shuffle is not None and shuffle.derived:
-            self._derived.append(name)
-        if shuffle is not None and shuffle.derived and name in self._given:
+        derived = shuffle is not None and shuffle.derived
+        if shuffle is None:
+            layout = SEQUENTIAL
+        elif derived and name in self._given:
             layout = self._given[name]
-        elif shuffle is not None:
+        else:
             heavy = selection.heavy_row_bytes
             layout = resolve_shuffle(
                 shuffle,
@@ -76,6 +72,8 @@ class Order:
                 shares_rows=selection.composition is not None,
                 in_mixture=name is not None,
             )
+        if derived:
+            self.layouts[name] = layout
         order = OrderSpec(
             table=source.reader.store.uri,
             version=source.reader.name,
@@ -105,18 +103,13 @@ class Order:
         raise NotImplementedError
 
     def layouts_of(self, value: Mapping[str, Any]) -> Layouts:
-        """The layouts of a state for tables whose own derive from them: another release may have derived others."""
+        """The same as a state has them: another release may have derived others."""
         orders = self._orders_of(value)
-        return {name: orders[name].shuffle for name in self._derived if name in orders}
+        return {name: orders[name].shuffle if name in orders else own for name, own in self.layouts.items()}
 
     def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
         """The order of each table in a state, by name; raises `InvalidInputError` if it is none of this kind."""
         raise NotImplementedError
-
-    @property
-    def layouts(self) -> Layouts:
-        """Those that derive from the tables, or were given in their place."""
-        return {table.name: table.order.shuffle for table in self.tables if table.name in self._derived}
 
     @property
     def version(self) -> str:
@@ -139,7 +132,7 @@ class TableOrder(Order):
         self._add(None, source, options.shuffle, options.seed)
         [table] = self.tables
         self._spec = table.order
-        self.partitioner = RankPartitioner(len(source), table.lanes, world, options.batch_size, options.drop_last)
+        self.partitioner = RankPartitioner(len(source), self._spec.lanes, world, options.batch_size, options.drop_last)
 
     def state(self, epoch: int, consumed: int) -> LoaderState:
         return LoaderState(self._spec, epoch, consumed)
@@ -192,7 +185,7 @@ class MixedOrder(Order):
 
     def _begin_at(self, point: MixturePoint) -> None:
         """Read the rows from a point on in the order that begins there."""
-        lanes = tuple(table.lanes for table in self.tables)
+        lanes = tuple(order.lanes for order in self._spec.sources)
         self._origin = point
         self.partitioner = MixturePartitioner(
             self._spec.rows,
@@ -208,7 +201,7 @@ class MixedOrder(Order):
 
     @property
     def lanes_per_rank(self) -> list[int]:
-        return [self.partitioner.source_lanes_per_rank(table.lanes) for table in self.tables]
+        return [self.partitioner.source_lanes_per_rank(order.lanes) for order in self._spec.sources]
 
     def state(self, epoch: int, consumed: int) -> MixtureState:
         state = MixtureState(self._spec, self._origin, epoch, consumed)
