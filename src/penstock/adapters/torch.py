@@ -120,7 +120,16 @@ class TorchFormatter(BatchFormatter):
         return as_array(array)
 
     def stack(self, values: list[Any]) -> Any:
-        return default_collate(values)
+        first = values[0]
+        plain = all(
+            type(value) is torch.Tensor and value.dtype == first.dtype and value.shape == first.shape
+            and value.device.type == "cpu" and value.layout == torch.strided and not value.requires_grad
+            for value in values
+        )  # fmt: skip
+        if not plain:
+            return default_collate(values)
+        memory = torch.from_numpy(self.empty((len(values) * first.numel() * first.element_size(),), np.uint8))
+        return torch.stack(values, out=memory.view(first.dtype).view(len(values), *first.shape))
 
     def jagged(self, rows: Jagged) -> torch.Tensor:
         return _nested(rows)

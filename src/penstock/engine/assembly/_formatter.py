@@ -18,7 +18,7 @@ from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
 from penstock.plan import derive_key, random_u64
-from penstock.table import Int64Array
+from penstock.table import Allocator, Int64Array
 
 Sample = dict[str, Any]
 
@@ -89,6 +89,8 @@ class BatchFormatter:
     tolerant: bool
     in_worker_process: bool = False
     """Whether it runs in a worker process of its own, and may seed global random generators."""
+    empty: Allocator = field(default=np.empty, repr=False, compare=False)
+    """Memory for stacked values: what is written straight to where the loop reads it need not be copied there."""
 
     @property
     def needs_keys(self) -> bool:
@@ -168,7 +170,7 @@ class BatchFormatter:
 
     def stack(self, values: list[Any]) -> Any:
         """Stack the values of all rows; values without arrays stay a list."""
-        return _stack_values(values)
+        return _stack_values(values, self.empty)
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
         """A column of arrays with different shapes, in numpy arrays."""
@@ -319,14 +321,16 @@ def _convert(values: Any, array: Callable[[npt.NDArray[Any]], Any]) -> Any:
     return values  # no arrays, or on a device already
 
 
-def _stack_values(values: list[Any]) -> Any:
+def _stack_values(values: list[Any], empty: Allocator) -> Any:
     """Stack the values of all rows, inside dictionaries and tuples too; values that are not numbers stay a list."""
     first = values[0]
     if isinstance(first, dict):
-        return {key: _stack_values([value[key] for value in values]) for key in first}
+        return {key: _stack_values([value[key] for value in values], empty) for key in first}
     if isinstance(first, tuple):
-        parts = [_stack_values(list(part)) for part in zip(*values, strict=True)]
+        parts = [_stack_values(list(part), empty) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if all(type(value) is np.ndarray and value.dtype == first.dtype for value in values):
+        return np.stack(values, out=empty((len(values), *first.shape), first.dtype))
     if all(isinstance(value, np.ndarray | np.generic | bool | int | float | complex) for value in values):
         return np.stack(values)
     return values

@@ -17,6 +17,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,7 +45,7 @@ from penstock.engine.workers._messages import Become, Build, Built, Channel, For
 from penstock.engine.workers._process import ProcessStats, run_process, serve
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
-from penstock.engine.workers._transport import compact, pack, portable
+from penstock.engine.workers._transport import aligned, compact, pack, portable
 from penstock.table import Allocator
 
 _BLOCKS_CACHED = 256
@@ -210,6 +211,8 @@ class _Builder:
                 gathered.failure = first + gathered.failure[0], gathered.failure[1]
             return gathered, None, None
         functions = self._formatter.on_host
+        if self._formatter.batch_transform is None:  # else these are not results
+            self._formatter.empty = _SlotMemory(slot)
         gathered = gather(task, _allocators({} if functions else columns))
         built = self._assemble(task, gathered)
         to_transport = self._formatter.to_transport
@@ -221,6 +224,21 @@ class _Builder:
         del built
         shipment, memory = pack(batches, slot)
         return gathered, shipment, memory
+
+
+class _SlotMemory:
+    """Allocates arrays in a slot, one after the other, as far as there is room; else elsewhere."""
+
+    def __init__(self, slot: npt.NDArray[np.uint8]) -> None:
+        self._slot, self._end = slot, 0
+
+    def __call__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        dtype, start = np.dtype(dtype), self._end
+        size = prod(shape) * dtype.itemsize
+        if start + size > len(self._slot):
+            return np.empty(shape, dtype)
+        self._end = aligned(start + size)
+        return self._slot[start : start + size].view(dtype).reshape(shape)
 
 
 def _allocators(columns: dict[str, npt.NDArray[Any]]) -> Any:
