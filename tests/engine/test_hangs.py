@@ -129,10 +129,10 @@ class AtMessages:
     def __init__(self, patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
         self.count = 0
         for name in ("receive", "send"):
-            patch.setattr(f"penstock.engine.workers._messages.Channel.{name}", self._acting(name, act))
+            patch.setattr(f"penstock.runners._channel.Channel.{name}", self._acting(name, act))
 
     def _acting(self, name: str, act: Callable[[int], None]) -> Callable[..., Any]:
-        from penstock.engine.workers._messages import Channel
+        from penstock.runners._channel import Channel
 
         call = getattr(Channel, name)
 

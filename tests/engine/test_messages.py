@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.workers._transport import compact, expand, pack, unpack
+from penstock.runners import compact, expand, pack, unpack
 
 Array = npt.NDArray[Any]
 

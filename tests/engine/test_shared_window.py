@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Dataset, Epochs, Text, Workers
-from penstock.device import SharedRegions
+from penstock.device import Arena, Runs, SharedRegions, arena_bytes
 from penstock.engine.planning import SpanSamples
-from penstock.engine.window import Arena, BuildTask, TableTask, WindowRows, arena_bytes, read_task, write_task
-from penstock.engine.window._slab import Runs
+from penstock.engine.window import BuildTask, TableTask, WindowRows, read_task, write_task
 from penstock.plan import SpanSteps
 from penstock.table import RowPages
 from tests.engine.watch import our_threads, reader_processes, soon, threads_end, worker_processes

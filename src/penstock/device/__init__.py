@@ -1,17 +1,19 @@
 """Buffer pools, shared memory, device memory and image kernels."""
 
 from penstock.device._accelerator import Accelerator, DeviceEvent, DeviceRows, Staging
-from penstock.device._buffer_pool import BufferPool, ByteAllocator, empty_small_pages
+from penstock.device._arena import Arena, Runs, arena_bytes
+from penstock.device._buffer_pool import BufferPool, ByteAllocator, Slot, SlotPool, empty_small_pages
 from penstock.device._fused_image import FusedImageTransform
 from penstock.device._image_transform import RANDOM_VALUES_PER_IMAGE, ImageTransform
 from penstock.device._lazy_array import lazy_empty
 from penstock.device._options import DeviceOptions, DeviceTransform
-from penstock.device._shared_memory import SharedMemory, SharedRegions, forks
+from penstock.device._shared_memory import SharedMemory, SharedRegions, aligned
 from penstock.device._tensors import as_array, as_tensor, writable_view
 
 __all__ = [
     "RANDOM_VALUES_PER_IMAGE",
     "Accelerator",
+    "Arena",
     "BufferPool",
     "ByteAllocator",
     "DeviceEvent",
@@ -20,13 +22,17 @@ __all__ = [
     "DeviceTransform",
     "FusedImageTransform",
     "ImageTransform",
+    "Runs",
     "SharedMemory",
     "SharedRegions",
+    "Slot",
+    "SlotPool",
     "Staging",
+    "aligned",
+    "arena_bytes",
     "as_array",
     "as_tensor",
     "empty_small_pages",
-    "forks",
     "lazy_empty",
     "writable_view",
 ]  # fmt: skip

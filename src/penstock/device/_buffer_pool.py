@@ -1,16 +1,21 @@
-"""A pool of host memory for batches, because fresh memory costs a page fault per page."""
+"""Pools of host memory for batches, because fresh memory costs a page fault per page."""
 
 import mmap
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device._shared_memory import SharedMemory, forks
+
 _MIN_POOLED_BYTES, _SIZE_CLASS_BITS = 64 << 10, 3
+_MAX_OPEN = 128
+"""Slots with a descriptor; more are used once."""
 
 ByteAllocator = Callable[[int], npt.NDArray[np.uint8]]
 """Allocates memory of a given size in bytes."""
@@ -43,8 +48,7 @@ class BufferPool:
             self._idle_bytes -= size_class if memory is not None else 0
         if memory is None:
             memory = np.empty(size_class, np.uint8) if self._allocator is None else self._allocator(size_class)
-        owner = _PooledMemory(self, memory)
-        return np.asarray(owner)[:size].view(element).reshape(shape)
+        return lease(memory, partial(self.release, memory))[:size].view(element).reshape(shape)
 
     def release(self, memory: npt.NDArray[np.uint8]) -> None:
         """Return memory to the pool, or to the system if the pool is full."""
@@ -54,15 +58,84 @@ class BufferPool:
                 self._idle_bytes += len(memory)
 
 
-class _PooledMemory:
-    """The base object of an allocated array; numpy references it while any view of the array is alive."""
+class Slot(NamedTuple):
+    """Shared memory of a `SlotPool`."""
 
-    def __init__(self, pool: BufferPool, memory: npt.NDArray[np.uint8]) -> None:
-        self._pool, self._memory = pool, memory
+    number: int
+    memory: SharedMemory
+
+
+class SlotPool:
+    """Shared memory for the results of other processes; it returns to the pool when its last array is dropped."""
+
+    def __init__(self, size: int, max_idle: int, on_create: Callable[[SharedMemory], None] | None) -> None:
+        """Up to `max_idle` unused slots are kept; `on_create` is called with new memory, such as to pin it."""
+        self._size, self._max_idle, self._on_create = size, max_idle, on_create
+        self._free: deque[Slot] = deque()  # the garbage collector appends to it, in any thread
+        self._created = self._open = 0
+        self.live: set[int] = set()
+        """The numbers of all slots but those that were dropped, which processes can unmap."""
+
+    def take(self) -> Slot:
+        """A slot that nobody uses."""
+        while self._free:
+            slot = self._free.popleft()
+            if slot.memory.has_fd and len(self._free) <= self._max_idle and len(slot.memory.bytes) >= self._size:
+                return slot
+            self.drop(slot)
+        self._created += 1
+        self._open += 1
+        self.live.add(self._created)
+        slot = Slot(self._created, SharedMemory.create(self._size))
+        if self._on_create is not None:
+            self._on_create(slot.memory)
+        return slot
+
+    def grow(self, size: int) -> None:
+        """Have slots of at least this size from now on."""
+        self._size = max(self._size, size)
+
+    def lease(self, slot: Slot) -> npt.NDArray[np.uint8]:
+        """The memory of a slot; it returns to the pool when the last view of it is dropped."""
+        if self._open > _MAX_OPEN:  # a user may hold more batches than descriptors are allowed
+            self._close_fd(slot)
+        return lease(slot.memory.bytes, partial(self._take_back, slot, forks()))
+
+    def _take_back(self, slot: Slot, forks_before: int) -> None:
+        """Take back a slot whose arrays were dropped, in any thread."""
+        if forks() == forks_before:
+            self._free.append(slot)
+        else:  # a forked process may still read it
+            self.drop(slot)
+
+    def drop(self, slot: Slot) -> None:
+        """Use a slot no more; processes may still write to it."""
+        self.live.discard(slot.number)
+        self._close_fd(slot)
+
+    def _close_fd(self, slot: Slot) -> None:
+        self._open -= slot.memory.has_fd
+        slot.memory.close_fd()
+
+    def abandon(self) -> None:
+        """In a forked process: reuse no slot of the parent."""
+        self._free.clear()
+
+
+def lease(memory: npt.NDArray[np.uint8], on_dropped: Callable[[], None]) -> npt.NDArray[np.uint8]:
+    """A view of some memory; a function is called, in any thread, when the last view of it is dropped."""
+    return np.asarray(_Lease(memory, on_dropped))
+
+
+class _Lease:
+    """The base object of a leased array; numpy references it while any view of the array is alive."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8], on_dropped: Callable[[], None]) -> None:
+        self._memory, self._on_dropped = memory, on_dropped
         self.__array_interface__ = memory.__array_interface__
 
     def __del__(self) -> None:
-        self._pool.release(self._memory)
+        self._on_dropped()
 
 
 def empty_small_pages(size: int) -> npt.NDArray[np.uint8]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SIZE_STEP = 64 << 10
+_ALIGNMENT = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -39,6 +40,11 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
+
+
+def aligned(size: int) -> int:
+    """A number of bytes, rounded up so that an array can follow."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def forks() -> int:
@@ -84,6 +90,10 @@ class SharedMemory:
         """The descriptor; only until `close_fd`."""
         assert self._fd is not None
         return self._fd
+
+    @property
+    def has_fd(self) -> bool:
+        return self._fd is not None
 
     @property
     def address(self) -> int:

@@ -1,14 +1,30 @@
-"""Processes of this machine, what they may use of it, and work in parts by them."""
+"""Processes of this machine: how they start, what they tell each other, what they may use, and work in parts by them."""
 
+from penstock.runners._channel import Channel
+from penstock.runners._errors import RemoteError, portable
 from penstock.runners._machine import available_cores, available_memory
 from penstock.runners._processes import can_travel, map_in_processes
-from penstock.runners._start import start_connected, start_python
+from penstock.runners._serving import Role, ignore_interrupts, serve, start_thread
+from penstock.runners._shipments import Shipment, compact, expand, pack, unpack
+from penstock.runners._start import ConnectedProcess, start_python
 
 __all__ = [
+    "Channel",
+    "ConnectedProcess",
+    "RemoteError",
+    "Role",
+    "Shipment",
     "available_cores",
     "available_memory",
     "can_travel",
+    "compact",
+    "expand",
+    "ignore_interrupts",
     "map_in_processes",
-    "start_connected",
+    "pack",
+    "portable",
+    "serve",
     "start_python",
+    "start_thread",
+    "unpack",
 ]

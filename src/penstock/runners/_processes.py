@@ -6,21 +6,21 @@ The contract; if the code disagrees with this list, the code is wrong:
   work, and scripts need no main guard.
 - A process has one item at a time. A side sends only when the other waits to receive, so that no send can block for
   ever, whatever the size of items and results.
-- An error of the function is raised by the iterator with its type. A process that dies is an error that names its exit
-  code.
+- An error of the function is raised by the iterator with its type, and the traceback of its process. A process that
+  dies is an error that names its exit code.
 - When the iterator ends, is closed, or raises, all processes are ended.
 """
 
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import cloudpickle
 
 from penstock.errors import PenstockError
-from penstock.runners._start import start_connected
+from penstock.runners._errors import RemoteError
+from penstock.runners._start import ConnectedProcess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,7 +52,7 @@ class _Run:
         self._finished: queue.Queue[tuple[Any, Any, BaseException | None] | None] = queue.Queue()
         self._free = threading.Semaphore(2 * num_workers)
         """Bounds the results that wait for the caller."""
-        self._processes = [_Process() for _ in range(num_workers)]
+        self._processes = [ConnectedProcess("penstock.runners._worker") for _ in range(num_workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(process,), name="penstock-compute", daemon=True)
             for process in self._processes
@@ -82,18 +82,21 @@ class _Run:
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, process: "_Process") -> None:
+    def _serve(self, process: ConnectedProcess) -> None:
         """Give items to a process, one at a time, until there are no more."""
         item: Any = None
+        connection = process.connection
         try:
-            process.send(self._function)
+            connection.send_bytes(self._function)
             while (item := self._next()) is not None:
-                process.send(cloudpickle.dumps(item[0]))
-                result, error = cloudpickle.loads(process.receive())
+                connection.send_bytes(cloudpickle.dumps(item[0]))
+                result, error = cloudpickle.loads(connection.recv_bytes()), None
+                if isinstance(result, RemoteError):
+                    error = result.revive(lambda text: PenstockError(f"a function raised {text}"))
                 self._finished.put((item[0], result, error))
         except BaseException as error:  # whatever happens here, the caller must learn of it
             if not self._stopped:
-                self._finished.put((None, None, process.death(error)))
+                self._finished.put((None, None, _death(process, error)))
         finally:
             self._finished.put(None)
 
@@ -107,30 +110,11 @@ class _Run:
         return None
 
 
-class _Process:
-    def __init__(self) -> None:
-        self._process, self._connection = start_connected("penstock.runners._worker")
-
-    def send(self, data: bytes) -> None:
-        self._connection.send_bytes(data)
-
-    def receive(self) -> bytes:
-        return self._connection.recv_bytes()
-
-    def death(self, error: BaseException) -> BaseException:
-        """The error of a process that closed its connection; any other error as it is."""
-        if not isinstance(error, EOFError | OSError):
-            return error
-        code = self._process.wait()
-        return PenstockError(
-            f"a worker process ended with exit code {code} while it computed; a code of -9 often means that memory ran"
-            " out: take fewer with num_workers"
-        )
-
-    def end(self) -> None:
-        with suppress(OSError):
-            self._process.kill()
-        self._process.wait()
-
-    def __del__(self) -> None:
-        self._connection.close()
+def _death(process: ConnectedProcess, error: BaseException) -> BaseException:
+    """The error of a process that closed its connection; any other error as it is."""
+    if not isinstance(error, EOFError | OSError):
+        return error
+    return PenstockError(
+        f"a worker process ended with exit code {process.wait()} while it computed; a code of -9 often means that "
+        "memory ran out: take fewer with num_workers"
+    )

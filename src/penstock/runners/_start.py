@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe
+from contextlib import suppress
+from multiprocessing.connection import Pipe
 
 _PROGRAM = """
 import json, sys
@@ -15,13 +16,6 @@ from {module} import main
 main(*map(int, sys.argv[2:]))
 """
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
-
-def start_connected(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start a process that calls `main` of a module with the descriptor of the other end of a connection."""
-    ours, theirs = Pipe()
-    with theirs:
-        return start_python(module, theirs.fileno(), descriptors=[theirs.fileno()]), ours
 
 
 def start_python(
@@ -46,3 +40,25 @@ def start_python(
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class ConnectedProcess:
+    """A process that calls `main` of a module with the descriptor of the other end of a connection."""
+
+    def __init__(self, module: str) -> None:
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._process = start_python(module, theirs.fileno(), descriptors=[theirs.fileno()])
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait until it has ended; returns its exit code."""
+        return self._process.wait()
+
+    def end(self) -> None:
+        """End it, whatever it does; may be called by any thread."""
+        with suppress(OSError):
+            self._process.kill()
+        self._process.wait()

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy.typing as npt
 
@@ -17,28 +18,29 @@ _MAX_MEMOIZED = 16 << 10
 _MIN_PAGE_ROW_BYTES = 32 << 10
 
 
-class BlockRequest(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BlockRequest:
     """The requests and the memory of one block."""
 
-    requests: Sequence[PageRequest]
-    direct: dict[int, range]
-    """Indices of requests that are read directly into the slab, and the rows that each fills."""
     row_pages: Mapping[str, RowPages]
     """Columns that builders read row by row, so that they are not in the window."""
     slab_range: range
     """Its rows in the slab, with unwanted rows of shared pages: below 0, and after the last row."""
-    cacheable: Sequence[PageRequest]
-    """Requests that the page cache may already hold."""
-    cached_columns: dict[int, npt.NDArray[Any]]
-    """Fixed-width columns from the page cache, by field id."""
     slab_bytes: int
     """Bytes of its rows in the slab."""
     variable_bytes: int
     """Bytes of its columns of variable size, about."""
-    raw_bytes: int
-    """Bytes of pages until they are parsed."""
     sparse: bool
     """Whether most rows of the pages are not wanted, so that values are copied and pages freed."""
+    requests: Sequence[PageRequest] = ()
+    direct: Mapping[int, range] = field(default_factory=dict)
+    """Indices of requests that are read directly into the slab, and the rows that each fills."""
+    cacheable: Sequence[PageRequest] = ()
+    """Requests that the page cache may already hold."""
+    raw_bytes: int = 0
+    """Bytes of pages until they are parsed."""
+    cached_columns: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
+    """Fixed-width columns from the page cache, by field id."""
 
 
 class BlockRequests:
@@ -86,15 +88,10 @@ class BlockRequests:
         share = part.rows / len(whole.slab_range)
         by_row = self._row_pages(part.fragment_rows) if whole.row_pages else {}
         return BlockRequest(
-            (),
-            {},
-            {name: pages for name, pages in by_row.items() if name in whole.row_pages},
-            range(part.rows),
-            (),
-            {},
+            row_pages={name: pages for name, pages in by_row.items() if name in whole.row_pages},
+            slab_range=range(part.rows),
             slab_bytes=round(share * whole.slab_bytes),
             variable_bytes=round(share * whole.variable_bytes),
-            raw_bytes=0,
             sparse=True,
         )
 
@@ -132,16 +129,15 @@ class BlockRequests:
         variable = [request for request in requests if self._variable_ids.intersection(request.file.fields)]
         share = len(block) / max([len(block), *_stored_rows(variable).values()])
         return BlockRequest(
-            requests,
-            direct,
-            row_pages,
-            slab_range,
-            cacheable,
-            {},
+            row_pages=row_pages,
+            slab_range=slab_range,
             slab_bytes=len(slab_range) * row_bytes,
             variable_bytes=round(share * sum(request.bytes for request in variable)),
-            raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
             sparse=share < 0.5,
+            requests=requests,
+            direct=direct,
+            cacheable=cacheable,
+            raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
         )
 
     def _direct_requests(

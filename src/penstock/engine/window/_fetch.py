@@ -18,6 +18,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Condition, Event, Lock, Thread
 
 from penstock.engine._stats import StatsCollector
@@ -34,21 +35,18 @@ _HEDGE_CHECK_S = 0.02
 _LATENCIES = 512
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A pending read of pages."""
 
-    __slots__ = ("done", "hedged", "on_done", "read", "size", "started_s")
-
-    def __init__(
-        self,
-        read: Callable[[], tuple[PageRuns, int]],
-        on_done: Callable[[PageRuns | BaseException], None],
-        size: int = 0,
-    ) -> None:
-        """`read` returns the pages and the number of bytes fetched, 0 if they were cached; `size` is expected."""
-        self.read, self.on_done, self.size = read, on_done, size
-        self.started_s = 0.0
-        self.hedged = self.done = False
+    read: Callable[[], tuple[PageRuns, int]]
+    """Returns the pages and the number of bytes fetched, 0 if they were cached."""
+    on_done: Callable[[PageRuns | BaseException], None]
+    size: int = 0
+    """Expected bytes."""
+    started_s: float = 0.0
+    hedged: bool = False
+    done: bool = False
 
 
 class Fetcher:

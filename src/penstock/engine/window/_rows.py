@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.device import Arena
 from penstock.table import Int64Array, RawColumn, RowPages, take
 from penstock.types import Buffer
 
@@ -52,7 +53,7 @@ def _byte_bounds(chunk: pa.Array) -> npt.NDArray[np.int64]:
 class BlockColumns:
     """The columns of a block that are not in the slab."""
 
-    raw: dict[str, RawColumn]
+    raw: dict[str, RawColumn] = field(default_factory=dict)
     _encoded: dict[str, EncodedRows] = field(default_factory=dict)
 
     def encoded(self, name: str, view: Callable[[Buffer], Any]) -> EncodedRows | None:
@@ -65,15 +66,20 @@ class BlockColumns:
             encoded = self._encoded[name] = EncodedRows(cells.chunks, view)
         return encoded
 
-    def as_batch(self) -> pa.RecordBatch:
-        """All columns, for `write_batch`."""
+    def write(self, arena: Arena) -> tuple[int, int]:
+        """Write all columns to shared memory, as an Arrow stream; returns its start and size."""
         arrays = {name: cells.array for name, cells in self.raw.items()}
         arrays |= {_REFERENCES + name: cells.references for name, cells in self.raw.items() if cells.references}
-        return pa.record_batch(list(arrays.values()), list(arrays))
+        batch = pa.record_batch(list(arrays.values()), list(arrays))
+        measured = pa.MockOutputStream()
+        _write_stream(batch, measured)
+        place = arena.allocate(size := int(measured.size())), size
+        _write_stream(batch, pa.FixedSizeBufferWriter(pa.py_buffer(arena.bytes(*place))))
+        return place
 
     @classmethod
     def from_bytes(cls, data: npt.NDArray[np.uint8]) -> "BlockColumns":
-        """Inverse of `write_batch`; the columns are views of the bytes."""
+        """Inverse of `write`; the columns are views of the bytes."""
         batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
         raw = {
@@ -84,17 +90,8 @@ class BlockColumns:
         return cls(raw)
 
 
-def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes that `write_batch` needs."""
-    sink = pa.MockOutputStream()
+def _write_stream(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return int(sink.size())
-
-
-def write_batch(batch: pa.RecordBatch, memory: npt.NDArray[np.uint8]) -> None:
-    """Write a batch as an Arrow stream."""
-    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(pa.py_buffer(memory)), batch.schema) as writer:
         writer.write_batch(batch)
 
 

@@ -1,6 +1,6 @@
 """The blocks of one table: what they read, and how their pages are parsed into the slab and into Arrow arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -8,123 +8,90 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.device import BufferPool, ByteAllocator
-from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Span
-from penstock.engine.window._arena import Arena
+from penstock.device import Arena, BufferPool
+from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Selection, Span
 from penstock.engine.window._block_requests import BlockRequest, BlockRequests, reads_by_row
 from penstock.engine.window._page_cache import PageCache, PageRuns
-from penstock.engine.window._rows import BlockColumns, batch_bytes, write_batch
+from penstock.engine.window._rows import BlockColumns
 from penstock.engine.window._slab import Slab
 from penstock.errors import NotFoundError
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import (
-    PageRequest,
-    Pages,
-    RawColumn,
-    Reader,
-    copy_dense,
-    gather,
-    read_direct,
-    read_pages,
-)
-
-_MAX_IDLE_BYTES, _IDLE_SHARE = 64 << 20, 8
-"""Limits of idle page buffers: bytes, and fraction (1/n) of the budget."""
-
-_numbers = count()
+from penstock.table import PageRequest, Pages, RawColumn, copy_dense, gather, read_direct, read_pages
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WindowBlock:
     """A block in the window: requested, filled, read by spans, freed. Only the window changes it."""
 
-    __slots__ = (
-        "admitted",
-        "bytes",
-        "closed",
-        "columns",
-        "error",
-        "filled",
-        "number",
-        "pages",
-        "parts",
-        "pending_requests",
-        "pending_spans",
-        "place",
-        "plan",
-        "request",
-        "requests",
-        "slab_start",
-        "table",
-        "waiting_spans",
-        "whole",
-    )  # fmt: skip
+    table: int
+    plan: PlannedBlock
+    request: BlockRequest
+    whole: "WindowBlock | None" = None
+    """What it is read with, if it is a part."""
+    parts: list["WindowBlock"] = field(default_factory=list)
+    """Blocks that hold its rows instead of it, once it is read."""
+    number: int = field(default_factory=count().__next__)
+    requests: list[PageRequest] = field(init=False)
+    pages: Pages = field(default_factory=Pages)
+    pending_requests: int = 0
+    held_bytes: int = field(init=False)
+    """Bytes of its rows in the window."""
+    slab_start: int = 0
+    """Index of its first row in the slab."""
+    columns: BlockColumns = field(default_factory=BlockColumns)
+    """Columns that are not in the slab, unless they are in shared memory."""
+    place: tuple[int, int] | None = None
+    """Start and size of the same in shared memory."""
+    filled: bool = False
+    admitted: bool = False
+    closed: bool = False
+    """Whether no span planned later needs it."""
+    error: BaseException | None = None
+    pending_spans: int = 0
+    """Spans that need it and are not built yet."""
+    waiting_spans: list[Span] = field(default_factory=list)
+    """Spans that cannot be built until it is filled."""
 
-    def __init__(self, table: int, plan: PlannedBlock, request: BlockRequest) -> None:
-        self.number, self.table, self.plan, self.request = next(_numbers), table, plan, request
-        self.requests: list[PageRequest] = list(request.requests)
-        self.pages = Pages()
-        self.pending_requests = 0
-        self.bytes = request.slab_bytes + request.variable_bytes
-        """Bytes of its rows in the window."""
-        self.slab_start = 0
-        """Index of its first row in the slab."""
-        self.columns = BlockColumns({})
-        """Columns that are not in the slab, unless they are in shared memory."""
-        self.place: tuple[int, int] | None = None
-        """Start and size of the same in shared memory."""
-        self.filled = self.admitted = False
-        self.closed = False
-        """Whether no span planned later needs it."""
-        self.error: BaseException | None = None
-        self.pending_spans = 0
-        """Spans that need it and are not built yet."""
-        self.waiting_spans: list[Span] = []
-        """Spans that cannot be built until it is filled."""
-        self.whole: WindowBlock | None = None
-        """What it is read with, if it is a part."""
-        self.parts: list[WindowBlock] = []
-        """Blocks that hold its rows instead of it, once it is read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableReads:
-    """What is read of a table."""
-
-    number: int
-    """Index of the table in a mixture; else 0."""
-    reader: Reader
-    layout: Layout
-    heaviest: Field | None
-    page_cache: PageCache | None
-    """All columns but the heaviest come from it, if there is one."""
-    by_row: int
-    """Builders read large local rows themselves, if a page holds at most so many of them."""
+    def __post_init__(self) -> None:
+        self.requests = list(self.request.requests)
+        self.held_bytes = self.request.slab_bytes + self.request.variable_bytes
 
 
 class TableWindow:
     """Reads and fills blocks; its methods change no accounting, so any thread may call them."""
 
     def __init__(
-        self, reads: TableReads, slab: Slab, *, arena: Arena | None, allocate: ByteAllocator | None, budget_bytes: int
+        self,
+        number: int,
+        selection: Selection,
+        layout: Layout,
+        slab: Slab,
+        *,
+        page_cache: PageCache | None,
+        by_row: int,
+        page_buffers: BufferPool,
+        arena: Arena | None,
     ) -> None:
-        """Columns of variable size are copied to the `arena`, if there is one; `allocate` gives memory for pages."""
-        reader, layout, page_cache = reads.reader, reads.layout, reads.page_cache
-        self._number, self._reader, self.layout, self.slab = reads.number, reader, layout, slab
-        self._page_cache, self.arena = page_cache, arena
-        # `allocate` gives pinned memory, and allocating that synchronises the device: keep all of it.
-        spare = min(_MAX_IDLE_BYTES, budget_bytes // _IDLE_SHARE) if allocate is None else budget_bytes
-        self._page_buffers = BufferPool(spare, allocate)
+        """`number` is the index of the table in a mixture; all columns but the heaviest come from a page cache, if
+        there is one.
+
+        Builders read large local rows themselves, if a page holds at most `by_row` of them. Columns of variable size
+        are copied to the `arena`, if there is one.
+        """
+        self._number, self._reader, self.layout, self.slab = number, selection.reader, layout, slab
+        self._page_cache, self._page_buffers, self.arena = page_cache, page_buffers, arena
         self._names = {field.id: field.name for field in layout.fields}
-        by_row = reads.by_row if reader.store.is_local else 0
+        is_local = selection.reader.store.is_local
+        by_row = by_row if is_local else 0
         self.reads_by_row = [field.name for field in layout.fields if reads_by_row(field, by_row)]
         """Columns that builders may read."""
         self._requests = BlockRequests(
             layout,
             in_slab=[column for column in layout.fixed if slab.on_host(column.name)],
-            heaviest=reads.heaviest,
+            heaviest=selection.heaviest,
             page_cache=page_cache,
-            is_local=reader.store.is_local,
+            is_local=is_local,
             by_row=by_row,
         )
 
@@ -132,12 +99,10 @@ class TableWindow:
         """A block that is not admitted yet."""
         block = WindowBlock(self._number, plan, self._requests.for_block(plan))
         for part in plan.parts:
-            held = WindowBlock(self._number, part, self._requests.for_part(part, block.request))
-            held.whole = block
-            block.parts.append(held)
+            block.parts.append(WindowBlock(self._number, part, self._requests.for_part(part, block.request), block))
         if block.parts:
-            block.request = block.request._replace(slab_range=range(sum(part.rows for part in plan.parts)))
-            block.bytes = sum(part.bytes for part in block.parts)
+            block.request = replace(block.request, slab_range=range(sum(part.rows for part in plan.parts)))
+            block.held_bytes = sum(part.held_bytes for part in block.parts)
         for group in block.request.cacheable:
             assert self._page_cache is not None
             runs = self._page_cache.get(group)
@@ -186,23 +151,21 @@ class TableWindow:
             return
         self._fill_fixed(block)
         raw: dict[str, RawColumn] = {}
-        for field in self.layout.variable:
-            if not block.plan.source.reads(field.id):
+        for known in self.layout.variable:
+            if not block.plan.source.reads(known.id):
                 continue
-            cells = gather(self._reader.snapshot.schema, field, [block.plan.fragment_rows], block.pages, as_arrow=True)
-            if isinstance(field.kind, Linked):  # neighbouring links are read in one request
-                cells = RawColumn(None, (self._reader.load_external(field, cells),))
+            cells = gather(self._reader.snapshot.schema, known, [block.plan.fragment_rows], block.pages, as_arrow=True)
+            if isinstance(known.kind, Linked):  # neighbouring links are read in one request
+                cells = RawColumn(None, (self._reader.load_external(known, cells),))
             elif block.request.sparse and self.arena is None:  # a slice would keep the whole page in memory
                 copied = pa.concat_arrays([*cells.chunks, cells.chunks[0].slice(0, 0)])
                 cells = RawColumn(None, (copied,), cells.references)
-            raw[field.name] = cells
-        block.columns = BlockColumns(raw)
-        if self.arena is not None and raw:
-            batch = block.columns.as_batch()
-            size = batch_bytes(batch)
-            block.place = self.arena.allocate(size), size
-            write_batch(batch, self.arena.bytes(*block.place))
-            block.columns = BlockColumns({})
+            raw[known.name] = cells
+        columns = BlockColumns(raw)
+        if self.arena is None:
+            block.columns = columns
+        elif raw:
+            block.place = columns.write(self.arena)
 
     def _fill_fixed(self, block: WindowBlock) -> None:
         first, end = block.slab_start, block.slab_start + block.plan.rows

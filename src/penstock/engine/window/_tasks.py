@@ -3,18 +3,17 @@
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device import Arena, aligned
 from penstock.engine.planning import RowIdentity, SpanSamples
-from penstock.engine.window._arena import Arena
 from penstock.engine.window._rows import WindowRows
 from penstock.plan import Places, SpanSteps
 from penstock.table import Int64Array
-
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,32 +47,23 @@ class TableTask:
         if not others:
             return first
         places = np.concatenate([part.places for part in parts])
-        number = np.full(rows, -1)
-        number[places] = np.arange(len(places))
-        order = number[number >= 0]
-        number[places[order]] = np.arange(len(places))  # of each row there
-        starts = np.cumsum([0, *map(len, parts)])
+        starts = accumulate(map(len, parts), initial=0)
         one_epoch = all(isinstance(part.epochs, int) and part.epochs == first.epochs for part in parts)
 
-        def take(values: Sequence[Any]) -> Any:
-            return None if values[0] is None else np.concatenate(values)[order]
+        def concatenated(values: Sequence[Any]) -> Any:
+            return None if values[0] is None else np.concatenate(values)
 
-        return replace(
+        unordered = replace(
             first,
-            places=slice(None) if len(places) == rows else places[order],
-            located=WindowRows.joined([part.located for part in parts]).take(order),
-            padding=take([part.padding for part in parts]),
-            epochs=first.epochs if one_epoch else take([part.each_epoch for part in parts]),
-            positions=take([part.positions for part in parts]),
-            damaged=tuple(
-                sorted(
-                    int(number[places[start + index]])
-                    for start, part in zip(starts.tolist(), parts, strict=False)
-                    for index in part.damaged
-                )
-            ),
+            located=WindowRows.joined([part.located for part in parts]),
+            padding=concatenated([part.padding for part in parts]),
+            epochs=first.epochs if one_epoch else concatenated([part.each_epoch for part in parts]),
+            positions=concatenated([part.positions for part in parts]),
+            damaged=tuple(start + index for start, part in zip(starts, parts, strict=False) for index in part.damaged),
             slab_capacity=max(part.slab_capacity for part in parts),
         )
+        order = np.argsort(places, kind="stable")  # which merges what is in order, as each part is
+        return unordered._take(order, order, slice(None) if len(places) == rows else places[order])
 
     @property
     def each_epoch(self) -> Int64Array:
@@ -87,19 +77,23 @@ class TableTask:
             first_place = first
             first, end = np.searchsorted(self.places, (first, end)).tolist()
             places = self.places[first:end] - first_place
-        here, samples = slice(first, end), None
-        if self.samples is not None:
-            samples = self.samples.part(first, end)
-            here = slice(int(self.samples.offsets[first]), int(self.samples.offsets[end]))
+        here = slice(first, end)
+        if self.samples is None:
+            return self._take(here, here, places)
+        draws = slice(int(self.samples.offsets[first]), int(self.samples.offsets[end]))
+        return replace(self._take(here, draws, places), samples=self.samples.part(first, end))
+
+    def _take(self, rows: Int64Array | slice, draws: Int64Array | slice, places: Places) -> "TableTask":
+        """Some rows or samples, of which these are the draws, and their places in another task."""
+        damaged = np.flatnonzero(np.isin(np.arange(len(self))[rows], self.damaged)).tolist() if self.damaged else ()
         return replace(
             self,
             places=places,
-            located=self.located.take(here),
-            samples=samples,
-            padding=None if self.padding is None else self.padding[first:end],
-            epochs=self.epochs if isinstance(self.epochs, int) else self.epochs[first:end],
-            positions=None if self.positions is None else self.positions[first:end],
-            damaged=tuple(index - first for index in self.damaged if first <= index < end),
+            located=self.located.take(draws),
+            padding=None if self.padding is None else self.padding[rows],
+            epochs=self.epochs if isinstance(self.epochs, int) else self.epochs[rows],
+            positions=None if self.positions is None else self.positions[rows],
+            damaged=tuple(damaged),
         )
 
     def identity(self, index: int) -> RowIdentity:
@@ -163,11 +157,11 @@ def write_task(task: BuildTask, arena: Arena) -> tuple[int, int]:
     pickled = pickle.dumps(task, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
     sizes = [len(pickled), *(buffer.nbytes for buffer in buffers)]
     header = np.array([len(sizes), *sizes], np.int64)
-    starts = header.nbytes + np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)])
-    start, size = arena.allocate(int(starts[-1])), int(starts[-1])
+    *starts, size = _offsets(sizes)
+    start = arena.allocate(size)
     memory = arena.bytes(start, size)
     memory[: header.nbytes] = header.view(np.uint8)
-    for at, buffer in zip(starts.tolist(), (memoryview(pickled), *buffers), strict=False):
+    for at, buffer in zip(starts, (memoryview(pickled), *buffers), strict=True):
         memory[at : at + len(buffer)].data[:] = buffer
     return start, size
 
@@ -176,7 +170,11 @@ def read_task(memory: npt.NDArray[np.uint8]) -> BuildTask:
     """Inverse of `write_task`; its arrays are views of the memory."""
     count = int(memory[:8].view(np.int64)[0])
     sizes = memory[8 : 8 * (count + 1)].view(np.int64).tolist()
-    starts = 8 * (count + 1) + np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)])
-    parts = [memory[at : at + size] for at, size in zip(starts.tolist(), sizes, strict=False)]
-    task: BuildTask = pickle.loads(parts[0].data, buffers=parts[1:])
+    pickled, *buffers = [memory[at : at + size] for at, size in zip(_offsets(sizes), sizes, strict=False)]
+    task: BuildTask = pickle.loads(pickled.data, buffers=buffers)
     return task
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    """Where parts of a written task start, behind a header of their number and sizes, and where the last one ends."""
+    return list(accumulate(map(aligned, sizes), initial=8 * (len(sizes) + 1)))

@@ -19,40 +19,22 @@ from penstock.table import Int64Array, RowPages
 _NO_ROWS = np.zeros(0, np.int64)
 
 
-class WindowBudget:
-    """The bytes that a window holds; `lock` guards them and all blocks."""
-
-    def __init__(self, limit_bytes: int, collector: StatsCollector) -> None:
-        self.lock, self.limit_bytes = Lock(), limit_bytes
-        self._collector, self._held_bytes = collector, 0
-
-    def has_room(self, cost: int) -> bool:
-        return self._held_bytes + cost <= self.limit_bytes
-
-    def charge(self, cost: int) -> None:
-        """Add the bytes of what is held, or subtract them."""
-        self._held_bytes += cost
-        collector = self._collector  # shared by all runs of a loader
-        collector.window_bytes = self._held_bytes
-        collector.window_peak_bytes = max(collector.window_peak_bytes, self._held_bytes)
-
-
 @dataclass(slots=True)
 class _ResidentTable:
     """All blocks of a table that stays in the window, once an epoch has read it."""
 
     blocks: list[WindowBlock]
     starts: Int64Array | None = None
-    """The index in the slab of the first row of each block."""
-    filled: bool = False
+    """The index in the slab of the first row of each block; None until all are filled."""
     damaged: list[int] = field(default_factory=list)
 
 
 class Window:
     """Owns the blocks in memory and their accounting; `lock` guards both."""
 
-    def __init__(self, tables: Sequence[TableWindow], budget: WindowBudget) -> None:
-        self.lock, self._tables, self._budget = budget.lock, tables, budget
+    def __init__(self, tables: Sequence[TableWindow], limit_bytes: int, collector: StatsCollector) -> None:
+        self.lock, self._tables = Lock(), tables
+        self._limit_bytes, self._collector, self._held_bytes = limit_bytes, collector, 0
         self._blocks: dict[PlannedBlock, WindowBlock] = {}
         self._pending: dict[int, int] = {}
         """Blocks that are not filled yet, by the number of a span that waits for them."""
@@ -101,8 +83,8 @@ class Window:
 
         Raises `MemoryError` if the window on a device is too small.
         """
-        cost = block.bytes + block.request.raw_bytes
-        if not self._budget.has_room(cost) and not force:
+        cost = block.held_bytes + block.request.raw_bytes
+        if self._held_bytes + cost > self._limit_bytes and not force:
             return False
         slab, rows = self._tables[block.table].slab, block.request.slab_range
         start = slab.allocate(len(rows))
@@ -114,8 +96,15 @@ class Window:
         for part in block.parts:
             part.slab_start, part.admitted = start, True
             start += part.plan.rows
-        self._budget.charge(cost)
+        self._charge(cost)
         return True
+
+    def _charge(self, cost: int) -> None:
+        """Add the bytes of what is held, or subtract them; with the lock."""
+        self._held_bytes += cost
+        collector = self._collector  # shared by all runs of a loader
+        collector.window_bytes = self._held_bytes
+        collector.window_peak_bytes = max(collector.window_peak_bytes, self._held_bytes)
 
     def await_blocks(self, span: Span) -> bool:
         """Record that a span waits for its blocks; returns whether it need not. With the lock."""
@@ -123,12 +112,11 @@ class Window:
         for rows in span.tables:
             blocks = self.blocks(rows)
             table = self._resident[rows.table] if rows.resident else None
-            if table is not None and table.filled:
+            if table is not None and table.starts is not None:
                 continue
             unfilled = [block for block in blocks if not block.filled]
             waits += unfilled
             if table is not None and not unfilled:
-                table.filled = True
                 table.damaged = [number for number, block in enumerate(blocks) if block.error is not None]
                 table.starts = _slab_starts(blocks)
         for block in waits:
@@ -160,15 +148,15 @@ class Window:
             block.error = error
         with self.lock:
             block.pages = type(block.pages)()
-            self._budget.charge(-block.request.raw_bytes)
+            self._charge(-block.request.raw_bytes)
             return [span for part in block.parts or (block,) for span in self._on_filled(part, block.error)]
 
     def _on_filled(self, block: WindowBlock, error: BaseException | None) -> Sequence[Span]:
         """Record that a block is filled, or could not be; returns the spans that waited only for it."""
         if block.place is not None:  # compressed pages are larger now
             actual = block.request.slab_bytes + block.place[1]
-            self._budget.charge(actual - block.bytes)
-            block.bytes = actual
+            self._charge(actual - block.held_bytes)
+            block.held_bytes = actual
         block.error, block.filled = error, True
         ready = [span for span in block.waiting_spans if self._is_last(span)]
         block.waiting_spans = []
@@ -186,8 +174,8 @@ class Window:
 
     def damaged(self, rows: TableRows) -> list[int]:
         """The blocks of some rows that could not be read, by their index."""
-        if rows.resident and self._resident[rows.table].filled:
-            return self._resident[rows.table].damaged
+        if rows.resident and (table := self._resident[rows.table]).starts is not None:
+            return table.damaged
         return [number for number, block in enumerate(self.blocks(rows)) if block.error is not None]
 
     def errors(self, span: Span) -> list[BaseException]:
@@ -232,23 +220,22 @@ class Window:
         block_index = rows.block_index
         starts = self._resident[rows.table].starts if rows.resident else None
         slab_rows = (_slab_starts(blocks) if starts is None else starts)[block_index] + rows.rows
-        if not table.layout.variable and not table.reads_by_row:
-            return WindowRows(slab_rows, (), _NO_ROWS, _NO_ROWS, {})
-        if rows.resident:
+        located = WindowRows(slab_rows, (), _NO_ROWS, _NO_ROWS, {})
+        if rows.resident and (table.layout.variable or table.reads_by_row):
             needed, block_index = np.unique(block_index, return_inverse=True)
             blocks = [blocks[number] for number in needed.tolist()]
-        places = {name: _row_pages(name, blocks, block_index, rows.rows) for name in table.reads_by_row}
-        files = {name: each for name, each in places.items() if each is not None}
-        if not table.layout.variable:
-            return WindowRows(slab_rows, (), _NO_ROWS, _NO_ROWS, files)
-        return WindowRows(slab_rows, [columns(block) for block in blocks], block_index, rows.rows, files)
+        if table.reads_by_row:
+            places = {name: _row_pages(name, blocks, block_index, rows.rows) for name in table.reads_by_row}
+            located = located._replace(files={name: each for name, each in places.items() if each is not None})
+        if table.layout.variable:
+            held = [columns(block) for block in blocks]
+            located = located._replace(blocks=held, block_index=block_index, rows=rows.rows)
+        return located
 
     def _columns(self, block: WindowBlock) -> BlockColumns:
-        return (
-            null_columns(self._tables[block.table].layout, block.plan.rows)
-            if block.error is not None
-            else block.columns
-        )
+        if block.error is None:
+            return block.columns
+        return null_columns(self._tables[block.table].layout, block.plan.rows)
 
     def release(self, span: Span) -> None:
         """Release what a built span needed; its batches now belong to the consumer. With the lock."""
@@ -262,14 +249,14 @@ class Window:
         if block.pending_spans or not block.closed or (block.whole is not None and not block.filled):
             return
         del self._blocks[block.plan]
-        block.columns = BlockColumns({})
+        block.columns = BlockColumns()
         if not block.admitted:
             return
         table, rows = self._tables[block.table], block.request.slab_range
         table.slab.free(block.slab_start + rows.start, len(rows))
         if block.place is not None and table.arena is not None:
             table.arena.free(*block.place)
-        self._budget.charge(-block.bytes)
+        self._charge(-block.held_bytes)
 
 
 def _samples_in(rows: TableRows, blocks: Sequence[int]) -> tuple[int, ...]:
@@ -292,8 +279,8 @@ def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array
         return None
     lengths = [0 if each is None else len(each.pages) for each in places]
     firsts = np.cumsum([0, *lengths])[:-1]
-    joined = RowPages.joined(known)
-    if len(known) == len(places):
-        return None, joined.take(firsts[block_index] + rows)
-    mask = np.array([each is not None for each in places])[block_index]
-    return mask, joined.take((firsts[block_index] + rows)[mask])
+    mask, indices = None, firsts[block_index] + rows
+    if len(known) < len(places):
+        mask = np.array([each is not None for each in places])[block_index]
+        indices = indices[mask]
+    return mask, RowPages.joined(known).take(indices)

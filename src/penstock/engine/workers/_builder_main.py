@@ -17,6 +17,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,28 +25,14 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory, SharedRegions
-from penstock.engine.assembly import (
-    BatchAssembler,
-    BatchFormatter,
-    Failure,
-    GatheredRows,
-    SpanGatherer,
-)
-from penstock.engine.window import (
-    BlockColumns,
-    BuildTask,
-    SlabColumns,
-    TableMemory,
-    arena_bytes,
-    null_columns,
-    read_task,
-)
-from penstock.engine.workers._messages import Become, Build, Built, Channel, Fork, Forked, Reap, Reaped, StatsUpdate
-from penstock.engine.workers._process import ProcessStats, run_process, serve
+from penstock.device import SharedMemory, SharedRegions, aligned, arena_bytes
+from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
+from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
+from penstock.engine.workers._messages import Build, Built, Reap, StatsUpdate
+from penstock.engine.workers._process import ProcessStats, run_process, serve_loader
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
-from penstock.engine.workers._transport import aligned, compact, pack, portable
+from penstock.runners import Channel, compact, pack, portable
 from penstock.table import Allocator
 
 _BLOCKS_CACHED = 256
@@ -79,16 +66,16 @@ class _Template:
         """Do what the loop says until the channel is closed."""
         while True:
             message, descriptors = self._channel.receive()
-            if isinstance(message, Become):
-                self._channel.send(Forked(os.getpid()))
+            if isinstance(message, Reap):
+                _, status = os.waitpid(message.pid, 0)
+                self._channel.send(os.waitstatus_to_exitcode(status))
+            elif message.become:
+                self._channel.send(os.getpid())
                 self._become_builder(descriptors)
-            elif isinstance(message, Fork):
-                self._channel.send(Forked(self._fork(descriptors)))
+            else:
+                self._channel.send(self._fork(descriptors))
                 for descriptor in descriptors:
                     os.close(descriptor)
-            elif isinstance(message, Reap):
-                _, status = os.waitpid(message.pid, 0)
-                self._channel.send(Reaped(os.waitstatus_to_exitcode(status)))
 
     def _fork(self, descriptors: Sequence[int]) -> int | None:
         if _threads() > 1:
@@ -102,7 +89,7 @@ class _Template:
 
     def _become_builder(self, descriptors: Sequence[int]) -> NoReturn:
         channel_fd, *images = descriptors
-        serve(channel_fd, lambda channel: _Builder(channel, self._spec, self._formatter, images))
+        serve_loader(channel_fd, lambda channel: _Builder(channel, self._spec, self._formatter, images))
 
 
 def _threads() -> int:
@@ -117,7 +104,7 @@ class _MappedWindow:
     def __init__(self, source: LoaderSource, regions: SharedRegions) -> None:
         self._regions, self._layouts = regions, [table.layout for table in source.tables]
         self.slabs = [
-            SlabColumns(layout.fixed, TableMemory(regions, number)) for number, layout in enumerate(self._layouts)
+            SlabColumns(layout.fixed, table=number, regions=regions) for number, layout in enumerate(self._layouts)
         ]
         self._blocks: dict[tuple[int, int], BlockColumns] = {}
         """The block that was used longest ago comes first."""
@@ -204,7 +191,7 @@ class _Builder:
         if message.rows is not None:
             first, end = message.rows
             task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
-            gathered = gather(task, _allocators(columns))
+            gathered = gather(task, partial(_allocator, columns))
             _write(columns, gathered)
             gathered.bad = {first + index: bad for index, bad in gathered.bad.items()}
             if gathered.failure is not None:
@@ -213,7 +200,7 @@ class _Builder:
         functions = self._formatter.on_host
         if self._formatter.batch_transform is None:  # else these are not results
             self._formatter.empty = _SlotMemory(slot)
-        gathered = gather(task, _allocators({} if functions else columns))
+        gathered = gather(task, partial(_allocator, {} if functions else columns))
         built = self._assemble(task, gathered)
         to_transport = self._formatter.to_transport
         batches = [
@@ -241,17 +228,16 @@ class _SlotMemory:
         return self._slot[start : start + size].view(dtype).reshape(shape)
 
 
-def _allocators(columns: dict[str, npt.NDArray[Any]]) -> Any:
-    def of(name: str) -> Allocator:
-        column = columns.get(name)
+def _allocator(columns: dict[str, npt.NDArray[Any]], name: str) -> Allocator:
+    """The memory of a column in the slot, if it fits there."""
+    column = columns.get(name)
 
-        def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            fits = column is not None and column.shape == tuple(shape) and column.dtype == dtype
-            return column if fits and column is not None else np.empty(shape, dtype)
+    def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        if column is not None and column.shape == tuple(shape) and column.dtype == dtype:
+            return column
+        return np.empty(shape, dtype)
 
-        return allocate
-
-    return of
+    return allocate
 
 
 def _write(columns: dict[str, npt.NDArray[Any]], gathered: GatheredRows) -> None:

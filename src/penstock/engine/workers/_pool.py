@@ -10,22 +10,21 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from itertools import count
 from threading import RLock
 from typing import Any
 
 import cloudpickle
 
-from penstock.device import SharedMemory
+from penstock.device import SharedMemory, SlotPool
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
-from penstock.engine.workers._messages import Become, Channel, Failed, Fork, Reap
+from penstock.engine.workers._messages import Failed, Fork, Reap
 from penstock.engine.workers._reader_main import ReaderSpec
-from penstock.engine.workers._slots import SlotLayout, SlotPool
+from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
 from penstock.errors import PenstockError
-from penstock.runners import start_python
+from penstock.runners import Channel, start_python
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """glibc would come to keep freed images of up to 32 MiB, some in each arena, and so twice the memory that is in use."""
@@ -34,14 +33,12 @@ _SLOT_SLACK = 1.25
 """Bytes of a slot for results, relative to those expected; larger ones get memory of their own."""
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
-_ids = count()
 
 
 class WorkerProcess:
     """A running worker process, which was started by exec."""
 
     def __init__(self, module: str, spec: SharedMemory) -> None:
-        self.id = next(_ids)  # unlike the pid, never used again
         self.started = True
         """False once it has said that it could not start."""
         self.channel, theirs = Channel.pair()
@@ -70,8 +67,11 @@ class WorkerProcess:
         self.channel.close()
         self._process.returncode = 0
 
-    def ask(self, message: Any, descriptors: Sequence[int] = ()) -> Any:
-        """Send a message and wait for the answer; None if it has died. Raises the error of one that could not start."""
+    def ask(self, message: Fork | Reap, descriptors: Sequence[int] = ()) -> int | None:
+        """Send a message to a template, and wait for the answer; None if it has died, or has none.
+
+        Raises the error of one that could not start.
+        """
         try:
             self.channel.send(message, descriptors)
             answer = self.channel.receive()[0]
@@ -79,7 +79,7 @@ class WorkerProcess:
             return None
         if isinstance(answer, Failed):
             raise answer.error.revive()
-        return answer
+        return answer  # type: ignore[no-any-return]
 
 
 class Builder(WorkerProcess):
@@ -90,25 +90,22 @@ class Builder(WorkerProcess):
 
         Raises `ChildProcessError` if the template has died, or cannot fork because it has threads.
         """
-        self.id, self.started = next(_ids), True
+        self.started = True
         self.memory: int | None = None
         """The shared memory of a window that it has mapped."""
         self.slots: set[int] = set()
         """The slots that it has mapped."""
-        self.dropped: list[int] = []
-        """Slots that it can unmap."""
         self._template, self._forked = template, forked
         self.channel, theirs = Channel.pair()
         try:
             with theirs:
-                descriptors = [theirs.fileno(), *(each.fd for each in memory)]
-                answer = template.ask(Fork() if forked else Become(), descriptors)
-            if answer is None or answer.pid is None:
+                pid = template.ask(Fork(become=not forked), [theirs.fileno(), *(each.fd for each in memory)])
+            if pid is None:
                 raise ChildProcessError
         except BaseException:
             self.channel.close()
             raise
-        self.pid = answer.pid
+        self.pid = pid
 
     def kill(self) -> None:
         if not self._forked:
@@ -123,8 +120,7 @@ class Builder(WorkerProcess):
         if not self._forked:
             return self._template.reap()
         self.kill()  # it may have closed its channel and not exited
-        answer = self._template.ask(Reap(self.pid))
-        return None if answer is None else answer.code
+        return self._template.ask(Reap(self.pid))
 
     def abandon(self) -> None:
         self.channel.close()
@@ -145,9 +141,8 @@ class ProcessPool:
     ) -> None:
         self.source, self.collector, self._builders = source, collector, builders
         rows = source.pipeline.batches_per_span * source.options.batch_size
-        self.slot_layout = SlotLayout.of(source.fixed_columns, rows)
-        in_slot = {column.name for column in self.slot_layout.columns}
-        self.fills_slots = not formatter.on_host and all(name in in_slot for name in source.names)
+        self.slot_layout = SlotLayout(source.fixed_columns, rows)
+        self.fills_slots = not formatter.on_host and self.slot_layout.columns.keys() >= set(source.names)
         """Whether a span is complete when its rows are in its slot, so that several builders can write them."""
         size = self.slot_layout.size
         if not self.fills_slots:
@@ -176,7 +171,8 @@ class ProcessPool:
         self._running = False
         self._lock = RLock()
         """Held while processes are started or ended, by any thread."""
-        weakref.finalize(self, _end_all, self.processes, self._templates, self._handles)
+        weakref.finalize(self, _close_all, self._handles)
+        weakref.finalize(self, _end_all, self.processes, self._templates)
         _pools.add(self)
 
     def open(self) -> int:
@@ -225,7 +221,7 @@ class ProcessPool:
             code = alone[0].reap()
             raise PenstockError(f"a worker process could not start: it ended with exit code {code}") from None
         finally:
-            _end_all(alone, [], [])
+            _end_all(alone)
 
     def receive(self, *, wait: bool = True) -> Sequence[tuple[int, Any, list[int]]]:
         """The messages that are there: for each the worker, the message and its descriptors; None if it died.
@@ -290,14 +286,6 @@ class ProcessPool:
     def builders(self) -> list[Builder]:
         return [process for process in self.processes if isinstance(process, Builder)]
 
-    def share_dropped(self) -> None:
-        """Let all processes unmap the slots that were dropped."""
-        dropped = self.slots.take_dropped()
-        for process in self.builders if dropped else ():
-            mapped = process.slots.intersection(dropped)
-            process.slots -= mapped
-            process.dropped += mapped
-
     def close(self) -> None:
         """End all processes at once."""
         with self._lock:
@@ -314,7 +302,7 @@ class ProcessPool:
                     self._selector.unregister(process.channel)
             process.reap()
             self.collector.forget_requests(process.pid)
-        _end_all(self._templates, [], [])
+        _end_all(self._templates)
         self._templates.clear()
 
     def abandon(self) -> None:
@@ -345,18 +333,13 @@ def worker_formatter(formatter: BatchFormatter) -> BatchFormatter:
     return made
 
 
-def _end_all(
-    processes: list[WorkerProcess],
-    templates: list[WorkerProcess],
-    handles: list[socket.socket | selectors.BaseSelector],
-) -> None:
+def _end_all(*groups: list[WorkerProcess]) -> None:
     """End processes, and then the template that they were forked from."""
-    for each in (processes, templates):
-        for process in each:
+    for processes in groups:
+        for process in processes:
             process.kill()
-        for process in each:
+        for process in processes:
             process.reap()
-    _close_all(handles)
 
 
 def _close_all(handles: list[socket.socket | selectors.BaseSelector]) -> None:

@@ -19,35 +19,33 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import Any, NamedTuple
 
-from penstock.device import SharedRegions
+from penstock.device import SharedRegions, Slot, arena_bytes
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.window import arena_bytes, joined_keys, read_task
+from penstock.engine.window import joined_keys, read_task
 from penstock.engine.workers._messages import (
     Build,
     Built,
     Failed,
-    Pause,
     Published,
+    ReadTo,
     Release,
-    Resume,
     Run,
-    StatsUpdate,
     Stop,
 )
 from penstock.engine.workers._pool import ProcessPool
-from penstock.engine.workers._slots import Delivery, Slot
-from penstock.engine.workers._source import DeliveredSpan
-from penstock.engine.workers._transport import RemoteError, Shipment, unpack
+from penstock.engine.workers._slots import Delivery
+from penstock.engine.workers._source import DeliveredSpan, SpanStream
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
+from penstock.runners import RemoteError, Shipment, unpack
 from penstock.table import Int64Array
 
 _MAX_DEATHS = 3
@@ -113,8 +111,8 @@ class _EpochStart(NamedTuple):
     """Of its first span."""
 
 
-class ProcessRun:
-    """Delivers the spans that worker processes build; see `SpanStream`."""
+class ProcessRun(SpanStream):
+    """Delivers the spans that worker processes build."""
 
     def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
         self._pool, self._placement = pool, placement
@@ -127,10 +125,6 @@ class ProcessRun:
         self._published: dict[int, dict[int, Published]] = {}
         """Spans that some readers have published, by the number of the reader."""
         self._pending: dict[int, _PendingSpan] = {}
-        self._ready: list[int] = []
-        """Published spans of which something is waiting for a builder, as a heap."""
-        self._load: dict[int, int] = {}
-        """Unanswered tasks of each builder, by its process."""
         self._released: list[int] = []
         self._memory: _WindowMemory | None = None
         self._next = 0
@@ -139,13 +133,14 @@ class ProcessRun:
         self._deaths = 0
         self._failure: tuple[Exception, int] | None = None
         """An error that ends the run, and the first span that will not be built."""
-        self._stopped = self._paused = False
-        self._run = self._reading_epoch = 0
+        self._stopped = False
+        self._run = 0
+        self._reading_epoch: int | None = 0
+        """None while reading is paused."""
         self._epochs: list[_EpochStart] = []
         """The epochs of spans that are not delivered, and the last one before."""
 
     def start(self, epoch: int, consumed: int) -> None:
-        """See `SpanStream`."""
         self._run = self._pool.open()
         self._reading_epoch = epoch
         self._epochs = [_EpochStart(epoch, consumed, 0)]
@@ -164,18 +159,15 @@ class ProcessRun:
         for reader in self._pool.readers:
             self._pool.send(reader, message)
 
-    def resume(self, epoch: int) -> None:
-        """See `SpanStream`."""
-        self._reading_epoch, self._paused = epoch, False
-        self._tell_readers(Resume(self._run, epoch))
-
     def pause(self) -> None:
-        """See `SpanStream`."""
-        self._paused = True
-        self._tell_readers(Pause(self._run))
+        self.resume(None)
+
+    def resume(self, epoch: int | None) -> None:
+        """See `ReadTo`."""
+        self._reading_epoch = epoch
+        self._tell_readers(ReadTo(self._run, epoch))
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
-        """See `SpanStream`."""
         if self._stopped:
             return
         self._stopped = True
@@ -189,7 +181,6 @@ class ProcessRun:
         self._memory = None
 
     def next_span(self) -> DeliveredSpan | None:
-        """See `SpanStream`."""
         started = time.perf_counter()
         self._receive(wait=False)
         while not self._stopped:
@@ -238,18 +229,20 @@ class ProcessRun:
     def _dispatch(self) -> None:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
         limit = self._next + self._ahead.depth
-        while self._ready and self._ready[0] < limit:
-            loads = [self._load.get(each.id, 0) if each.started else _IN_FLIGHT for each in self._pool.builders]
+        ready = sorted(number for number, span in self._pending.items() if span.waiting and number < limit)
+        while ready:
+            tasks = Counter(worker for each in self._pending.values() for worker in each.builders.values())
+            builders = enumerate(self._pool.builders, len(self._pool.readers))
+            loads = [tasks[worker] if each.started else _IN_FLIGHT for worker, each in builders]  # unanswered tasks
             load = min(loads, default=_IN_FLIGHT)
             if load >= _IN_FLIGHT:
                 break
             builder = loads.index(load)
-            span = self._pending[self._ready[0]]
-            idle = loads.count(0)
-            self._split(span, idle // max(1, sum(number < limit for number in self._ready)))
+            span = self._pending[ready[0]]
+            self._split(span, loads.count(0) // len(ready))
             self._send(span, span.waiting.pop(0), builder)
             if not span.waiting:
-                heappop(self._ready)
+                del ready[0]
         if self._released:
             self._tell_readers(Release(self._run, self._released, limit))
             self._released = []
@@ -270,15 +263,14 @@ class ProcessRun:
         new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
         descriptors = [span.memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
         process.memory = span.memory.number
+        dropped = [number for number in process.slots if number not in self._pool.slots.live]
+        process.slots.difference_update(dropped)
         process.slots.add(span.slot.number)
-        self._pool.share_dropped()
-        dropped, process.dropped = process.dropped, []
         message = Build(
-            self._run, span.steps.number, span.memory.number, [each.place for each in span.published],
+            self._run, span.steps.number, [each.place for each in span.published],
             span.slot.number, rows, new_memory, new_slot, dropped,
         )  # fmt: skip
         span.builders[rows] = worker
-        self._load[process.id] = self._load.get(process.id, 0) + 1
         self._pool.send(worker, message, descriptors)
 
     def _receive(self, *, wait: bool) -> None:
@@ -297,13 +289,11 @@ class ProcessRun:
             return
         if message.stats is not None:
             self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
-        if isinstance(message, StatsUpdate):
-            return
         if isinstance(message, Failed) and message.run in (None, self._run):
             self._failure = message.error.revive(), message.number
             self._pool.processes[worker].started = message.run is not None
         elif isinstance(message, Built) and message.run == self._run and not self._stopped:
-            self._take(worker, message, descriptor)
+            self._take(message, descriptor)
         elif isinstance(message, Published) and message.run == self._run and not self._stopped:
             self._take_published(worker, message)
         elif descriptor is not None:
@@ -330,12 +320,8 @@ class ProcessRun:
         if error is not None:
             span.error, span.waiting = error.revive(), []
             self._released.append(message.number)
-        else:
-            heappush(self._ready, message.number)
 
-    def _take(self, worker: int, built: Built, descriptor: int | None) -> None:
-        process = self._pool.processes[worker]
-        self._load[process.id] -= 1
+    def _take(self, built: Built, descriptor: int | None) -> None:
         span = self._pending.get(built.number)
         if span is None or span.builders.pop(built.rows, None) is None:
             if descriptor is not None:
@@ -394,11 +380,9 @@ class ProcessRun:
             first = next(number for number in range(self._next, self._known + 1) if number not in self._pending)
             start = next(start for start in reversed(self._epochs) if start.number <= first)
             self._start_readers(start, first)
-            self._tell_readers(Pause(self._run) if self._paused else Resume(self._run, self._reading_epoch))
-        for number, span in self._pending.items():
+            self.resume(self._reading_epoch)
+        for span in self._pending.values():
             lost = [rows for rows, builder in span.builders.items() if builder == worker]
             for rows in lost:
                 del span.builders[rows]
-            if lost and not span.waiting:
-                heappush(self._ready, number)
             span.waiting += lost

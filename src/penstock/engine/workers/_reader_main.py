@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from penstock.device import SharedRegions
+from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
-from penstock.engine.window import Arena, WindowBlock, write_task
-from penstock.engine.workers._messages import Channel, Failed, Pause, Published, Release, Resume, Run, StatsUpdate, Stop
-from penstock.engine.workers._process import ProcessStats, run_process, start_thread
+from penstock.engine.window import WindowBlock, write_task
+from penstock.engine.workers._messages import Failed, Published, ReadTo, Release, Run, StatsUpdate, Stop
+from penstock.engine.workers._process import ProcessStats, run_process
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
-from penstock.engine.workers._transport import portable
+from penstock.runners import Channel, portable, start_thread
 
 _STATS_S = 0.5
 _SWITCH_S = 1e-4
@@ -49,74 +49,56 @@ def main(channel_fd: int, spec_fd: int) -> None:
 
 class _Reader:
     def __init__(self, channel: Channel, spec: ReaderSpec) -> None:
-        self._channel, self._spec, self._stats = channel, spec, ProcessStats(spec.source)
-        self._selections = spec.source.selections()
-        self._page_caches = spec.source.page_caches()
+        self.channel, self.spec, self.stats = channel, spec, ProcessStats(spec.source)
+        self.selections, self.page_caches = spec.source.selections(), spec.source.page_caches()
         self._run: _PublishingRun | None = None
         start_thread("penstock-stats", self._send_stats)
 
     def serve(self) -> None:
         """Receive messages until the channel is closed."""
         while True:
-            message, descriptors = self._channel.receive()
+            message, descriptors = self.channel.receive()
             if isinstance(message, Run):
                 if self._run is not None:
                     self._run.stop()
-                self._run = self._new_run(message, SharedRegions(descriptors[0], writable=True))
+                self._run = _PublishingRun(self, message, SharedRegions(descriptors[0], writable=True))
                 self._run.start(message.epoch, message.consumed, message.number, message.first)
             elif self._run is None or message.run != self._run.number:
                 continue
             elif isinstance(message, Release):
                 self._run.release(message)
-            elif isinstance(message, Pause):
-                self._run.pause()
-            elif isinstance(message, Resume):
-                self._run.resume(message.epoch)
+            elif isinstance(message, ReadTo):
+                if message.epoch is None:
+                    self._run.pause()
+                else:
+                    self._run.resume(message.epoch)
             elif isinstance(message, Stop):
                 self._run.stop()
                 self._run = None
 
-    def _new_run(self, message: Run, regions: SharedRegions) -> "_PublishingRun":
-        source, collector, arena = self._spec.source, self._stats.collector, Arena(regions, message.reader)
-        return _PublishingRun(
-            source.planner(self._selections, message.reader),
-            source.window(
-                self._selections, collector, self._page_caches, regions=regions, arena=arena, reader=message.reader
-            ),
-            source.fetcher(collector),
-            threads=source.pipeline.threads,
-            tolerant=source.options.bad_samples.tolerant,
-            collector=collector,
-            run=message,
-            arena=arena,
-            channel=self._channel,
-            spec=self._spec,
-            stats=self._stats,
-        )
-
     def _send_stats(self) -> None:
         while True:
             time.sleep(_STATS_S)
-            if self._stats.age_s >= _STATS_S:
-                self._channel.send(StatsUpdate(self._stats.all()))
+            if self.stats.age_s >= _STATS_S:
+                self.channel.send(StatsUpdate(self.stats.all()))
 
 
 class _PublishingRun(SpanReader):
     """Publishes the spans of one run."""
 
-    def __init__(
-        self,
-        *reading: Any,
-        run: Run,
-        arena: Arena,
-        channel: Channel,
-        spec: ReaderSpec,
-        stats: ProcessStats,
-        **options: Any,
-    ) -> None:
-        super().__init__(*reading, **options)
+    def __init__(self, process: _Reader, run: Run, regions: SharedRegions) -> None:
+        source, collector = process.spec.source, process.stats.collector
+        self._spec, self._stats, self._channel = process.spec, process.stats, process.channel
+        self._arena = Arena(regions, run.reader)
+        window = source.window(
+            process.selections, collector, process.page_caches,
+            regions=regions, arena=self._arena, reader=run.reader,
+        )  # fmt: skip
+        super().__init__(
+            source.planner(process.selections, run.reader), window, source.fetcher(collector),
+            threads=source.pipeline.threads, tolerant=source.options.bad_samples.tolerant, collector=collector,
+        )  # fmt: skip
         self.number, self._memory, self._limit = run.run, run.memory, run.limit
-        self._arena, self._channel, self._spec, self._stats = arena, channel, spec, stats
         self._published: dict[int, tuple[Span, tuple[int, int]]] = {}
         self._to_publish: SimpleQueue[Span | None] = SimpleQueue()
         start_thread("penstock-publish", self._publish_spans)

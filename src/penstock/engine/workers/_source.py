@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.device import Accelerator, ByteAllocator, SharedMemory, SharedRegions
+from penstock.device import Accelerator, Arena, BufferPool, ByteAllocator, SharedMemory, SharedRegions
 from penstock.engine._memory_budget import SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
@@ -27,20 +27,18 @@ from penstock.engine.assembly import (
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
 from penstock.engine.window import (
-    Arena,
     DeviceSlab,
     Fetcher,
     PageCache,
     Slab,
-    TableMemory,
-    TableReads,
     TableWindow,
     Window,
-    WindowBudget,
-    reader_rows,
 )
 from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
 from penstock.table import Int64Array
+
+_MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
+"""Limits of idle page buffers of a table: bytes, and fraction (1/n) of the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +195,16 @@ class LoaderSource:
             if options.on_device and accelerator is not None:
                 slab = DeviceSlab(layout.fixed, rows, accelerator=accelerator, on_copied=collector.record_device_copy)
             else:
-                memory = None if regions is None else TableMemory(regions, number)
-                slab = Slab(layout.fixed, rows // options.readers, memory, reader_rows(layout.fixed, reader))
-            reads = TableReads(
-                number=number, reader=table.reader, layout=layout, heaviest=selections[number].heaviest,
+                slab = Slab(layout.fixed, rows // options.readers, table=number, regions=regions, reader=reader)
+            # `page_allocator` gives pinned memory, and allocating that synchronises the device: keep all of it.
+            idle = window_bytes if page_allocator else min(_MAX_IDLE_PAGE_BYTES, window_bytes // _IDLE_PAGE_SHARE)
+            window = TableWindow(
+                number, selections[number], layout, slab,
                 page_cache=page_caches[number], by_row=options.tables[number].by_row,
+                page_buffers=BufferPool(idle, page_allocator), arena=arena,
             )  # fmt: skip
-            tables.append(TableWindow(reads, slab, arena=arena, allocate=page_allocator, budget_bytes=window_bytes))
-        return Window(tables, WindowBudget(window_bytes, collector))
+            tables.append(window)
+        return Window(tables, window_bytes, collector)
 
     def page_caches(self) -> list[PageCache | None]:
         """For each table one that all its windows share, if its light columns are cached."""

@@ -17,16 +17,16 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.query.sql.execution._connection import QueryLimits, Work, import_duckdb
 from penstock.query.sql.execution._statement import Statement
-from penstock.runners import start_connected
+from penstock.runners import ConnectedProcess
 
 _MAX_IDLE = 2
 
 
-class _Process:
+class _Process(ConnectedProcess):
     """A process that runs one statement after another."""
 
     def __init__(self) -> None:
-        self._process, self._connection = start_connected("penstock.query.sql.execution._process_main")
+        super().__init__("penstock.query.sql.execution._process_main")
 
     def run(self, statement: Statement, limits: QueryLimits) -> Iterator[pa.RecordBatch]:
         """The result in batches; raises the error of a scan or a function, and `InvalidInputError`."""
@@ -59,27 +59,17 @@ class _Process:
     def _exchange(self, answer: object) -> tuple[Any, ...]:
         """Send an answer, and return the next request; raises `InvalidInputError` if the process is gone."""
         try:
-            self._connection.send(answer)
-            return self._connection.recv()  # type: ignore[no-any-return]
+            self.connection.send(answer)
+            return self.connection.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
-            self._process.wait()
-            code = self._process.returncode
+            code = self.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise InvalidInputError(f"the process of the question ended ({how}), as when memory is short") from None
-
-    def end(self) -> None:
-        """End the process, whatever it does; may be called by any thread."""
-        self._process.kill()
-        self._process.wait()
 
     def close(self) -> None:
         """End the process and release it."""
         self.end()
-        self._connection.close()
-
-    def forget(self) -> None:
-        """In a forked child: the process is its parent's."""
-        self._connection.close()
+        self.connection.close()
 
 
 def _engine_error(kind: str, text: str, limits: QueryLimits) -> Exception:
@@ -107,7 +97,7 @@ class _Pool:
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
-                if process._process.poll() is None:
+                if process.is_running():
                     return process
                 process.close()
         return _Process()
@@ -135,9 +125,9 @@ class _Pool:
                 self._idle.pop().close()
 
     def forget(self) -> None:
-        """In a forked child."""
+        """In a forked child: the processes are its parent's."""
         for process in self._idle:
-            process.forget()
+            process.connection.close()
         self._lock, self._idle = threading.Lock(), []
 
 

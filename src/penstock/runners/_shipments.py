@@ -1,28 +1,17 @@
-"""Values on their way between processes: pickled, with their arrays in shared memory; and errors.
+"""Values on their way between processes: pickled, with their arrays in shared memory."""
 
-Values larger than a packet lie in shared memory whose descriptor accompanies the message, so that no value fills the
-buffer of a socket, and a process that relays a message copies no value.
-"""
-
-import io
 import pickle
-import sys
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory
-from penstock.errors import InvalidInputError, SampleError, text_of
+from penstock.device import SharedMemory, aligned
+from penstock.errors import InvalidInputError, text_of
+from penstock.runners._channel import MAX_PACKET_BYTES
+from penstock.runners._errors import dumps
 
-MAX_PACKET_BYTES = 4 << 10
-"""Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
-_ALIGNMENT = 64
 _LARGE_BYTES = 64 << 10
 
 
@@ -33,45 +22,6 @@ class Shipment(NamedTuple):
     """Empty if it is the last of the arrays."""
     arrays: list[tuple[bool, int, int]]
     """Of each array: whether it is in the slot of its span, instead of in shared memory of its own; start and size."""
-
-
-class RemoteError(NamedTuple):
-    """An error of a worker process on its way: pickled as far as it can be, and as text."""
-
-    pickled: bytes
-    text: str
-    traceback: str
-
-    def revive(self) -> Exception:
-        """The error with the traceback of its process, or an equivalent one if it cannot be made here."""
-        made: Exception = SampleError(self.text)
-        with suppress(Exception):
-            error = pickle.loads(self.pickled)
-            made = error if isinstance(error, Exception) else made
-        made.add_note(f"In the worker process:\n{self.traceback}")
-        return made
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles classes of scripts and notebooks so that the program that has them gets its own."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type) and value.__module__ == "__main__":
-            return _class_of_main, (value.__qualname__, cloudpickle.dumps(value))
-        return super().reducer_override(value)
-
-
-def _class_of_main(name: str, by_value: bytes) -> Any:
-    value: Any = sys.modules["__main__"]
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value if isinstance(value, type) else pickle.loads(by_value)
-
-
-def _dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    with io.BytesIO() as file:
-        _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
-        return file.getvalue()
 
 
 def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipment, SharedMemory | None]:
@@ -93,7 +43,7 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
     except BaseException:  # such as a class of a notebook
         buffers.clear()
         try:
-            pickled = _dumps(value, is_small)
+            pickled = dumps(value, is_small)
         except BaseException as error:  # a user's object may raise anything
             raise InvalidInputError(
                 "what transforms and decoders return is sent from one process to another, and this cannot be pickled "
@@ -123,11 +73,6 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
     return Shipment(pickled, arrays), memory
 
 
-def aligned(size: int) -> int:
-    """A number of bytes, rounded up so that arrays can follow."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
 def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:
     """The value of a shipment; its arrays are views of `slot`, and of shared memory whose descriptor this closes."""
     memory = None if descriptor is None else SharedMemory(descriptor).bytes
@@ -144,16 +89,6 @@ def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint
             "what transforms and decoders return is sent from one process to another, and this cannot be unpickled "
             f'there ({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
         ) from error
-
-
-def portable(error: BaseException) -> RemoteError:
-    """An error for another process; whatever the error itself raises is suppressed."""
-    pickled, lines = b"", ""
-    with suppress(BaseException):
-        pickled = _dumps(error)
-    with suppress(BaseException):
-        lines = "".join(traceback.format_exception(error))
-    return RemoteError(pickled, f"{type(error).__name__}: {text_of(error)}", lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""Messages between processes, with descriptors of shared memory; for Linux."""
+
+import errno
+import os
+import pickle
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.device import SharedMemory
+from penstock.errors import PenstockError
+
+MAX_PACKET_BYTES = 4 << 10
+"""Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
+_MAX_DESCRIPTORS = 8
+_SEND_BUFFER_BYTES = 32 << 10
+"""Of a worker process: some packets, because the system limits the descriptors that are on their way."""
+_REFUSED_S, _RETRY_S = 60.0, 0.01
+
+
+class Channel:
+    """One end of the connection between a process and its worker; raises `OSError` or `EOFError` at its end.
+
+    A message is one packet of at most a page: whatever is larger lies in shared memory whose descriptor accompanies it.
+    So no value fills the buffer of a socket, and a process that relays a message copies no value. Any thread may send,
+    one receives.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        """Takes over one end of `pair`."""
+        self._socket, self._lock = end, threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple["Channel", socket.socket]:
+        """The end of this process, and the socket of a worker process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        return cls(ours), theirs
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, and copies of descriptors."""
+        packet, memory = pickle.dumps((message, len(descriptors)), 5), None
+        if len(packet) > MAX_PACKET_BYTES:
+            memory = SharedMemory.create(len(packet))
+            memory.bytes[: len(packet)] = np.frombuffer(packet, np.uint8)
+            packet, descriptors = b"0", [memory.fd, *descriptors]
+        with self._lock:
+            self._send_packet(packet, descriptors)
+
+    def _send_packet(self, packet: bytes, descriptors: Sequence[int]) -> None:
+        gives_up = time.monotonic() + _REFUSED_S
+        while True:
+            try:
+                socket.send_fds(self._socket, [packet], descriptors)
+                return
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                if time.monotonic() > gives_up:
+                    raise PenstockError(
+                        "the system lets this user pass no more open files between processes; raise the limit of open "
+                        "files (ulimit -n), or use fewer worker processes"
+                    ) from error
+            time.sleep(_RETRY_S)  # until some are received
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """The next message and the descriptors that accompany it, which the caller closes."""
+        packet, descriptors = self._receive_packet()
+        if packet == b"0":
+            message, count = pickle.loads(SharedMemory(descriptors.pop(0)).bytes.data)
+        else:
+            message, count = pickle.loads(packet)
+        assert len(descriptors) == count
+        return message, descriptors
+
+    def _receive_packet(self) -> tuple[bytes, list[int]]:
+        packet, descriptors, flags, _ = socket.recv_fds(
+            self._socket, MAX_PACKET_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        if flags & socket.MSG_CTRUNC:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise PenstockError(
+                "this process has too many open files to receive a batch; raise the limit (ulimit -n), or close some"
+            )
+        if not packet:
+            raise EOFError
+        return packet, list(descriptors)
+
+    def has_message(self, seconds: float) -> bool:
+        """Whether a message comes within a time."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def close(self) -> None:
+        self._socket.close()
