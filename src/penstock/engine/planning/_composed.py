@@ -93,18 +93,12 @@ class SampleSelection(SelectionOf[SampleBlock]):
             ends = np.unique(np.searchsorted(self.rows, clean[np.searchsorted(clean, last + 1)]))
         return [SampleBlock(self.rows[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
 
-    def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
-        yield block
-
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
         yield SampleBlock(positions)
 
     def part_ends(self, block: SampleBlock, part_bytes: int, *, pages_cached: bool) -> Int64Array:  # noqa: ARG002
         step = self.block_rows(max(part_bytes, _MIN_PART_BYTES))
         return np.append(np.arange(step, len(block), step), len(block))
-
-    def split_points(self, block: SampleBlock, left: Int64Array) -> list[int]:  # noqa: ARG002
-        return []
 
     def planned(self, block: SampleBlock) -> PlannedSamples:
         samples = np.asarray(block.samples, np.int64)

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from penstock.engine.planning._locators import BlockLocations
-from penstock.engine.planning._samples import Composition, flat_ranges
+from penstock.engine.planning._samples import Composition, flat_ranges, groups
 from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, SpanSamples, TableRows
 from penstock.plan import Places, SourceRows, SpanSteps
 from penstock.table import Int64Array
@@ -15,10 +15,9 @@ from penstock.table import Int64Array
 class LocatedRows:
     """Where rows are, or all rows that composed samples draw."""
 
-    def __init__(self, found: BlockLocations, composition: Composition | None, *, resident: bool) -> None:
-        """With `resident`, the blocks are all blocks of the table, and each span has all of them."""
-        self._blocks = cast("list[PlannedBlock]", found.blocks) if resident else flat_blocks(found.blocks)
-        self._resident = resident
+    def __init__(self, found: BlockLocations, composition: Composition | None) -> None:
+        self._resident = found.resident
+        self._blocks = cast("list[PlannedBlock]", found.blocks) if found.resident else flat_blocks(found.blocks)
         self._block_index, self._rows = found.block_index, found.rows
         self._samples: SpanSamples | None = None
         self._anchor = None if composition is None else composition.anchor
@@ -28,27 +27,23 @@ class LocatedRows:
 
     def _expand(self, found: BlockLocations) -> None:
         """Locate what samples draw, given the blocks of samples that hold them."""
-        order = np.argsort(found.block_index, kind="stable")
-        bounds = np.searchsorted(found.block_index[order], np.arange(len(found.blocks) + 1)).tolist()
-        counts, numbers = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-        parts: list[tuple[Int64Array, Int64Array]] = []
-        base = 0
-        for index, block in enumerate(found.blocks):
+        counts, numbers = np.empty(len(found.rows), np.int64), np.empty(len(found.rows), np.int64)
+        drawn: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        bases = np.cumsum([0, *(len(block.blocks) for block in found.blocks if isinstance(block, PlannedSamples))])
+        for index, here in groups(found.block_index):
+            block = found.blocks[index]
             assert isinstance(block, PlannedSamples)
-            here = order[bounds[index] : bounds[index + 1]]
             local = found.rows[here]
             counts[here] = lengths = block.offsets[local + 1] - block.offsets[local]
             numbers[here] = block.samples[local]
             source, _ = flat_ranges(block.offsets[local], lengths)
-            parts.append((block.block_index[source] + base, block.rows[source]))
-            base += len(block.blocks)
-        ends = np.cumsum(counts)
-        target, _ = flat_ranges((ends - counts)[order], counts[order])
-        self._block_index, self._rows = np.empty(len(target), np.int64), np.empty(len(target), np.int64)
-        if parts:
-            self._block_index[target] = np.concatenate([blocks for blocks, _ in parts])
-            self._rows[target] = np.concatenate([rows for _, rows in parts])
-        self._samples = SpanSamples(numbers, np.append(0, ends))
+            drawn.append((here, block.block_index[source] + bases[index], block.rows[source]))
+        offsets = np.append(0, np.cumsum(counts))
+        self._block_index, self._rows = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        for here, block_index, rows in drawn:
+            target, _ = flat_ranges(offsets[here], counts[here])
+            self._block_index[target], self._rows[target] = block_index, rows
+        self._samples = SpanSamples(numbers, offsets)
 
     def rows(self, table: int, steps: SpanSteps, rows: SourceRows, here: slice, epochs: int | Int64Array) -> TableRows:
         """Some of the rows, or samples, which a span has of a table."""
