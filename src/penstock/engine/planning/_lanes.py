@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -56,40 +56,37 @@ class _Ordered(NamedTuple, Generic[ItemT]):
 
 
 class EpochBlocks:
-    """The blocks of a selection in the order of an epoch; some are cached, because lanes share sections."""
+    """The blocks of a selection in the order of an epoch: sections, their parts, and the blocks of each.
+
+    Each part is read to its end before the next. The last ones are cached, because lanes share sections.
+    """
 
     def __init__(self, selection: Selection, epoch: Epoch, blocks_of_part: Callable[[int, int], list[Any]]) -> None:
         """`blocks_of_part` has the blocks of a part of a section, in table order."""
         self.selection, self.epoch = selection, epoch
         self._sections = _Ordered(epoch.sections.tolist(), epoch.section_ends)
-        self._parts = lru_cache(SECTIONS_CACHED)(partial(_ordered_parts, selection, epoch))
-        self._blocks = lru_cache(SECTIONS_CACHED)(partial(_ordered_blocks, blocks_of_part, epoch))
+
+        def parts(section: int) -> _Ordered[int]:
+            rows = selection.part_rows(section)
+            order = epoch.part_order(section, len(rows))
+            return _Ordered(order.tolist(), np.cumsum(rows[order]))
+
+        def blocks(section: int, part: int) -> _Ordered[Any]:
+            found = blocks_of_part(section, part)
+            ordered = [found[number] for number in epoch.block_order(section, part, len(found)).tolist()]
+            return _Ordered(ordered, np.cumsum([len(block) for block in ordered]))
+
+        self._parts, self._blocks = lru_cache(SECTIONS_CACHED)(parts), lru_cache(SECTIONS_CACHED)(blocks)
 
     def between(self, start: int, end: int) -> Iterator[tuple[Any, int, int]]:
         """The blocks between two places of the epoch, clipped to them: each with its start and end place."""
         for section, base in self._sections.between(start, end):
             for part, part_start in self._parts(section).between(start - base, end - base):
                 part_base = base + part_start
-                blocks = self._blocks(section, part).between(start - part_base, end - part_base)
-                for block, block_start in blocks:
+                for block, block_start in self._blocks(section, part).between(start - part_base, end - part_base):
                     place = part_base + block_start
                     first, stop = max(start, place), min(end, place + len(block))
                     yield block.part(first - place, stop - place), first, stop
-
-
-def _ordered_parts(selection: Selection, epoch: Epoch, section: int) -> _Ordered[int]:
-    """The parts of a section; each is read to its end before the next."""
-    rows = selection.part_rows(section)
-    order = epoch.part_order(section, len(rows))
-    return _Ordered(order.tolist(), np.cumsum(rows[order]))
-
-
-def _ordered_blocks(
-    blocks_of_part: Callable[[int, int], list[Any]], epoch: Epoch, section: int, part: int
-) -> _Ordered[Any]:
-    blocks = blocks_of_part(section, part)
-    ordered = [blocks[number] for number in epoch.block_order(section, part, len(blocks)).tolist()]
-    return _Ordered(ordered, np.cumsum([len(block) for block in ordered]))
 
 
 class LaneCursor:
@@ -117,11 +114,11 @@ class LaneCursor:
         """For increasing offsets: the blocks that hold them, and for each the index of its block and its lane row."""
         found: dict[LaneBlock, int] = {}
         holders, rows = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
-        done = 0
+        done, last = 0, int(offsets[-1])
         while done < len(offsets):
             while int(offsets[done]) >= self._chunk_end:
                 self._read_chunk(self._spread.chunk(self._next_chunk))
-            upto = int(np.searchsorted(offsets, self._chunk_end))
+            upto = int(np.searchsorted(offsets, self._chunk_end)) if last >= self._chunk_end else len(offsets)
             inside = offsets[done:upto] - self._chunk_start
             active = self._holders[inside]
             used = np.flatnonzero(np.bincount(active))
@@ -129,7 +126,7 @@ class LaneCursor:
             number[used] = [found.setdefault(self._active[each], len(found)) for each in used.tolist()]
             holders[done:upto], rows[done:upto] = number[active], self._rows[inside]
             done = upto
-        self.next_offset = int(offsets[-1]) + 1
+        self.next_offset = last + 1
         return list(found), holders, rows
 
     def _enter(self, chunk: Int64Array, number: int, offset: int) -> None:

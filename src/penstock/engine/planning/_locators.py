@@ -8,7 +8,7 @@ import numpy as np
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock, LaneCursor
 from penstock.engine.planning._samples import flat_ranges, groups
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Planned
+from penstock.engine.planning._spans import Planned, PlannedSamples, SpanSamples
 from penstock.storage import thread_map
 from penstock.table import Int64Array
 
@@ -25,6 +25,36 @@ class BlockLocations(NamedTuple):
     """For each position its row in that block."""
     resident: bool = False
     """Whether `blocks` are all blocks of the table, which stay in the window."""
+
+    def part(self, here: slice) -> "BlockLocations":
+        """Those of some of the positions, with the blocks that hold these, or with all if they are resident."""
+        block_index, rows = self.block_index[here], self.rows[here]
+        if self.resident:
+            return BlockLocations(self.blocks, block_index, rows, resident=True)
+        needed = np.flatnonzero(np.bincount(block_index))
+        number = np.empty(len(self.blocks), np.int64)
+        number[needed] = np.arange(len(needed))
+        return BlockLocations([self.blocks[each] for each in needed.tolist()], number[block_index], rows)
+
+    def drawn(self) -> tuple["BlockLocations", SpanSamples]:
+        """Of samples that are composed of rows: the rows that they draw."""
+        counts, numbers = np.empty(len(self.rows), np.int64), np.empty(len(self.rows), np.int64)
+        blocks: list[Planned] = []
+        parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        for index, here in groups(self.block_index):
+            block, local = self.blocks[index], self.rows[here]
+            assert isinstance(block, PlannedSamples)
+            starts = block.offsets[local]
+            numbers[here], counts[here] = block.samples[local], block.offsets[local + 1] - starts
+            source, _ = flat_ranges(starts, counts[here])
+            parts.append((here, block.block_index[source] + len(blocks), block.rows[source]))
+            blocks += block.blocks
+        offsets = np.append(0, np.cumsum(counts))
+        block_index, rows = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        for here, *drawn in parts:
+            target, _ = flat_ranges(offsets[here], counts[here])
+            block_index[target], rows[target] = drawn
+        return BlockLocations(blocks, block_index, rows), SpanSamples(numbers, offsets)
 
 
 class BlockLocator:
@@ -81,12 +111,13 @@ class LaneLocator(BlockLocator):
     def find(self, positions: Int64Array) -> BlockLocations:
         block_index, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         blocks: list[Planned] = []
-        parts = [(lane, here, positions[here] // self._lanes) for lane, here in _by_lane(positions, self._lanes)]
-        self._open_cursors([(lane, int(offsets.min())) for lane, _, offsets in parts])
-        for lane, here, offsets in parts:
-            back: slice | Int64Array = slice(None)
-            if not (np.diff(offsets) > 0).all():  # some rows pad a step
-                offsets, back = np.unique(offsets, return_inverse=True)
+        parts: list[tuple[int, slice | Int64Array, Int64Array, slice | Int64Array]] = []
+        for lane, here in _by_lane(positions, self._lanes):
+            offsets = positions[here] // self._lanes
+            rising = (offsets[1:] > offsets[:-1]).all()  # unless some rows pad a step
+            parts.append((lane, here, *((offsets, slice(None)) if rising else np.unique(offsets, return_inverse=True))))
+        self._open_cursors([(lane, int(offsets[0])) for lane, _, offsets, _ in parts])
+        for lane, here, offsets, back in parts:
             found = self._plan(lane, *self._cursors[lane].locate(offsets))
             block_index[here], rows[here] = found.block_index[back] + len(blocks), found.rows[back]
             blocks += found.blocks

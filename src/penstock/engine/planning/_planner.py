@@ -4,17 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.planning._lanes import SECTIONS_CACHED, EpochBlocks
-from penstock.engine.planning._located import LocatedRows, flat_blocks
 from penstock.engine.planning._locators import BlockLocations, BlockLocator, PartialBlocks, ScatteredLocator
 from penstock.engine.planning._samples import groups
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Planned, PlannedBlock, Span, TableRows
+from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, Span, SpanSamples, TableRows
 from penstock.engine.planning._split_blocks import SplitBlocks
 from penstock.engine.planning._whole_blocks import FirstParts, ResidentBlocks, WholeBlocks
 from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps
@@ -126,21 +125,56 @@ class TablePlanner:
 
     def take_closed(self) -> list[PlannedBlock]:
         """The blocks that are no longer needed after the last `plan`."""
-        closed, self._closed = flat_blocks(self._closed), []
-        return closed
+        closed, self._closed = self._closed, []
+        return [part for block in closed for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
 
     def plan(self, together: Sequence[SpanSteps], sources: Sequence[SourceRows]) -> list[TableRows]:
         """The rows of this table in each of some spans."""
         numbers = np.concatenate([rows.numbers for rows in sources])
         each_epoch = numbers // self.order.rows
         moved = [np.zeros(len(rows.numbers), bool) if rows.moved is None else rows.moved for rows in sources]
-        located = LocatedRows(self._locate(numbers, each_epoch, np.concatenate(moved)), self._selection.composition)
+        found = self._locate(numbers, each_epoch, np.concatenate(moved))
         one = int(each_epoch[0]) if len(numbers) and (each_epoch == each_epoch[0]).all() else None
+        samples = None
+        if self._selection.composition is not None:
+            found, samples = found.drawn()
         bounds = accumulate((len(rows.numbers) for rows in sources), initial=0)
         return [
-            located.rows(self._number, steps, rows, slice(*here), each_epoch[slice(*here)] if one is None else one)
-            for steps, rows, here in zip(together, sources, pairwise(bounds), strict=True)
+            self._table_rows(steps, rows, each_epoch[first:end] if one is None else one, found, samples, first, end)
+            for steps, rows, (first, end) in zip(together, sources, pairwise(bounds), strict=True)
         ]
+
+    def _table_rows(
+        self,
+        steps: SpanSteps,
+        rows: SourceRows,
+        epochs: int | Int64Array,
+        found: BlockLocations,
+        samples: SpanSamples | None,
+        first: int,
+        end: int,
+    ) -> TableRows:
+        """The rows of a span, from row or sample `first` on of those that were located together."""
+        composition = self._selection.composition
+        if samples is not None:
+            rows_of = samples.offsets
+            samples, first, end = samples.part(first, end), int(rows_of[first]), int(rows_of[end])
+        found = found.part(slice(first, end))
+        batch = np.repeat(np.arange(len(steps.batch_rows)), steps.batch_rows)[rows.places]
+        drawn_from = found.block_index if samples is None else found.block_index[samples.offsets[:-1]]
+        return TableRows(
+            table=self._number,
+            places=rows.places,
+            blocks=cast("list[PlannedBlock]", found.blocks),
+            block_index=found.block_index,
+            rows=found.rows,
+            samples=samples,
+            anchor=None if composition is None else composition.anchor,
+            padding=rows.padding,
+            epochs=epochs,
+            blocks_drawn=int(np.count_nonzero(np.bincount(batch * len(found.blocks) + drawn_from))),
+            resident=found.resident,
+        )
 
     def _locate(self, numbers: Int64Array, epochs: Int64Array, moved: npt.NDArray[np.bool_]) -> BlockLocations:
         """The blocks of some rows; those that another rank owns are `moved`."""

@@ -254,9 +254,16 @@ class RowSelection(SelectionOf[Block]):
 
     def split_points(self, block: Block, left: Int64Array) -> list[int]:
         """Where to split a block of which only the rows `left` are unread: between rows of different requests."""
-        if self.heaviest is None or len(left) == len(block):
+        heaviest = self.heaviest
+        if heaviest is None or len(left) == len(block):
             return []
-        points: list[int] = left[_request_starts(block.take(left), self.heaviest)].tolist()
+        rows = block.take(left).stored_rows
+        if isinstance(heaviest.kind, Linked):  # each link is an object or a range of one
+            starts = np.flatnonzero(np.diff(rows) > 1) + 1
+        else:
+            requests = page_requests([FragmentRows(block.fragment, rows)], [heaviest.id])
+            starts = np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
+        points: list[int] = left[starts].tolist()
         return points
 
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[Block]:
@@ -275,12 +282,3 @@ def sorted_rows(rows: range | Int64Array, *, shuffled: bool) -> SortedRows:
     if len(requested) < 2 or (np.diff(requested) >= 0).all():
         return requested
     return np.sort(requested) if shuffled else None
-
-
-def _request_starts(block: Block, heaviest: Field) -> Int64Array:
-    """Indices of rows that are not in the same request as the row before."""
-    rows = block.stored_rows
-    if isinstance(heaviest.kind, Linked):  # each link is an object or a range of one
-        return np.flatnonzero(np.diff(rows) > 1) + 1
-    requests = page_requests([FragmentRows(block.fragment, rows)], [heaviest.id])
-    return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])

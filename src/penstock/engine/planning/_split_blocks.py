@@ -100,25 +100,22 @@ class _SplitBlock:
         self.block_index, self.rows = np.full(len(times), -1), np.empty(len(times), np.int64)
 
     def open(self, rows: Int64Array) -> None:
-        """Plan the parts that hold some rows."""
+        """Plan the parts that hold some rows, and the later ones that are read with them."""
         missing = rows[self.block_index[rows] < 0]
         while len(missing):
-            first = int(self._part[missing].min())
-            self._open_parts(first, (first // _PARTS + 1) * _PARTS)
+            self._open_parts(int(self._part[missing].min()))
             missing = missing[self.block_index[missing] < 0]
 
-    def _open_parts(self, first: int, end: int) -> None:
-        """Plan some parts, which are read together."""
-        rows, done = np.flatnonzero((self._part >= first) & (self._part < end)), 0
+    def _open_parts(self, first: int) -> None:
+        """Plan a part and the later ones of its stretch, which are read together."""
+        rows = np.flatnonzero((self._part >= first) & (self._part < (first // _PARTS + 1) * _PARTS))
         source = self._block if len(rows) == len(self._block) else self._block.take(rows)
         for block in self._selection.split(source, self._page_bytes):
-            here = rows[done : done + len(block)]
-            done += len(block)
+            here, rows = rows[: len(block)], rows[len(block) :]
             whole = PlannedBlock(block)
-            for _, inside in groups(self._part[here]):
-                mine = here[inside]
-                part = PlannedBlock(self._block.take(mine))
-                part.whole = whole
+            for number in np.unique(self._part[here]).tolist():
+                mine = here[self._part[here] == number]
+                part = PlannedBlock(self._block.take(mine), whole)
                 whole.parts.append(part)
                 self.block_index[mine] = len(self.planned)
                 self.rows[mine] = np.arange(len(mine)) if part.inverse is None else part.inverse

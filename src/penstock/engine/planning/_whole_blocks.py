@@ -40,7 +40,7 @@ class WholeBlocks(LaneLocator):
     def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:
         opened = self._opened[lane]
         if self._parts is not None:
-            blocks, holders = self._parts.split(blocks, rows, opened)
+            blocks, holders = self._parts.split(blocks, holders, rows, opened)
         local = rows - np.array([block.first for block in blocks])[holders]
         for number, block in enumerate(blocks):
             planned = opened.get(block)
@@ -79,9 +79,9 @@ class FirstParts:
         self._bytes = min(2 * self._bytes, self._block_bytes)
 
     def split(
-        self, blocks: list[LaneBlock], rows: Int64Array, planned: Container[LaneBlock]
+        self, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array, planned: Container[LaneBlock]
     ) -> tuple[list[LaneBlock], Int64Array]:
-        """The parts of some blocks that hold some lane rows, and the index of each row's.
+        """The blocks that hold some lane rows and the index of each row's, with parts instead of blocks that are split.
 
         What is already `planned` stays as it is.
         """
@@ -91,6 +91,8 @@ class FirstParts:
                 known = block.parts or [block]
                 block.parts = [part for each in known for part in self._split(each, rows, planned)]
             found += block.parts or [block]
+        if not any(block.parts for block in blocks):
+            return blocks, holders
         found.sort(key=lambda part: part.first)
         holders = np.searchsorted([part.end for part in found], rows, side="right")
         used = np.flatnonzero(np.bincount(holders))
@@ -149,11 +151,11 @@ class ResidentBlocks(LaneLocator):
         """For each selected row, in table order."""
 
     def find(self, positions: Int64Array) -> BlockLocations:
-        found = super().find(positions)
-        return BlockLocations(self._resident, found.block_index, found.rows, resident=True)
+        index = super().find(positions).rows
+        number = self._block_of[index]
+        return BlockLocations(self._resident, number, index - self._starts[number], resident=True)
 
     def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:  # noqa: ARG002
+        """For each lane row its index among the selected rows, in table order."""
         starts = np.array([self._selection.index_of(block.block.position(0)) - block.first for block in blocks])
-        index = starts[holders] + rows
-        number = self._block_of[index]
-        return BlockLocations([], number, index - self._starts[number])
+        return BlockLocations([], holders, starts[holders] + rows)
