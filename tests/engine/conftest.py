@@ -9,8 +9,8 @@ import pytest
 def small_parts() -> Iterator[None]:
     """Tables here are small: split first blocks as in large tables."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine.planning._parts._FIRST_BYTES", 2 << 10)
-        patch.setattr("penstock.engine.planning._parts._FIRST_LOCAL_BYTES", 2 << 10)
+        patch.setattr("penstock.engine.planning._whole_blocks._FIRST_BYTES", 2 << 10)
+        patch.setattr("penstock.engine.planning._whole_blocks._FIRST_LOCAL_BYTES", 2 << 10)
         patch.setattr("penstock.engine.planning._composed._MIN_PART_BYTES", 2 << 10)
         yield
 

@@ -168,7 +168,7 @@ def test_a_resumed_run_does_not_read_consumed_rows(
 def test_the_first_batch_reads_parts_of_blocks(
     sorted_table: Sorted, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.planning._parts._FIRST_LOCAL_BYTES", 16 << 10)
+    monkeypatch.setattr("penstock.engine.planning._whole_blocks._FIRST_LOCAL_BYTES", 16 << 10)
     options: dict[str, Any] = {"shuffle": replace(SHUFFLE, block_bytes=256 << 10), "num_workers": 1, "batch_size": 8}
     with sorted_table.ds.pytorch(**options) as loader:
         state = loader.state_dict() | {"consumed": round(share * ROWS / 8) * 8}

@@ -55,7 +55,7 @@ def in_parts_and_whole(
     for first_bytes in (2 << 10, 1 << 30):
         store.reads.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.engine.planning._parts._FIRST_BYTES", first_bytes)
+            patch.setattr("penstock.engine.planning._whole_blocks._FIRST_BYTES", first_bytes)
             rows = rows_from(ds, consumed, **options)
         read = sum(end - start for key, start, end in store.reads if key.startswith("data/"))
         found.append((rows.tolist(), read))

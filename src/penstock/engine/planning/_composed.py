@@ -6,7 +6,15 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.engine.planning._leaves import Leaves
-from penstock.engine.planning._samples import ComposedRows, Composition, Rows, WindowSamples, digest_of, shared_images
+from penstock.engine.planning._samples import (
+    ComposedRows,
+    Composition,
+    Rows,
+    WindowSamples,
+    digest_of,
+    groups,
+    shared_images,
+)
 from penstock.engine.planning._selection import (
     EpochRows,
     RowSelection,
@@ -93,18 +101,12 @@ class SampleSelection(SelectionOf[SampleBlock]):
             ends = np.unique(np.searchsorted(self.rows, clean[np.searchsorted(clean, last + 1)]))
         return [SampleBlock(self.rows[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
 
-    def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
-        yield block
-
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
         yield SampleBlock(positions)
 
     def part_ends(self, block: SampleBlock, part_bytes: int, *, pages_cached: bool) -> Int64Array:  # noqa: ARG002
         step = self.block_rows(max(part_bytes, _MIN_PART_BYTES))
         return np.append(np.arange(step, len(block), step), len(block))
-
-    def split_points(self, block: SampleBlock, left: Int64Array) -> list[int]:  # noqa: ARG002
-        return []
 
     def planned(self, block: SampleBlock) -> PlannedSamples:
         samples = np.asarray(block.samples, np.int64)
@@ -115,15 +117,13 @@ class SampleSelection(SelectionOf[SampleBlock]):
             needs[inverse[(draws.offsets[:-1, None] + columns).reshape(-1)]] |= 1 << bit
         blocks: list[PlannedBlock] = []
         block_of, row_of = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        for mask in np.unique(needs).tolist():
-            chosen, done = np.flatnonzero(needs == mask), 0
+        for mask, chosen in groups(needs):
             left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
             fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
             for part in self._every_row.leaves.blocks_at(wanted[chosen], fields):
-                here = chosen[done : done + len(part)]
+                here, chosen = chosen[: len(part)], chosen[len(part) :]
                 block_of[here], row_of[here] = len(blocks), np.arange(len(part))
                 blocks.append(PlannedBlock(part))
-                done += len(part)
         return PlannedSamples(samples, draws.offsets, blocks, block_of[inverse], row_of[inverse])
 
     @cached_property

@@ -1,24 +1,26 @@
 """Walk along a lane: which block holds each row, in the order in which the lane is read."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.engine.planning._selection import Parts
-from penstock.engine.planning._spans import Block
-from penstock.plan import BoundedSpread, Epoch
+from penstock.engine.planning._selection import Selection
+from penstock.plan import Epoch
 from penstock.table import Int64Array
 
-_NONE = np.zeros(0, np.int64)
+SECTIONS_CACHED = 64
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(slots=True, eq=False)
 class LaneBlock:
     """The unread part of a block in one lane."""
 
-    block: Block
+    block: Any
     first: int
     """Lane row at which the block starts."""
     end: int
@@ -31,93 +33,101 @@ class LaneBlock:
     """Its rows that were not consumed before a resume; None for all."""
     whole: "LaneBlock | None" = None
     """The block of which it is a part, whose last row counts."""
+    parts: list["LaneBlock"] = field(default_factory=list)
+    """Blocks that are read instead of it."""
 
 
-class PartBlocks(NamedTuple):
-    """The blocks of one part of a section in the order of an epoch."""
+class _Ordered(NamedTuple, Generic[ItemT]):
+    """Sections, parts or blocks in the order of an epoch."""
 
-    blocks: Sequence[Block]
+    items: Sequence[ItemT]
     ends: Int64Array
-    """Cumulative rows of the part at the end of each block."""
+    """Cumulative rows at the end of each."""
+
+    def between(self, start: int, end: int) -> Iterator[tuple[ItemT, int]]:
+        """Those that have rows between two places, each with the place at which it starts."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        bounds = [0, *self.ends.tolist()][first:]
+        for item, item_start, item_end in zip(self.items[first:], bounds, bounds[1:], strict=False):
+            if item_start >= end:
+                return
+            if item_start < item_end:
+                yield item, item_start
 
 
-class Blocks(Protocol):
-    """Source of an epoch's blocks."""
+class EpochBlocks:
+    """The blocks of a selection in the order of an epoch: sections, their parts, and the blocks of each.
 
-    def parts(self, section: int) -> Parts:
-        """The parts of a section."""
+    Each part is read to its end before the next. The last ones are cached, because lanes share sections.
+    """
 
-    def blocks(self, section: int, part: int) -> PartBlocks:
-        """The blocks of a part."""
+    def __init__(self, selection: Selection, epoch: Epoch, blocks_of_part: Callable[[int, int], list[Any]]) -> None:
+        """`blocks_of_part` has the blocks of a part of a section, in table order."""
+        self.selection, self.epoch = selection, epoch
+        self._sections = _Ordered(epoch.sections.tolist(), epoch.section_ends)
 
+        def parts(section: int) -> _Ordered[int]:
+            rows = selection.part_rows(section)
+            order = epoch.part_order(section, len(rows))
+            return _Ordered(order.tolist(), np.cumsum(rows[order]))
 
-def walk(epoch: Epoch, source: Blocks, start: int, end: int) -> Iterator[tuple[Block, int, int]]:
-    """The blocks between two places of the epoch, clipped to them: each with its start and end place."""
-    number = int(np.searchsorted(epoch.section_ends, start, side="right"))
-    while start < end:
-        section = int(epoch.sections[number])
-        base = int(epoch.section_ends[number] - epoch.section_rows[section])
-        parts = source.parts(section) if epoch.section_rows[section] else Parts(_NONE, _NONE)
-        first = int(np.searchsorted(parts.ends, start - base, side="right"))
-        for part, part_base in zip(parts.order[first:].tolist(), [0, *parts.ends.tolist()][first:], strict=False):
-            inside = source.blocks(section, part)
-            index = int(np.searchsorted(inside.ends, start - base - part_base, side="right"))
-            for block, block_end in zip(inside.blocks[index:], inside.ends[index:].tolist(), strict=True):
-                place = base + part_base + block_end
-                stop = min(place, end)
-                yield block.part(start - place + len(block), stop - place + len(block)), start, stop
-                start = stop
-                if start >= end:
-                    return
-        number += 1
+        def blocks(section: int, part: int) -> _Ordered[Any]:
+            found = blocks_of_part(section, part)
+            ordered = [found[number] for number in epoch.block_order(section, part, len(found)).tolist()]
+            return _Ordered(ordered, np.cumsum([len(block) for block in ordered]))
+
+        self._parts, self._blocks = lru_cache(SECTIONS_CACHED)(parts), lru_cache(SECTIONS_CACHED)(blocks)
+
+    def between(self, start: int, end: int) -> Iterator[tuple[Any, int, int]]:
+        """The blocks between two places of the epoch, clipped to them: each with its start and end place."""
+        for section, base in self._sections.between(start, end):
+            for part, part_start in self._parts(section).between(start - base, end - base):
+                part_base = base + part_start
+                for block, block_start in self._blocks(section, part).between(start - part_base, end - part_base):
+                    place = part_base + block_start
+                    first, stop = max(start, place), min(end, place + len(block))
+                    yield block.part(first - place, stop - place), first, stop
 
 
 class LaneCursor:
     """Reads a lane from an offset on; offsets count rows in the order in which the lane is read."""
 
-    def __init__(
-        self,
-        spread: BoundedSpread,
-        blocks: Callable[[int, int], Iterator[tuple[Block, int, int]]],
-        offset: int,
-    ) -> None:
-        self._spread = spread
-        number = spread.chunk_of(offset)
+    def __init__(self, blocks: EpochBlocks, lane: int, offset: int) -> None:
+        self._start, self._spread = blocks.epoch.lane_start(lane), blocks.epoch.lane_order(lane)
+        number = self._spread.chunk_of(offset)
         self._next_chunk = number
-        self._chunk_start = self._chunk_end = spread.rows_before(number)
-        first = max(number * spread.chunk_width - spread.spread_rows, 0)
-        self._blocks = blocks(first, spread.length)
+        self._chunk_start = self._chunk_end = self._spread.rows_before(number)
+        first = max(number * self._spread.chunk_width - self._spread.spread_rows, 0)
+        self._blocks = blocks.between(self._start + first, self._start + self._spread.length)
         self._active: list[LaneBlock] = []
-        self._holders = np.zeros(0, np.int64)
-        self._rows = np.zeros(0, np.int64)
+        self._holders = self._rows = np.zeros(0, np.int64)
         self._rows_loaded = first
         """Lane rows before this one belong to loaded blocks."""
         self.next_offset = offset
         """Offsets before this one have been read."""
-        if offset < spread.length:
-            chunk = spread.chunk(number)  # eagerly, because cursors are created concurrently
+        if offset < self._spread.length:
+            chunk = self._spread.chunk(number)  # eagerly, because cursors are created concurrently
             self._enter(chunk, number, offset)
             self._read_chunk(chunk)
 
     def locate(self, offsets: Int64Array) -> tuple[list[LaneBlock], Int64Array, Int64Array]:
         """For increasing offsets: the blocks that hold them, and for each the index of its block and its lane row."""
-        holders, rows, base = [], [], 0
-        blocks: list[LaneBlock] = []
+        found: dict[LaneBlock, int] = {}
+        holders, rows = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
         done, last = 0, int(offsets[-1])
         while done < len(offsets):
             while int(offsets[done]) >= self._chunk_end:
                 self._read_chunk(self._spread.chunk(self._next_chunk))
             upto = int(np.searchsorted(offsets, self._chunk_end)) if last >= self._chunk_end else len(offsets)
             inside = offsets[done:upto] - self._chunk_start
-            holders.append(self._holders[inside] + base)
-            rows.append(self._rows[inside])
-            blocks += self._active
-            base += len(self._active)
+            active = self._holders[inside]
+            used = np.flatnonzero(np.bincount(active))
+            number = np.empty(len(self._active), np.int64)
+            number[used] = [found.setdefault(self._active[each], len(found)) for each in used.tolist()]
+            holders[done:upto], rows[done:upto] = number[active], self._rows[inside]
             done = upto
         self.next_offset = last + 1
-        if len(rows) == 1:
-            return blocks, holders[0], rows[0]
-        return blocks, np.concatenate(holders), np.concatenate(rows)
+        return list(found), holders, rows
 
     def _enter(self, chunk: Int64Array, number: int, offset: int) -> None:
         """Load the blocks of the first chunk, and note which of their rows were consumed before."""
@@ -139,8 +149,8 @@ class LaneCursor:
         """Load the blocks up to a lane row."""
         while self._rows_loaded < min(row, self._spread.length):
             block, first, end = next(self._blocks)
-            self._active.append(LaneBlock(block, first, end, len(block)))
-            self._rows_loaded = end
+            self._rows_loaded = end - self._start
+            self._active.append(LaneBlock(block, first - self._start, self._rows_loaded, len(block)))
 
     def _read_chunk(self, rows: Int64Array) -> None:
         self._next_chunk += 1

@@ -4,30 +4,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.engine.planning._located import LocatedRows, flat_blocks
-from penstock.engine.planning._locators import (
-    SECTIONS_CACHED,
-    BlockLocations,
-    BlockLocator,
-    PartBlocksOf,
-    PartialBlocks,
-    ResidentBlocks,
-    ResidentTable,
-    ScatteredLocator,
-    WholeBlocks,
-)
-from penstock.engine.planning._parts import FirstParts
+from penstock.engine.planning._lanes import SECTIONS_CACHED, EpochBlocks
+from penstock.engine.planning._locators import BlockLocations, BlockLocator, PartialBlocks, ScatteredLocator
+from penstock.engine.planning._samples import groups
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Planned, PlannedBlock, Span, TableRows
+from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, Span, SpanSamples, TableRows
 from penstock.engine.planning._split_blocks import SplitBlocks
+from penstock.engine.planning._whole_blocks import FirstParts, ResidentBlocks, WholeBlocks
 from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps
 from penstock.table import Int64Array
-
-_NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,117 +114,126 @@ class TablePlanner:
 
     def __init__(self, number: int, selection: Selection, order: OrderSpec, options: PlanOptions) -> None:
         self._number, self._selection, self.order, self._options = number, selection, order, options
-        self._part_blocks: PartBlocksOf = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
+        self._blocks_of_part = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
         """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
         """The blocks of the first epoch that was read as a whole, if they stay in the window."""
-        self._table: ResidentTable | None = None
         self._epoch = -1
-        self._locator: BlockLocator | None = None
-        self._page_locator: BlockLocator | None = None
-        """Of rows that another rank owns, whose blocks would stay open."""
+        self._locators: dict[bool, BlockLocator] = {}
+        """Of the epoch, and of rows in it that another rank owns, whose blocks would stay open."""
         self._closed: list[Planned] = []
 
     def take_closed(self) -> list[PlannedBlock]:
         """The blocks that are no longer needed after the last `plan`."""
-        closed, self._closed = flat_blocks(self._closed), []
-        return closed
+        closed, self._closed = self._closed, []
+        return [part for block in closed for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
 
     def plan(self, together: Sequence[SpanSteps], sources: Sequence[SourceRows]) -> list[TableRows]:
         """The rows of this table in each of some spans."""
         numbers = np.concatenate([rows.numbers for rows in sources])
-        epochs: int | Int64Array = numbers
-        moved = numbers
-        if len(numbers):
-            moved = np.concatenate([_NO_ROWS if rows.moved is None else rows.moved for rows in sources])
-            first, last = int(numbers.min()) // self.order.rows, int(numbers.max()) // self.order.rows
-            epochs = first if first == last else numbers // self.order.rows
-        duplicates = any(rows.padding is not None for rows in sources)
-        locations, resident = self._locate(numbers, epochs, moved, duplicates=duplicates)
-        located = LocatedRows(locations, self._selection.composition, resident=resident)
+        each_epoch = numbers // self.order.rows
+        moved = [np.zeros(len(rows.numbers), bool) if rows.moved is None else rows.moved for rows in sources]
+        found = self._locate(numbers, each_epoch, np.concatenate(moved))
+        one = int(each_epoch[0]) if len(numbers) and (each_epoch == each_epoch[0]).all() else None
+        samples = None
+        if self._selection.composition is not None:
+            found, samples = found.drawn()
         bounds = accumulate((len(rows.numbers) for rows in sources), initial=0)
         return [
-            located.rows(
-                self._number, steps, rows, slice(*here), epochs if isinstance(epochs, int) else epochs[slice(*here)]
-            )
-            for steps, rows, here in zip(together, sources, pairwise(bounds), strict=True)
+            self._table_rows(steps, rows, each_epoch[first:end] if one is None else one, found, samples, first, end)
+            for steps, rows, (first, end) in zip(together, sources, pairwise(bounds), strict=True)
         ]
 
-    def _locate(
-        self, numbers: Int64Array, epochs: int | Int64Array, moved: Int64Array, *, duplicates: bool
-    ) -> tuple[BlockLocations, bool]:
-        """The blocks of some rows, and whether they are all blocks of the table, which stay in the window."""
-        rows_per_epoch = self.order.rows
-        if isinstance(epochs, int) and not moved.any():
-            locator = self._open(epochs, int(numbers[0]) - epochs * rows_per_epoch, by_pages=False)
-            locations = locator.find(numbers - epochs * rows_per_epoch, duplicates=duplicates)
-            self._closed += locator.take_closed()
-            return locations, isinstance(locator, ResidentBlocks)
-        each_epoch = np.broadcast_to(epochs, numbers.shape)
-        by_pages = moved.astype(bool) if len(moved) else np.zeros(len(numbers), bool)
+    def _table_rows(
+        self,
+        steps: SpanSteps,
+        rows: SourceRows,
+        epochs: int | Int64Array,
+        found: BlockLocations,
+        samples: SpanSamples | None,
+        first: int,
+        end: int,
+    ) -> TableRows:
+        """The rows of a span, from row or sample `first` on of those that were located together."""
+        composition = self._selection.composition
+        if samples is not None:
+            rows_of = samples.offsets
+            samples, first, end = samples.part(first, end), int(rows_of[first]), int(rows_of[end])
+        found = found.part(slice(first, end))
+        batch = np.repeat(np.arange(len(steps.batch_rows)), steps.batch_rows)[rows.places]
+        drawn_from = found.block_index if samples is None else found.block_index[samples.offsets[:-1]]
+        return TableRows(
+            table=self._number,
+            places=rows.places,
+            blocks=cast("list[PlannedBlock]", found.blocks),
+            block_index=found.block_index,
+            rows=found.rows,
+            samples=samples,
+            anchor=None if composition is None else composition.anchor,
+            padding=rows.padding,
+            epochs=epochs,
+            blocks_drawn=int(np.count_nonzero(np.bincount(batch * len(found.blocks) + drawn_from))),
+            resident=found.resident,
+        )
+
+    def _locate(self, numbers: Int64Array, epochs: Int64Array, moved: npt.NDArray[np.bool_]) -> BlockLocations:
+        """The blocks of some rows; those that another rank owns are `moved`."""
         block_index, rows = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
         blocks: dict[Planned, int] = {}
-        for epoch in np.unique(each_epoch).tolist():
-            for pages in (False, True):
-                here = np.flatnonzero((each_epoch == epoch) & (by_pages == pages))
-                if not len(here):
-                    continue
-                positions = numbers[here] % rows_per_epoch
-                locator = self._open(epoch, int(positions[0]), by_pages=pages)
-                part = locator.find(positions, duplicates=duplicates)
-                self._closed += locator.take_closed()
-                known = np.array([blocks.setdefault(block, len(blocks)) for block in part.blocks], np.int64)
-                block_index[here], rows[here] = known[part.block_index], part.rows
-        return BlockLocations(list(blocks), block_index, rows), False
+        for key, here in groups(2 * epochs + moved):
+            positions = numbers[here] - key // 2 * self.order.rows
+            locator = self._open(key // 2, int(positions[0]), by_pages=bool(key % 2))
+            found = locator.find(positions)
+            self._closed += locator.take_closed()
+            if len(here) == len(numbers):
+                return found
+            known = np.array([blocks.setdefault(block, len(blocks)) for block in found.blocks], np.int64)
+            block_index[here], rows[here] = known[found.block_index], found.rows
+        return BlockLocations(list(blocks), block_index, rows)
 
-    def _open(self, epoch: int, start: int, *, by_pages: bool) -> BlockLocator:
+    def _open(self, index: int, start: int, *, by_pages: bool) -> BlockLocator:
         """The locator of an epoch of the table, which is read from position `start` on."""
-        if epoch != self._epoch:
-            is_first = self._epoch < 0
-            if self._locator is not None:
-                self._closed += self._locator.open_blocks()
-            self._epoch, self._page_locator = epoch, None
-            self._locator = self._new_locator(epoch, resumed=is_first and start > 0, first=is_first)
-        assert self._locator is not None
-        if not by_pages:
-            return self._locator
-        self._page_locator = self._page_locator or self._new_locator(epoch, by_pages=True)
-        return self._page_locator
+        if index != self._epoch:
+            first, self._epoch = self._epoch < 0, index
+            self._closed += [block for locator in self._locators.values() for block in locator.open_blocks()]
+            self._blocks = self._epoch_blocks(index)
+            self._locators = {False: self._new_locator(first=first, resumed=first and start > 0)}
+        if by_pages and True not in self._locators:
+            self._locators[True] = self._new_locator(by_pages=True)
+        return self._locators[by_pages]
 
-    def _new_locator(
-        self, index: int, *, resumed: bool = False, first: bool = False, by_pages: bool = False
-    ) -> BlockLocator:
-        """Finds the blocks of an epoch's rows, of which it may read only the pages that hold the rows.
+    def _epoch_blocks(self, index: int) -> EpochBlocks:
+        order, selection = self.order, self._selection.at(index)
+        reach = round(order.shuffle.spread * self._selection.block_rows(order.shuffle.block_bytes))
+        shared = selection.shared_images
+        run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(order.lanes))
+        epoch = Epoch(
+            selection.section_rows, order.lanes, reach if order.shuffled else 0, order.seed, index, order.shuffled,
+            run, jitter,
+        )  # fmt: skip
+        if selection is self._selection:
+            return EpochBlocks(selection, epoch, self._blocks_of_part)
+        return EpochBlocks(selection, epoch, partial(selection.blocks, order.shuffle))
 
-        An epoch may be `resumed`, so that it is read from the middle on, and the first one of a run.
+    def _new_locator(self, *, first: bool = False, resumed: bool = False, by_pages: bool = False) -> BlockLocator:
+        """Finds the blocks of rows of the epoch, of which it may read only the pages that hold the rows.
+
+        The epoch may be the `first` one of a run, and `resumed`, so that it is read from the middle on.
         """
-        options, epoch = self._options, self._new_epoch(index)
-        selection, part_blocks = self._selection.at(index), self._part_blocks
-        if selection is not self._selection:
-            part_blocks = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, self.order.shuffle))
-        if selection.scattered:
-            return ScatteredLocator(selection, options.page_bytes)
+        options, blocks = self._options, self._blocks
+        if blocks.selection.scattered:
+            return ScatteredLocator(blocks.selection, options.page_bytes)
         if self._resident:
-            self._table = self._table or ResidentTable(self._selection, self._resident)
-            return ResidentBlocks(self._selection, self._part_blocks, epoch, self._table)
-        if options.by_blocks and not by_pages:
-            resident = self._resident if options.resident and not resumed else None
-            if options.page_reads:
-                return SplitBlocks(
-                    selection, part_blocks, epoch, page_reads=options.page_reads, page_bytes=options.page_bytes
-                )
-            parts = self._first_parts(selection) if first else None
-            return WholeBlocks(selection, part_blocks, epoch, parts=parts, resident=resident)
-        return PartialBlocks(selection, part_blocks, epoch, options.page_bytes)
-
-    def _first_parts(self, selection: Selection) -> FirstParts:
-        trim, pages_cached = self._options.trim, self._options.pages_cached
-        return FirstParts(selection, self.order.shuffle.block_bytes, trim=trim, pages_cached=pages_cached)
-
-    def _new_epoch(self, number: int) -> Epoch:
-        shuffle = self.order.shuffle
-        reach = round(shuffle.spread * self._selection.block_rows(shuffle.block_bytes)) if self.order.shuffled else 0
-        shared = self._selection.shared_images
-        run, jitter = (1, 0) if shared is None else (shared.run, shared.jitter(self.order.lanes))
-        rows = self._selection.at(number).section_rows
-        return Epoch(rows, self.order.lanes, reach, self.order.seed, number, self.order.shuffled, run, jitter)
+            return ResidentBlocks(blocks, self._resident)
+        if by_pages or not options.by_blocks:
+            return PartialBlocks(blocks, options.page_bytes)
+        if options.page_reads:
+            return SplitBlocks(blocks, page_reads=options.page_reads, page_bytes=options.page_bytes)
+        parts = FirstParts(
+            blocks.selection, self.order.shuffle.block_bytes, trim=options.trim, pages_cached=options.pages_cached
+        )
+        return WholeBlocks(
+            blocks,
+            parts=parts if first else None,
+            resident=self._resident if options.resident and not resumed else None,
+        )

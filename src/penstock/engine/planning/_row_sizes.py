@@ -1,9 +1,9 @@
 """Sizes of rows and of samples, from the statistics of the manifests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ _MANY_FRAGMENTS, _TINY_FRAGMENT_BYTES = 100, 1 << 20
 _SAMPLED_LEAVES = 8
 
 Floats = npt.NDArray[np.float64]
+_FileSizes = tuple[int, Sequence[int], int, int, Sequence[int | None] | None]
+"""Of a file: the index of its fragment, the ids of its fields, bytes, rows, and bytes of a decoded value by field."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +75,19 @@ class RowSizes:
         if variable:
             used = np.flatnonzero(leaves.count(self._rows))
             sections = used[:: max(1, len(used) // _SAMPLED_LEAVES) if leaves.many else 1].tolist()
-        rows: list[float] = []
-        sizes: list[_LeafSizes] = []
-        for leaf, starts in thread_map(leaves.load, sections, max_workers=MANIFEST_READERS):
-            sizes.append(_leaf_sizes(leaf, variable, known))
-            rows += [float(len(rows_between(self._rows, start, end))) for start, end in pairwise(starts)]
-        if not any(rows):
-            zeros = dict.fromkeys(variable, np.zeros(1))
-            rows, sizes = [float(self._count)], [_LeafSizes(zeros, zeros)]
+        loaded = thread_map(leaves.load, sections, max_workers=MANIFEST_READERS)
+        counts = [len(rows_between(self._rows, *bounds)) for _, starts in loaded for bounds in pairwise(starts)]
+        sizes = [_leaf_sizes(leaf, variable, known) for leaf, _ in loaded] if any(counts) else []
+        rows = np.array(counts if sizes else [self._count], np.float64)
+        found = {field_id: np.concatenate([leaf[field_id] for leaf in sizes], axis=1) for field_id in variable if sizes}
+        zeros = np.zeros((2, 1))
         stored = {
             field.id: np.full(len(rows), float(known[field.id]))
             if field.id in known
-            else np.concatenate([leaf.stored[field.id] for leaf in sizes]) + linked_bytes(field)
+            else found.get(field.id, zeros)[0] + linked_bytes(field)
             for field in leaves.fields
         }
-        decoded = {field_id: np.concatenate([leaf.decoded[field_id] for leaf in sizes]) for field_id in variable}
-        return SizeGroups(np.array(rows), stored, decoded)
+        return SizeGroups(rows, stored, {field_id: found.get(field_id, zeros)[1] for field_id in variable})
 
     @cached_property
     def in_memory(self) -> SizeGroups:
@@ -152,52 +151,44 @@ class SampleSizes(Protocol):
         return max(1, round(block_bytes / self.heavy_row_bytes))
 
 
-class _LeafSizes(NamedTuple):
-    """Bytes of a row in each fragment of a leaf, by field id."""
-
-    stored: Mapping[int, Floats]
-    decoded: Mapping[int, Floats]
-    """NaN where that is unknown."""
-
-
 def _leaf_sizes(
     leaf: Manifest | pa.RecordBatch, field_ids: Sequence[int], fixed_bytes: Mapping[int, int]
-) -> _LeafSizes:
-    """The sizes of some columns; columns that share a file, and are not of known size, are taken to be equally large.
+) -> dict[int, Floats]:
+    """For some columns the bytes of a row in each fragment of a leaf, stored and decoded; NaN where that is unknown.
 
-    `fixed_bytes` has the columns of known size.
+    Columns that share a file are taken to be equally large, without those of known size, which are in `fixed_bytes`.
     """
-    if isinstance(leaf, Manifest):
-        rows = np.array([fragment.rows for fragment in leaf.fragments], np.int64)
-        files = [(n, file) for n, fragment in enumerate(leaf.fragments) for file in fragment.files]
-        fragment_of = np.array([number for number, _ in files], np.int64)
-        lengths = np.array([file.length + sum(blob.length for blob in file.blobs) for _, file in files], np.float64)
-        file_rows = np.array([file.rows for _, file in files], np.int64)
-        fields: Sequence[Sequence[int]] = [file.fields for _, file in files]
-        decoded: Sequence[Sequence[int | None] | None] = [file.decoded_bytes for _, file in files]
-    else:
-        rows = numbers_of(leaf.column("rows"))
-        column = leaf.column("files")
-        fragment_of = np.repeat(np.arange(len(rows)), np.diff(numbers_of(column.offsets)))
-        stored_files = column.flatten()
-        lengths = numbers_of(stored_files.field("length")) + _blob_bytes(stored_files.field("blobs"))
-        file_rows = numbers_of(stored_files.field("rows"))
-        fields = stored_files.field("fields").to_pylist()
-        known_sizes = stored_files.type.get_field_index("decoded_bytes") >= 0
-        decoded = stored_files.field("decoded_bytes").to_pylist() if known_sizes else [None] * len(fields)
-    sizes = _LeafSizes(*({field_id: np.zeros(len(rows)) for field_id in field_ids} for _ in range(2)))
-    for number, (stored_ids, length, count) in enumerate(zip(fields, lengths, file_rows, strict=True)):
+    rows, files = _files_of(leaf)
+    sizes = {field_id: np.zeros((2, len(rows))) for field_id in field_ids}
+    for fragment, stored_ids, length, count, decoded in files:
         ids = [field_id for field_id in stored_ids if field_id > 0]  # others are references to blobs
         known = sum(fixed_bytes.get(field_id, 0) for field_id in ids)
         share = max(0.0, length - known * count) / max(1, sum(field_id not in fixed_bytes for field_id in ids))
-        decoded_size = dict(zip(stored_ids, decoded[number] or (), strict=False))
-        for field_id in sizes.stored.keys() & ids:
-            size = decoded_size.get(field_id)
-            sizes.stored[field_id][fragment_of[number]] += share
-            sizes.decoded[field_id][fragment_of[number]] += np.nan if size is None else size
-    for total in (*sizes.stored.values(), *sizes.decoded.values()):
-        np.divide(total, np.maximum(1, rows), out=total)
-    return sizes
+        decoded_sizes = dict(zip(stored_ids, decoded or (), strict=False))
+        for field_id in sizes.keys() & ids:
+            size = decoded_sizes.get(field_id)
+            sizes[field_id][0, fragment] += share
+            sizes[field_id][1, fragment] += np.nan if size is None else size
+    return {field_id: size / np.maximum(1, rows) for field_id, size in sizes.items()}
+
+
+def _files_of(leaf: Manifest | pa.RecordBatch) -> tuple[npt.NDArray[np.int64], Iterable[_FileSizes]]:
+    """The rows of each fragment of a leaf, and the sizes of all files."""
+    if isinstance(leaf, Manifest):
+        return np.array([fragment.rows for fragment in leaf.fragments], np.int64), [
+            (number, file.fields, file.length + sum(blob.length for blob in file.blobs), file.rows, file.decoded_bytes)
+            for number, fragment in enumerate(leaf.fragments)
+            for file in fragment.files
+        ]
+    rows, column = numbers_of(leaf.column("rows")), leaf.column("files")
+    files = column.flatten()
+    lengths = numbers_of(files.field("length")) + _blob_bytes(files.field("blobs"))
+    fields = files.field("fields").to_pylist()
+    decoded = [None] * len(fields)
+    if files.type.get_field_index("decoded_bytes") >= 0:
+        decoded = files.field("decoded_bytes").to_pylist()
+    fragments = np.repeat(np.arange(len(rows)), np.diff(numbers_of(column.offsets)))
+    return rows, zip(fragments, fields, lengths, numbers_of(files.field("rows")), decoded, strict=True)
 
 
 def linked_bytes(field: Field | None) -> int:

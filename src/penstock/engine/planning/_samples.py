@@ -1,8 +1,9 @@
 """Samples that are composed of several rows: windows of consecutive rows, and sequences of packed tokens."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -238,6 +239,14 @@ def flat_ranges(starts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, In
     ends = np.cumsum(lengths)
     flat = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
     return flat, np.append(0, ends)
+
+
+def groups(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """The distinct ones of some numbers that are not negative, in increasing order, each with the indices of it."""
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
+    for first, end in pairwise(bounds):
+        yield int(numbers[order[first]]), order[first:end]
 
 
 def digest_of(*parts: Any) -> str:

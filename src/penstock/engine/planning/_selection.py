@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from penstock.engine.planning._samples import Composition, SharedImages
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
 from penstock.format import Field, encode_snapshot
 from penstock.format.kinds import Linked
-from penstock.plan import Epoch, ShuffleLayout, WeightedDraw, split_blocks
+from penstock.plan import ShuffleLayout, WeightedDraw, split_blocks
 from penstock.table import FragmentRows, Int64Array, Reader, page_requests, take_positions
 from penstock.types import cached_property
 
@@ -23,14 +23,6 @@ _EPOCHS_CACHED = 2
 """Later epochs that are held: the one being read, and the next one, which is prefetched."""
 
 BlockT = TypeVar("BlockT")
-
-
-class Parts(NamedTuple):
-    """The parts of a section in the order of an epoch; each is read to its end before the next."""
-
-    order: Int64Array
-    ends: Int64Array
-    """Cumulative rows of the section at the end of each part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,20 +112,15 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
         """Number of selected rows in each section."""
 
     def part_rows(self, section: int) -> Int64Array:
-        """Number of selected rows in each part of a section; by default it is one part."""
+        """Number of selected rows in each part of a section, by default one; parts are read one after the other."""
         return self.section_rows[section : section + 1]
-
-    def parts(self, epoch: Epoch, section: int) -> Parts:
-        """The parts of a section."""
-        rows = self.part_rows(section)
-        order = epoch.part_order(section, len(rows))
-        return Parts(order, np.cumsum(rows[order]))
 
     def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[BlockT]:
         """The blocks of a part of a section, in table order."""
 
-    def split(self, block: BlockT, block_bytes: int) -> Iterator[BlockT]:
+    def split(self, block: BlockT, block_bytes: int) -> Iterator[BlockT]:  # noqa: ARG002
         """Split a block at pages of the heaviest column into blocks whose pages have about `block_bytes` of it."""
+        yield block
 
     def part_ends(self, block: BlockT, part_bytes: int, *, pages_cached: bool) -> Int64Array:
         """Where a block can be split into parts of about `part_bytes` of the heaviest column.
@@ -141,8 +128,9 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
         Parts share no pages, unless those of all other columns are cached.
         """
 
-    def split_points(self, block: BlockT, left: Int64Array) -> list[int]:
+    def split_points(self, block: BlockT, left: Int64Array) -> list[int]:  # noqa: ARG002
         """Where to split a block of which only the rows `left` are unread."""
+        return []
 
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[BlockT]:
         """Blocks of some increasing positions."""
@@ -266,9 +254,16 @@ class RowSelection(SelectionOf[Block]):
 
     def split_points(self, block: Block, left: Int64Array) -> list[int]:
         """Where to split a block of which only the rows `left` are unread: between rows of different requests."""
-        if self.heaviest is None or len(left) == len(block):
+        heaviest = self.heaviest
+        if heaviest is None or len(left) == len(block):
             return []
-        points: list[int] = left[_request_starts(block.take(left), self.heaviest)].tolist()
+        rows = block.take(left).stored_rows
+        if isinstance(heaviest.kind, Linked):  # each link is an object or a range of one
+            starts = np.flatnonzero(np.diff(rows) > 1) + 1
+        else:
+            requests = page_requests([FragmentRows(block.fragment, rows)], [heaviest.id])
+            starts = np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])
+        points: list[int] = left[starts].tolist()
         return points
 
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[Block]:
@@ -287,12 +282,3 @@ def sorted_rows(rows: range | Int64Array, *, shuffled: bool) -> SortedRows:
     if len(requested) < 2 or (np.diff(requested) >= 0).all():
         return requested
     return np.sort(requested) if shuffled else None
-
-
-def _request_starts(block: Block, heaviest: Field) -> Int64Array:
-    """Indices of rows that are not in the same request as the row before."""
-    rows = block.stored_rows
-    if isinstance(heaviest.kind, Linked):  # each link is an object or a range of one
-        return np.flatnonzero(np.diff(rows) > 1) + 1
-    requests = page_requests([FragmentRows(block.fragment, rows)], [heaviest.id])
-    return np.searchsorted(rows, [file.row_start + file.row_ends[pages[-1]] for file, pages in requests[:-1]])

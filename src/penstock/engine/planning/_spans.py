@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class PlannedBlock:
 
     __slots__ = ("_row_ids", "fragment_rows", "inverse", "parts", "rows", "source", "whole")
 
-    def __init__(self, source: Block) -> None:
+    def __init__(self, source: Block, whole: "PlannedBlock | None" = None) -> None:
         self.inverse: Int64Array | None = None
         """For each row of the source its row here, if some are selected more than once."""
         if not isinstance(source.selected, range) and not (source.selected[1:] > source.selected[:-1]).all():
@@ -69,7 +69,7 @@ class PlannedBlock:
         self.source, self.rows = source, len(source)
         self.fragment_rows = FragmentRows(source.fragment, source.stored_rows)
         self._row_ids: range | Int64Array | None = None
-        self.whole: PlannedBlock | None = None
+        self.whole = whole
         """What it is read with, if it is a part."""
         self.parts: list[PlannedBlock] = []
         """Blocks that hold its rows instead of it, each of which leaves the window by itself."""
@@ -112,23 +112,17 @@ class SampleBlock:
         return SampleBlock(take_positions(self.samples, rows))
 
 
+@dataclass(slots=True, eq=False)
 class PlannedSamples:
     """The blocks that hold the rows of some samples, and where each sample finds its rows."""
 
-    __slots__ = ("block_index", "blocks", "offsets", "rows", "samples")
+    inverse: ClassVar[None] = None
 
-    inverse: Int64Array | None = None
-
-    def __init__(
-        self,
-        samples: Int64Array,
-        offsets: Int64Array,
-        blocks: list[PlannedBlock],
-        block_index: Int64Array,
-        rows: Int64Array,
-    ) -> None:
-        self.samples, self.offsets, self.blocks = samples, offsets, blocks
-        self.block_index, self.rows = block_index, rows
+    samples: Int64Array
+    offsets: Int64Array
+    blocks: list[PlannedBlock]
+    block_index: Int64Array
+    rows: Int64Array
 
 
 Planned = PlannedBlock | PlannedSamples

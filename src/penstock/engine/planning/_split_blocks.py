@@ -1,5 +1,6 @@
 """Blocks in parts, by when their rows are read, for windows larger than the budget of memory."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._lanes import LaneBlock
-from penstock.engine.planning._locators import BlockLocations, LaneLocator, PartBlocksOf
+from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
+from penstock.engine.planning._locators import BlockLocations, LaneLocator
+from penstock.engine.planning._samples import groups
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Planned, PlannedBlock
-from penstock.plan import Epoch
 from penstock.table import Int64Array
 
 _PARTS = 3
@@ -44,40 +45,24 @@ class SplitBlocks(LaneLocator):
     So the window holds few rows that have been read, and few that are read much later.
     """
 
-    def __init__(
-        self,
-        selection: Selection,
-        part_blocks: PartBlocksOf,
-        epoch: Epoch,
-        *,
-        page_reads: float,
-        page_bytes: int,
-    ) -> None:
+    def __init__(self, blocks: EpochBlocks, *, page_reads: float, page_bytes: int) -> None:
         """Pages are read `page_reads` times on average; about `page_bytes` of the heaviest column together."""
-        super().__init__(selection, part_blocks, epoch)
+        super().__init__(blocks)
         self._page_reads, self._page_bytes = page_reads, page_bytes
-        self._split: dict[int, dict[LaneBlock, _SplitBlock]] = {}
+        self._opened: dict[int, dict[LaneBlock, _SplitBlock]] = defaultdict(dict)
         self._count = 0
 
     def open_blocks(self) -> list[Planned]:
-        return [planned for lane in self._split.values() for block in lane.values() for planned in block.close(np.inf)]
+        return [planned for lane in self._opened.values() for block in lane.values() for planned in block.close(np.inf)]
 
-    def _to_planned_blocks(
-        self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array
-    ) -> BlockLocations:
-        opened = self._split.setdefault(lane, {})
+    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:
+        opened = self._opened[lane]
         found: list[Planned] = []
         block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        order = np.argsort(holders, kind="stable")
-        bounds = np.searchsorted(holders[order], np.arange(len(blocks) + 1)).tolist()
         now = -np.inf
-        for block, (first, end) in zip(blocks, pairwise(bounds), strict=True):
-            if first == end:
-                continue
-            split = opened.get(block)
-            if split is None:
-                split = opened[block] = self._new_split(lane, block)
-            here = order[first:end]
+        for number, here in groups(holders):
+            block = blocks[number]
+            split = opened[block] = opened.get(block) or self._new_split(lane, block)
             inside = rows[here] - block.first
             split.open(inside)
             block_index[here], local[here] = split.block_index[inside] + len(found), split.rows[inside]
@@ -90,7 +75,7 @@ class SplitBlocks(LaneLocator):
         return BlockLocations(found, block_index, local)
 
     def _new_split(self, lane: int, block: LaneBlock) -> "_SplitBlock":
-        order = self._epoch.lane_order(lane)
+        order = self._blocks.epoch.lane_order(lane)
         times = order.read_times(block.first, block.first + len(block.block))
         self._count += 1
         stretches = int(self._page_reads + self._count * _GOLDEN % 1)
@@ -115,31 +100,27 @@ class _SplitBlock:
         self.block_index, self.rows = np.full(len(times), -1), np.empty(len(times), np.int64)
 
     def open(self, rows: Int64Array) -> None:
-        """Plan the parts that hold some rows."""
+        """Plan the parts that hold some rows, and the later ones that are read with them."""
         missing = rows[self.block_index[rows] < 0]
         while len(missing):
-            first = int(self._part[missing].min())
-            self._open_parts(first, (first // _PARTS + 1) * _PARTS)
+            self._open_parts(int(self._part[missing].min()))
             missing = missing[self.block_index[missing] < 0]
 
-    def _open_parts(self, first: int, end: int) -> None:
-        """Plan some parts, which are read together."""
-        rows, done = np.flatnonzero((self._part >= first) & (self._part < end)), 0
+    def _open_parts(self, first: int) -> None:
+        """Plan a part and the later ones of its stretch, which are read together."""
+        rows = np.flatnonzero((self._part >= first) & (self._part < (first // _PARTS + 1) * _PARTS))
         source = self._block if len(rows) == len(self._block) else self._block.take(rows)
         for block in self._selection.split(source, self._page_bytes):
-            here = rows[done : done + len(block)]
-            done += len(block)
+            here, rows = rows[: len(block)], rows[len(block) :]
             whole = PlannedBlock(block)
-            for number in range(first, end):
+            for number in np.unique(self._part[here]).tolist():
                 mine = here[self._part[here] == number]
-                if len(mine):
-                    part = PlannedBlock(self._block.take(mine))
-                    part.whole = whole
-                    whole.parts.append(part)
-                    self.block_index[mine] = len(self.planned)
-                    self.rows[mine] = np.arange(len(mine)) if part.inverse is None else part.inverse
-                    self.planned.append(part)
-                    self._last.append(float(self.times[mine].max()))
+                part = PlannedBlock(self._block.take(mine), whole)
+                whole.parts.append(part)
+                self.block_index[mine] = len(self.planned)
+                self.rows[mine] = np.arange(len(mine)) if part.inverse is None else part.inverse
+                self.planned.append(part)
+                self._last.append(float(self.times[mine].max()))
 
     def close(self, now: float) -> Iterator[PlannedBlock]:
         """The parts whose last row has been read."""

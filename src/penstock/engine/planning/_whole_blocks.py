@@ -1,0 +1,161 @@
+"""Whole blocks, held until their last row is read, or over epochs; at the start of a run they are read in parts."""
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
+from penstock.engine.planning._locators import BlockLocations, LaneLocator
+from penstock.engine.planning._selection import Selection
+from penstock.engine.planning._spans import Planned, PlannedBlock
+from penstock.table import Int64Array
+
+_FIRST_BYTES, _FIRST_LOCAL_BYTES = 128 << 10, 1 << 20
+"""Of the smallest parts; a local read has no latency that is worth many of them."""
+
+
+class WholeBlocks(LaneLocator):
+    """Whole blocks, each read once in an epoch and held until its last row has been read."""
+
+    def __init__(self, blocks: EpochBlocks, *, parts: "FirstParts | None", resident: list[PlannedBlock] | None) -> None:
+        """With `parts`, blocks are split at first. With `resident`, all are held for later epochs and added to it."""
+        super().__init__(blocks)
+        self._opened: dict[int, dict[LaneBlock, Planned]] = defaultdict(dict)
+        self._resident, self._parts = resident, parts
+
+    def find(self, positions: Int64Array) -> BlockLocations:
+        found = super().find(positions)
+        if self._parts is not None:
+            self._parts.grow()
+        return found
+
+    def open_blocks(self) -> list[Planned]:
+        if self._resident is not None:
+            return []
+        return [planned for opened in self._opened.values() for planned in opened.values()]
+
+    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:
+        opened = self._opened[lane]
+        if self._parts is not None:
+            blocks, holders = self._parts.split(blocks, holders, rows, opened)
+        local = rows - np.array([block.first for block in blocks])[holders]
+        for number, block in enumerate(blocks):
+            planned = opened.get(block)
+            if planned is None:
+                planned = opened[block] = self._selection.planned(block.block)
+                if self._resident is not None and isinstance(planned, PlannedBlock):
+                    self._resident.append(planned)
+            if planned.inverse is not None:
+                here = holders == number
+                local[here] = planned.inverse[local[here]]
+        found = [opened[block] for block in blocks]
+        next_offset = self._cursors[lane].next_offset
+        for block in [block for block in opened if 0 <= (block.whole or block).last_offset < next_offset]:
+            planned = opened.pop(block)
+            if self._resident is None:
+                self._closed.append(planned)
+        return BlockLocations(found, holders, local)
+
+
+class FirstParts:
+    """Splits the blocks of the first epoch of a run into parts, each of which is read when one of its rows is needed.
+
+    So the first batches wait for little but their own rows. Neighbours that are needed in the same stretch of the plan
+    are one part. Stretches grow, and parts with them, until blocks are read as a whole; only rows that were consumed
+    before a resume are left out then.
+    """
+
+    def __init__(self, selection: Selection, block_bytes: int, *, trim: bool, pages_cached: bool) -> None:
+        """With `trim`, parts leave out consumed rows; with `pages_cached`, those of small columns may share pages."""
+        self._selection, self._trim, self._pages_cached = selection, trim, pages_cached
+        self._bytes = _FIRST_LOCAL_BYTES if selection.reader.store.is_local else _FIRST_BYTES
+        self._block_bytes = block_bytes
+
+    def grow(self) -> None:
+        """A stretch is planned: those of the next one are larger."""
+        self._bytes = min(2 * self._bytes, self._block_bytes)
+
+    def split(
+        self, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array, planned: Container[LaneBlock]
+    ) -> tuple[list[LaneBlock], Int64Array]:
+        """The blocks that hold some lane rows and the index of each row's, with parts instead of blocks that are split.
+
+        What is already `planned` stays as it is.
+        """
+        found: list[LaneBlock] = []
+        for block in blocks:
+            if block.parts or (block not in planned and self._splits(block)):
+                known = block.parts or [block]
+                block.parts = [part for each in known for part in self._split(each, rows, planned)]
+            found += block.parts or [block]
+        if not any(block.parts for block in blocks):
+            return blocks, holders
+        found.sort(key=lambda part: part.first)
+        holders = np.searchsorted([part.end for part in found], rows, side="right")
+        used = np.flatnonzero(np.bincount(holders))
+        return [found[number] for number in used.tolist()], np.searchsorted(used, holders)
+
+    def _splits(self, block: LaneBlock) -> bool:
+        return self._bytes < self._block_bytes or (self._trim and block.unread is not None)
+
+    def _split(self, known: LaneBlock, rows: Int64Array, planned: Container[LaneBlock]) -> Iterator[LaneBlock]:
+        """Split a part at the ends of what some lane rows need, without consumed rows there."""
+        block, unread = known.block, known.unread if self._trim else None
+        needed = rows[(rows >= known.first) & (rows < known.end)] - known.first
+        points: set[int] = set()
+        if known not in planned and len(needed):
+            if self._bytes < self._block_bytes:
+                ends = self._selection.part_ends(block, self._bytes, pages_cached=self._pages_cached)
+                points.update(_ends_of_needed(ends, needed))
+            if unread is not None:
+                points.update(self._selection.split_points(block, unread))
+        if known in planned or (not points and unread is None):
+            yield known
+            return
+        for start, end in pairwise((0, *sorted(points), len(block))):
+            low, high, left = start, end, None
+            if unread is not None:
+                left = unread[np.searchsorted(unread, start) : np.searchsorted(unread, end)]
+                low, high = (int(left[0]), int(left[-1]) + 1) if len(left) else (start, end)
+                left = left - low
+            yield replace(
+                known,
+                block=block.part(low, high),
+                first=known.first + low,
+                end=known.first + end if end < len(block) else known.end,
+                unread=left,
+                whole=known.whole or known,
+                parts=[],
+            )
+
+
+def _ends_of_needed(ends: Int64Array, rows: Int64Array) -> list[int]:
+    """The ends of parts, without the last one, at which those that hold some rows begin or end."""
+    needed = np.bincount(np.searchsorted(ends, rows, side="right"), minlength=len(ends)) > 0
+    points: list[int] = ends[:-1][needed[1:] != needed[:-1]].tolist()
+    return points
+
+
+class ResidentBlocks(LaneLocator):
+    """Blocks that an earlier epoch has read, all of which stay in the window; all of them are given each time."""
+
+    def __init__(self, blocks: EpochBlocks, resident: Sequence[PlannedBlock]) -> None:
+        super().__init__(blocks)
+        self._resident = sorted(resident, key=lambda block: block.source.position(0))
+        lengths = [block.rows for block in self._resident]
+        self._starts = np.cumsum([0, *lengths])
+        self._block_of = np.repeat(np.arange(len(lengths)), lengths)
+        """For each selected row, in table order."""
+
+    def find(self, positions: Int64Array) -> BlockLocations:
+        index = super().find(positions).rows
+        number = self._block_of[index]
+        return BlockLocations(self._resident, number, index - self._starts[number], resident=True)
+
+    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:  # noqa: ARG002
+        """For each lane row its index among the selected rows, in table order."""
+        starts = np.array([self._selection.index_of(block.block.position(0)) - block.first for block in blocks])
+        return BlockLocations([], holders, starts[holders] + rows)
