@@ -1,4 +1,4 @@
-"""Processes of this machine: how they start, what they tell each other, what they may use, and work in parts by them."""
+"""Processes of this machine: how they start, their messages, what they may use, and work in parts by them."""
 
 from penstock.runners._channel import Channel
 from penstock.runners._errors import RemoteError, portable
