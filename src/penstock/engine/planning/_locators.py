@@ -112,7 +112,7 @@ class LaneLocator(BlockLocator):
         block_index, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         blocks: list[Planned] = []
         parts: list[tuple[int, slice | Int64Array, Int64Array, slice | Int64Array]] = []
-        for lane, here in _by_lane(positions, self._lanes):
+        for lane, here in by_lane(positions, self._lanes):
             offsets = positions[here] // self._lanes
             rising = (offsets[1:] > offsets[:-1]).all()  # unless some rows pad a step
             parts.append((lane, here, *((offsets, slice(None)) if rising else np.unique(offsets, return_inverse=True))))
@@ -136,7 +136,7 @@ class LaneLocator(BlockLocator):
         raise NotImplementedError
 
 
-def _by_lane(positions: Int64Array, lanes: int) -> Iterator[tuple[int, slice | Int64Array]]:
+def by_lane(positions: Int64Array, lanes: int) -> Iterator[tuple[int, slice | Int64Array]]:
     """The lanes of some positions, each with the indices of its positions."""
     stride = int(positions[1] - positions[0]) if len(positions) > 1 else 1
     if stride > 0 and lanes % stride == 0 and (np.diff(positions) == stride).all():

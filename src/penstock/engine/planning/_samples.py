@@ -243,6 +243,9 @@ def flat_ranges(starts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, In
 
 def groups(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     """The distinct ones of some numbers that are not negative, in increasing order, each with the indices of it."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        yield int(numbers[0]), np.arange(len(numbers))
+        return
     order = np.argsort(numbers, kind="stable")
     bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
     for first, end in pairwise(bounds):

@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
-from penstock.engine.planning._locators import BlockLocations, LaneLocator
+from penstock.engine.planning._locators import BlockLocations, BlockLocator, LaneLocator, by_lane
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Planned, PlannedBlock
 from penstock.table import Int64Array
 
+_NO_ROWS = np.zeros(0, np.int64)
 _FIRST_BYTES, _FIRST_LOCAL_BYTES = 128 << 10, 1 << 20
 """Of the smallest parts; a local read has no latency that is worth many of them."""
 
@@ -139,23 +140,50 @@ def _ends_of_needed(ends: Int64Array, rows: Int64Array) -> list[int]:
     return points
 
 
-class ResidentBlocks(LaneLocator):
+class ResidentBlocks(BlockLocator):
     """Blocks that an earlier epoch has read, all of which stay in the window; all of them are given each time."""
 
     def __init__(self, blocks: EpochBlocks, resident: Sequence[PlannedBlock]) -> None:
-        super().__init__(blocks)
+        super().__init__()
+        self._epoch = blocks.epoch
         self._resident = sorted(resident, key=lambda block: block.source.position(0))
         lengths = [block.rows for block in self._resident]
         self._starts = np.cumsum([0, *lengths])
         self._block_of = np.repeat(np.arange(len(lengths)), lengths)
         """For each selected row, in table order."""
+        firsts = [
+            (blocks.selection.index_of(block.position(0)), len(block))
+            for block, _, _ in blocks.between(0, self._epoch.rows)
+        ]
+        self._index = np.concatenate([np.arange(first, first + length) for first, length in firsts])
+        """For each place of the epoch the index of its row among the selected ones."""
+        self._chunks: dict[int, tuple[int, int, Int64Array]] = {}
+        """For each lane its next chunk, the offset at which the one before starts, and the rows of that."""
 
     def find(self, positions: Int64Array) -> BlockLocations:
-        index = super().find(positions).rows
+        places = np.empty(len(positions), np.int64)
+        for lane, here in by_lane(positions, self._epoch.lanes):
+            places[here] = self._lane(lane, positions[here] // self._epoch.lanes)
+        index = self._index[places]
         number = self._block_of[index]
         return BlockLocations(self._resident, number, index - self._starts[number], resident=True)
 
-    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:  # noqa: ARG002
-        """For each lane row its index among the selected rows, in table order."""
-        starts = np.array([self._selection.index_of(block.block.position(0)) - block.first for block in blocks])
-        return BlockLocations([], holders, starts[holders] + rows)
+    def _lane(self, lane: int, offsets: Int64Array) -> Int64Array:
+        """The places of the epoch at some offsets of a lane."""
+        spread = self._epoch.lane_order(lane)
+        rows = np.empty(len(offsets), np.int64)
+        left = np.arange(len(offsets))
+        while len(left):
+            first = int(offsets[left].min())
+            number, start, chunk = self._chunks.get(lane, (0, 0, _NO_ROWS))
+            if first < start or number == 0:
+                number = spread.chunk_of(first)
+                start, chunk = spread.rows_before(number), spread.chunk(number)
+                number += 1
+            while first >= start + len(chunk):
+                start, chunk, number = start + len(chunk), spread.chunk(number), number + 1
+            self._chunks[lane] = number, start, chunk
+            inside = offsets[left] < start + len(chunk)
+            rows[left[inside]] = chunk[offsets[left[inside]] - start]
+            left = left[~inside]
+        return rows + self._epoch.lane_start(lane)
