@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import Any, NamedTuple
 
@@ -125,6 +126,10 @@ class ProcessRun(SpanStream):
         self._published: dict[int, dict[int, Published]] = {}
         """Spans that some readers have published, by the number of the reader."""
         self._pending: dict[int, _PendingSpan] = {}
+        self._ready: list[int] = []
+        """Spans of which something is waiting for a builder, as a heap."""
+        self._tasks: Counter[int] = Counter()
+        """Tasks that a worker has not answered."""
         self._released: list[int] = []
         self._memory: _WindowMemory | None = None
         self._next = 0
@@ -229,20 +234,18 @@ class ProcessRun(SpanStream):
     def _dispatch(self) -> None:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
         limit = self._next + self._ahead.depth
-        ready = sorted(number for number, span in self._pending.items() if span.waiting and number < limit)
-        while ready:
-            tasks = Counter(worker for each in self._pending.values() for worker in each.builders.values())
+        while self._ready and self._ready[0] < limit:
             builders = enumerate(self._pool.builders, len(self._pool.readers))
-            loads = [tasks[worker] if each.started else _IN_FLIGHT for worker, each in builders]  # unanswered tasks
+            loads = [self._tasks[worker] if each.started else _IN_FLIGHT for worker, each in builders]
             load = min(loads, default=_IN_FLIGHT)
             if load >= _IN_FLIGHT:
                 break
             builder = loads.index(load)
-            span = self._pending[ready[0]]
-            self._split(span, loads.count(0) // len(ready))
+            span = self._pending[self._ready[0]]
+            self._split(span, loads.count(0) // sum(number < limit for number in self._ready))
             self._send(span, span.waiting.pop(0), builder)
             if not span.waiting:
-                del ready[0]
+                heappop(self._ready)
         if self._released:
             self._tell_readers(Release(self._run, self._released, limit))
             self._released = []
@@ -263,7 +266,7 @@ class ProcessRun(SpanStream):
         new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
         descriptors = [span.memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
         process.memory = span.memory.number
-        dropped = [number for number in process.slots if number not in self._pool.slots.live]
+        dropped = list(process.slots - self._pool.slots.live)
         process.slots.difference_update(dropped)
         process.slots.add(span.slot.number)
         message = Build(
@@ -271,6 +274,7 @@ class ProcessRun(SpanStream):
             span.slot.number, rows, new_memory, new_slot, dropped,
         )  # fmt: skip
         span.builders[rows] = worker
+        self._tasks[worker] += 1
         self._pool.send(worker, message, descriptors)
 
     def _receive(self, *, wait: bool) -> None:
@@ -293,6 +297,7 @@ class ProcessRun(SpanStream):
             self._failure = message.error.revive(), message.number
             self._pool.processes[worker].started = message.run is not None
         elif isinstance(message, Built) and message.run == self._run and not self._stopped:
+            self._tasks[worker] -= 1
             self._take(message, descriptor)
         elif isinstance(message, Published) and message.run == self._run and not self._stopped:
             self._take_published(worker, message)
@@ -320,6 +325,8 @@ class ProcessRun(SpanStream):
         if error is not None:
             span.error, span.waiting = error.revive(), []
             self._released.append(message.number)
+        else:
+            heappush(self._ready, message.number)
 
     def _take(self, built: Built, descriptor: int | None) -> None:
         span = self._pending.get(built.number)
@@ -381,8 +388,11 @@ class ProcessRun(SpanStream):
             start = next(start for start in reversed(self._epochs) if start.number <= first)
             self._start_readers(start, first)
             self.resume(self._reading_epoch)
-        for span in self._pending.values():
+        self._tasks[worker] = 0
+        for number, span in self._pending.items():
             lost = [rows for rows, builder in span.builders.items() if builder == worker]
             for rows in lost:
                 del span.builders[rows]
+            if lost and not span.waiting:
+                heappush(self._ready, number)
             span.waiting += lost
