@@ -9,7 +9,9 @@ import torch
 
 import penstock
 from penstock import Boxes, Column, Dataset, Shuffle, Tensor, Text
-from penstock.engine import Loader
+from penstock.adapters.torch import TorchFormatter
+from penstock.engine import BatchFormatter, Loader
+from penstock.engine.workers._slots import SlotMemory
 from tests.adapters.transforms import doubled, noisy, noisy_batch, reshaped
 
 ROWS = 300
@@ -176,3 +178,20 @@ def test_a_transform_with_optional_arguments_gets_no_generator(ds: Dataset) -> N
 
     [batch] = ds[:3].pytorch(batch_size=9, transform=scaled)
     assert batch["n"].tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("kind", [TorchFormatter, BatchFormatter])
+def test_results_of_functions_are_stacked_in_the_slot(kind: type[BatchFormatter]) -> None:
+    """Which the loop reads: they are not copied there."""
+    slot = np.full(1 << 12, 7, np.uint8)
+    formatter = kind(lambda sample: sample, None, None, "list", {}, tolerant=False)
+    formatter.empty = SlotMemory(slot).allocate
+    values = {"x": np.arange(60, dtype=np.float32).reshape(4, 5, 3), "y": np.arange(4), "z": np.arange(4) > 1}
+    for fits in (True, True, False):  # 312 of 4096 bytes, and then more than there is
+        values = values if fits else values | {"x": np.zeros((4, 400), np.float32)}
+        batch = {name: np.asarray(each) for name, each in formatter(dict(values), None).items()}
+        assert all(
+            np.array_equal(batch[name], each) and batch[name].dtype == each.dtype for name, each in values.items()
+        )
+        assert np.may_share_memory(batch["x"], slot) == fits
+    assert (slot[-64:] == 7).all()

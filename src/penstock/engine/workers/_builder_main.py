@@ -18,19 +18,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory, SharedRegions, aligned, arena_bytes
+from penstock.device import SharedMemory, SharedRegions, arena_bytes
 from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
 from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
 from penstock.engine.workers._messages import Build, Built, Reap, StatsUpdate
 from penstock.engine.workers._process import ProcessStats, run_process, serve_loader
-from penstock.engine.workers._slots import SlotLayout
+from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
 from penstock.runners import Channel, compact, pack, portable
 from penstock.table import Allocator
@@ -199,7 +198,7 @@ class _Builder:
             return gathered, None, None
         functions = self._formatter.on_host
         if self._formatter.batch_transform is None:  # else these are not results
-            self._formatter.empty = _SlotMemory(slot)
+            self._formatter.empty = SlotMemory(slot).allocate
         gathered = gather(task, partial(_allocator, {} if functions else columns))
         built = self._assemble(task, gathered)
         to_transport = self._formatter.to_transport
@@ -211,21 +210,6 @@ class _Builder:
         del built
         shipment, memory = pack(batches, slot)
         return gathered, shipment, memory
-
-
-class _SlotMemory:
-    """Allocates arrays in a slot, one after the other, as far as there is room; else elsewhere."""
-
-    def __init__(self, slot: npt.NDArray[np.uint8]) -> None:
-        self._slot, self._end = slot, 0
-
-    def __call__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        dtype, start = np.dtype(dtype), self._end
-        size = prod(shape) * dtype.itemsize
-        if start + size > len(self._slot):
-            return np.empty(shape, dtype)
-        self._end = aligned(start + size)
-        return self._slot[start : start + size].view(dtype).reshape(shape)
 
 
 def _allocator(columns: dict[str, npt.NDArray[Any]], name: str) -> Allocator:

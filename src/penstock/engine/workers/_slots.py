@@ -40,13 +40,24 @@ class SlotLayout:
 
     def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, npt.NDArray[Any]]:
         """The columns of a slot, for a span of some rows."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        start = 0
-        for name, (dtype, shape) in self.columns.items():
-            size = rows * prod(shape) * dtype.itemsize
-            arrays[name] = memory[start : start + size].view(dtype).reshape(rows, *shape)
-            start += aligned(size)
-        return arrays
+        slot = SlotMemory(memory)
+        return {name: slot.allocate((rows, *shape), dtype) for name, (dtype, shape) in self.columns.items()}
+
+
+class SlotMemory:
+    """Allocates arrays in a slot, one after the other, as far as there is room; else elsewhere."""
+
+    def __init__(self, slot: npt.NDArray[np.uint8]) -> None:
+        self._slot, self._end = slot, 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of undefined content."""
+        dtype, start = np.dtype(dtype), self._end
+        size = prod(shape) * dtype.itemsize
+        if start + size > len(self._slot):
+            return np.empty(shape, dtype)
+        self._end = aligned(start + size)
+        return self._slot[start : start + size].view(dtype).reshape(shape)
 
 
 class Delivery:
