@@ -186,7 +186,11 @@ def test_results_of_functions_are_stacked_in_the_slot(kind: type[BatchFormatter]
     slot = np.full(1 << 12, 7, np.uint8)
     formatter = kind(lambda sample: sample, None, None, "list", {}, tolerant=False)
     formatter.empty = SlotMemory(slot).allocate
-    values = {"x": np.arange(60, dtype=np.float32).reshape(4, 5, 3), "y": np.arange(4), "z": np.arange(4) > 1}
+    values: dict[str, Any] = {
+        "x": np.arange(60, dtype=np.float32).reshape(4, 5, 3),
+        "y": np.arange(4),
+        "z": np.arange(4) > 1,
+    }
     for fits in (True, True, False):  # 312 of 4096 bytes, and then more than there is
         values = values if fits else values | {"x": np.zeros((4, 400), np.float32)}
         batch = {name: np.asarray(each) for name, each in formatter(dict(values), None).items()}
