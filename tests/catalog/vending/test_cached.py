@@ -145,8 +145,8 @@ def test_a_token_service_that_hangs_occupies_few_threads() -> None:
         refused = list(islice(as_completed(pairs, 60), 64 - 8 - 16))
         assert all(isinstance(future.exception(), StorageError) for future in refused)
         assert cached.vend("old", "read")
+        assert len(vendor.issued) <= 1 + 8  # later ones that have not begun yet may be issued
         vendor.open.set()
-    assert len(vendor.issued) <= 1 + 8
     assert cached.vend("new", "read")
 
 
