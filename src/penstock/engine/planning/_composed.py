@@ -94,11 +94,7 @@ class SampleSelection(SelectionOf[SampleBlock]):
     def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[SampleBlock]:  # noqa: ARG002
         assert self.rows is not None
         count = max(1, round(len(self.rows) / self.block_rows(shuffle.block_bytes)))
-        ends = np.arange(1, count + 1) * len(self.rows) // count
-        clean = self.composition.boundaries
-        if clean is not None:  # samples on both sides of another place would share rows
-            last = take_positions(self.rows, ends - 1)
-            ends = np.unique(np.searchsorted(self.rows, clean[np.searchsorted(clean, last + 1)]))
+        ends = self._clean(np.arange(1, count + 1) * len(self.rows) // count, self.rows)
         return [SampleBlock(self.rows[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
 
     def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
@@ -106,7 +102,19 @@ class SampleSelection(SelectionOf[SampleBlock]):
 
     def part_ends(self, block: SampleBlock, part_bytes: int, *, pages_cached: bool) -> Int64Array:  # noqa: ARG002
         step = self.block_rows(max(part_bytes, _MIN_PART_BYTES))
-        return np.append(np.arange(step, len(block), step), len(block))
+        return self._clean(np.append(np.arange(step, len(block), step), len(block)), block.samples)
+
+    @cached_property
+    def _boundaries(self) -> Int64Array | None:
+        return self.composition.boundaries
+
+    def _clean(self, ends: Int64Array, samples: range | Int64Array) -> Int64Array:
+        """Ends of runs of samples, moved to where samples on both sides share no rows, if there are such places."""
+        clean = self._boundaries
+        if clean is None:
+            return ends
+        last = take_positions(samples, ends - 1)
+        return np.unique(np.searchsorted(samples, clean[np.searchsorted(clean, last + 1)]))
 
     def planned(self, block: SampleBlock) -> PlannedSamples:
         samples = np.asarray(block.samples, np.int64)
