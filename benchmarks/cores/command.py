@@ -94,7 +94,7 @@ def _earlier(target: Path) -> dict[str, Any]:
 
 
 def _plot(target: Path, *, install: bool) -> None:
-    """Draw the curves, in this environment, that of the peers, or not at all; `install` makes that of the peers."""
+    """Draw the bars, in this environment, that of the peers, or not at all; `install` makes that of the peers."""
     words = (str(target), str(target.with_suffix(".png")))
     python = sys.executable
     try:

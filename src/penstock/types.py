@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import InvalidInputError
 
-__all__ = ["SMALL_FLOATS", "Buffer", "ByteRange", "RowRange", "World", "as_bytes", "cached_property"]
+__all__ = ["SMALL_FLOATS", "Buffer", "ByteRange", "RowRange", "World", "cached_property", "parse_size"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes that can be written without a copy; wrap other buffers in a `memoryview`."""
@@ -24,7 +24,7 @@ SMALL_FLOATS: Final[Mapping[str, np.dtype[Any]]] = {
 """The float dtypes that numpy itself lacks, by name; torch uses the same names."""
 
 
-def as_bytes(name: str, size: object) -> int | None:
+def parse_size(name: str, size: object) -> int | None:
     """A number of bytes, given as such or as text with a unit; raises `InvalidInputError` for anything else."""
     if size is None or (isinstance(size, Integral) and not isinstance(size, bool)):
         return None if size is None else int(size)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def end(program: subprocess.Popen[str], *, to_all: bool) -> tuple[str, float]:
     took_s = time.monotonic() - started_s
     assert program.returncode == -signal.SIGINT, printed
     assert soon(lambda: not processes_of_session(program.pid)), processes_of_session(program.pid)
-    named = [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in pids)]
+    named = [name for name in os.listdir("/dev/shm") if set(map(int, re.findall(r"\d+", name))) & pids]
     assert not named
     assert printed.count("Traceback") == 1, printed
     assert "KeyboardInterrupt" in printed

@@ -33,7 +33,7 @@ def _nothing_left() -> Iterator[None]:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60), st.integers(1, 200))
 @settings(deadline=None)
-def test_runs_do_not_overlap_and_what_is_discarded_is_free(steps: list[tuple[bool, int]], capacity: int) -> None:
+def test_runs_are_the_first_that_fit_and_discards_are_free(steps: list[tuple[bool, int]], capacity: int) -> None:
     used: dict[int, int] = {}
 
     def discard(start: int, end: int) -> None:
@@ -45,9 +45,11 @@ def test_runs_do_not_overlap_and_what_is_discarded_is_free(steps: list[tuple[boo
             start = sorted(used)[size % len(used)]
             runs.free(start, used.pop(start))
             continue
-        start = runs.allocate(size)  # type: ignore[assignment]
-        if start is None:
-            start, capacity = runs.grow(size)
+        ends = [0, *(first + other for first, other in used.items())]
+        free = [end for end in ends if all(end + size <= first or end >= first + used[first] for first in used)]
+        found = runs.allocate(size)
+        assert found == min((end for end in free if end + size <= capacity), default=None)
+        start, capacity = runs.grow(size) if found is None else (found, capacity)
         assert 0 <= start <= capacity - size
         assert all(start + size <= first or start >= first + other for first, other in used.items())
         used[start] = size

@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import penstock
 from penstock import Column, Dataset, Loader, Shuffle, Tensor, Text
-from penstock.engine._stats import StatsCollector
+from penstock.engine._stats import StageTimes, StatsCollector
+from penstock.runners import available_cores
 from penstock.storage import RetryPolicy, open_store
 from penstock.testing import CountingStore, Fault, FaultyStore
 from tests.adapters.transforms import slow
@@ -36,6 +38,17 @@ def fill(place: Any, rows: int = ROWS, **options: Any) -> Dataset:
 @pytest.fixture(scope="module")
 def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return fill(tmp_path_factory.mktemp("stats") / "t")
+
+
+BUSY_S = 2e-3
+
+
+def busy(row: Any) -> Any:
+    """Takes processor time."""
+    ends = time.thread_time() + BUSY_S
+    while time.thread_time() < ends:
+        pass
+    return row
 
 
 def read(loader: Loader, pause_s: float = 0.0) -> None:
@@ -153,6 +166,34 @@ def test_a_slow_loop_is_the_bottleneck(ds: Dataset) -> None:
     loader = ds[:400].pytorch(batch_size=10, num_workers=2)
     read(loader, pause_s=0.02)
     assert loader.stats().bottleneck.startswith("bottleneck: the training loop; it waited for data")
+
+
+@pytest.mark.parametrize(
+    ("fetch", "cpu_share", "said"),
+    [
+        (StageTimes(3.0, 0.0, 4.0), 0.2, "memory; fetching waited for room in the window, raise memory_budget"),
+        (StageTimes(3.0, 0.0, 4.0), 0.95, "reading, decoding and gathering; the loop waited 90% of the time, and all"),
+        (StageTimes(9.0, 0.0, 0.0), 0.2, "storage; the loop waited 90% of the time"),
+        (StageTimes(9.0, 0.0, 0.0), 0.95, "reading, decoding and gathering; the loop waited 90% of the time, and all"),
+        (StageTimes(1.0, 0.0, 0.0), 0.2, "planning; the loop waited 90% of the time"),
+    ],
+)
+def test_waiting_for_rows_has_a_cause(ds: Dataset, fetch: StageTimes, cpu_share: float, said: str) -> None:
+    """More memory, or a faster store, does not help where all cores are busy."""
+    stages = {
+        "fetch": fetch, "worker": StageTimes(2.0, 8.0, 0.0), "transform": StageTimes(0.0, 0.0, 0.0),
+        "loop": StageTimes(1.0, 9.0, 0.0),
+    }  # fmt: skip
+    cpu_s = 10.0 * cpu_share * available_cores()
+    stats = replace(ds.pytorch(batch_size=10).stats(), batches=1, seconds=10.0, stages=stages, cpu_s=cpu_s)
+    assert stats.bottleneck.startswith(f"bottleneck: {said}")
+
+
+@pytest.mark.parametrize("num_workers", [2, penstock.Workers(2, "process")])
+def test_processor_time_of_all_threads_and_processes_is_counted(ds: Dataset, num_workers: Any) -> None:
+    loader = ds[:100].pytorch(batch_size=10, num_workers=num_workers, transform=busy)
+    read(loader)
+    assert loader.stats().cpu_s >= 100 * BUSY_S
 
 
 def test_late_gets_are_hedged() -> None:

@@ -551,6 +551,17 @@ def test_branches_merge_both_ways_repeatedly() -> None:
     assert len(ours) == 18
 
 
+def test_a_table_whose_columns_were_dropped_is_compacted_to_itself(tmp_path: Path) -> None:
+    ds = penstock.create(tmp_path / "t", {"a": "int64"})
+    for number in range(3):
+        ds.append({"a": [number, number]})
+        ds.commit()
+    ds.drop_column("a")
+    ds.commit()
+    penstock.compact(tmp_path / "t")
+    assert len(penstock.load(tmp_path / "t")) == 6
+
+
 def test_compaction_keeps_row_order_ids_and_open_readers() -> None:
     store = open_store("memory://")
     ds = penstock.create(store, {"x": "int64", "v": Column(penstock.Video(), nullable=True)})

@@ -12,9 +12,9 @@ from penstock.plan import (
     MixturePartitioner,
     Schedule,
     Shuffle,
-    lay_out,
     mixture_rows,
     resolve_shuffle,
+    segments_of,
     whole_weights,
 )
 from penstock.types import World
@@ -26,7 +26,7 @@ weights = st.one_of(decimals, odd).map(whole_weights)
 
 
 def order_of(*schedule: tuple[int, tuple[int, ...]]) -> MixtureOrder:
-    return MixtureOrder(lay_out(schedule, start=0, taken=(0,) * len(schedule[0][1])))
+    return MixtureOrder(segments_of(schedule, start=0, taken=(0,) * len(schedule[0][1])))
 
 
 def test_weights_are_exact_decimals() -> None:
@@ -107,7 +107,7 @@ def test_sources_in_proportion_to_their_rows_are_all_read_once() -> None:
 
 
 def test_an_epoch_may_end_in_a_later_segment() -> None:
-    segments = lay_out(((0, (1, 1)), (10, (1, 0)), (50, (1, 1))), start=0, taken=(0, 0))
+    segments = segments_of(((0, (1, 1)), (10, (1, 0)), (50, (1, 1))), start=0, taken=(0, 0))
     assert mixture_rows(segments, (40, 1000), all_sources=False) == 45
     assert mixture_rows(segments, (60, 100), all_sources=False) == 80
     assert mixture_rows(segments, (5, 5), all_sources=True) == 10

@@ -300,6 +300,17 @@ def test_any_sealed_metadata_reads_cleanly(original: Store, where: str, data: st
     check(forge_sealed(data, original, where))
 
 
+@pytest.mark.parametrize("change", [{"parent": {"branch": "", "version": 0}}, {"time_us": 1}])
+def test_a_commit_that_no_log_can_follow_is_damage(original: Store, change: dict[str, Any]) -> None:
+    store = hostile.copy(original)
+    commit, _ = hostile.newest(store)
+    key = commit_key(commit.branch, commit.version)
+    assert commit.parent is not None
+    store.put(key, hostile.sealed(hostile.unsealed(store.get(key)) | change))
+    assert isinstance(ends_cleanly(read, store), CorruptError)
+    assert len(penstock.verify(store).damaged) == 1
+
+
 @pytest.mark.parametrize("where", ["log/", "refs/", "leases/", "intents/", "vacuums/"])
 @settings(max_examples=25)
 @given(data=st.data())

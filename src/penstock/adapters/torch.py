@@ -107,7 +107,7 @@ class TorchFormatter(BatchFormatter):
         return map_leaves(_leaf_from_transport, value, leaf_type=_TransportTensor)
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """See `BatchFormatter`, also for the methods below."""
+        """An array as a tensor; this method and those below are described in `BatchFormatter`."""
         return to_tensor(array)
 
     def split(self, batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:

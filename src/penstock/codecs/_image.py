@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from penstock.codecs._errors import translate_errors
-from penstock.codecs._format import CHANNELS, ColorMode, ImageFormat, PixelArray
+from penstock.codecs._format import CHANNELS, ColorMode, ImageFormat, PixelArray, check_pixels
 from penstock.codecs._jpeg import JpegFormat, decode_exact, decode_many_exact
 from penstock.codecs._pillow import PILLOW_FORMATS
 from penstock.codecs._sniff import sniff
@@ -92,9 +92,21 @@ class ImageCodec:
             raise SampleError(f"expected {self.name}, found {found or 'an unknown format'}, {len(data)} bytes")
 
 
-def decode_image(data: Buffer, *, mode: ColorMode | None = None) -> PixelArray:
-    """Decode an image of any supported format; raises `SampleError`."""
-    return ImageCodec(_format_of(data)).decode(data, mode=mode)
+def decode_image(
+    data: Buffer,
+    *,
+    mode: ColorMode | None = None,
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], PixelArray] | None = None,
+) -> PixelArray:
+    """Decode an image of any supported format, a JPEG into the memory of `empty`; raises `SampleError`."""
+    name = _format_of(data)
+    if empty is None or mode is not None or name != "jpeg":
+        return ImageCodec(name).decode(data, mode=mode)
+    height, width, channels = _size(name, data)
+    check_pixels(height, width)
+    out = empty((height, width, channels) if channels > 1 else (height, width), _UINT8)
+    decode_image_into(data, out)
+    return out
 
 
 def decode_image_into(data: Buffer, out: PixelArray, *, resize: bool = False) -> None:

@@ -23,7 +23,7 @@ from penstock.engine import (
 from penstock.errors import InvalidInputError
 from penstock.plan import Shuffle
 from penstock.runners import available_cores
-from penstock.types import as_bytes
+from penstock.types import parse_size
 
 BATCH_SIZE = 64
 ONE_EPOCH = Epochs(1)
@@ -144,7 +144,7 @@ def loader_options(
         workers=count if isinstance(count, Workers) else Workers(count),
         prefetch_factor=_PREFETCH_FACTOR if prefetch is None else prefetch,
         drop_last=given["drop_last"],
-        memory_budget=as_bytes("memory_budget", given["memory_budget"]),
+        memory_budget=parse_size("memory_budget", given["memory_budget"]),
         decode=DecodeOptions(given["decode"], given["image_size"]),
         bad_samples=bad if isinstance(bad, BadSamples) else BadSamples(action=bad),
         follow=follow,

@@ -25,7 +25,7 @@ from penstock.query import (
     run_sql,
 )
 from penstock.table import ROW_ID, Int64Array, Reader, find_positions, memory_table, take_positions, with_computed
-from penstock.types import as_bytes
+from penstock.types import parse_size
 
 TIMEOUT_S = 600.0
 MEMORY_LIMIT = "4GiB"
@@ -37,7 +37,7 @@ _MAX_ROWS = 1 << 14
 
 def query_limits(timeout_s: float | None, memory_limit: int | str) -> QueryLimits:
     """Limits of a question from a caller's options; raises `InvalidInputError`."""
-    size = as_bytes("memory_limit", memory_limit)
+    size = parse_size("memory_limit", memory_limit)
     return QueryLimits(time_s=timeout_s, memory_bytes=QueryLimits.memory_bytes if size is None else size)
 
 

@@ -22,11 +22,17 @@ class Runs:
         self._starts, self._ends = [first], [capacity]
         self._first, self._capacity, self._discard = first, capacity, discard
         self._used, self._touched = 0, first
+        self._too_short = 0, first
+        """A size, and the number below which no free run is that long."""
 
     def allocate(self, size: int) -> int | None:
         """The start of a run; None if no free one is long enough."""
-        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+        least, searched = self._too_short
+        first = bisect_left(self._starts, searched) if size >= least else 0
+        for index in range(first, len(self._starts)):
+            start, end = self._starts[index], self._ends[index]
             if end - start >= size:
+                self._too_short = size, start
                 if end - start == size:
                     del self._starts[index], self._ends[index]
                 else:
@@ -71,6 +77,7 @@ class Runs:
         else:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
+        self._too_short = self._too_short[0], min(self._too_short[1], self._starts[index - joins_front])
 
     def used(self) -> Iterator[tuple[int, int]]:
         """The runs in use, each with its end."""

@@ -2,7 +2,7 @@
 
 import mmap
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from math import prod
 from threading import RLock
@@ -76,8 +76,12 @@ class SlotPool:
         self.live: set[int] = set()
         """The numbers of all slots but those that were dropped, which processes can unmap."""
 
-    def take(self) -> Slot:
-        """A slot that nobody uses."""
+    def take(self, mapped: Container[int]) -> Slot:
+        """A slot that nobody uses; if possible one of those that are `mapped`, because a new mapping costs faults."""
+        for _ in range(len(self._free)):
+            if self._free[0].number in mapped:
+                break
+            self._free.rotate(-1)
         while self._free:
             slot = self._free.popleft()
             if slot.memory.has_fd and len(self._free) <= self._max_idle and len(slot.memory.bytes) >= self._size:

@@ -83,7 +83,7 @@ class SpanMemory:
     at_once: int
     """Workers that make batches."""
     copies: int
-    """See `MemoryNeeds`."""
+    """Copies of a span that a worker needs besides it."""
 
     def depth_for(self, span_bytes: float) -> int:
         """Spans of a size that have room; the next one is always built."""
@@ -148,11 +148,13 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
     left, quarter = needs.budget_bytes - needs.cache_bytes, needs.budget_bytes // 4  # minimum for either
-    read = round(needs.spans_read * batches_per_span * needs.batch_size * needs.window_row_bytes)
-    spare = left - max(quarter, need + read)
+    size, rows_bytes = batches_per_span * batch_bytes, batches_per_span * needs.batch_size * needs.window_row_bytes
+    spans_read = needs.spans_read
+    if needs.shares_spans:  # no more of them than are built
+        spans_read = min(spans_read, max(1, int((left - need) // (size + rows_bytes))))
+    spare = left - max(quarter, need + round(spans_read * rows_bytes))
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
-    size = batches_per_span * batch_bytes
     spans = SpanMemory(
         depth=wanted, room_bytes=room, span_bytes=size, at_once=at_once, copies=copies,
         first_bytes=size * (_UNMEASURED if needs.functions else 1) if needs.sizes_known else room,
@@ -174,8 +176,7 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
             f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.workers} workers are "
             "busy; raise it",
         )
-    span_rows_bytes = round(batches_per_span * needs.batch_size * needs.window_row_bytes)
-    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes, span_rows_bytes)
+    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes, round(rows_bytes))
     device_rows = device_rows if window_fits else 0
     return MemoryBudget(need, batches_per_span, spans, window_bytes, device_rows, window_fits, held, notes)
 

@@ -41,7 +41,7 @@ class EngineRun:
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
         self._suspended: Iterator[Any] | None = None
         """The rest of an epoch that was not read to its end."""
-        self._mark_s = 0.0
+        self._mark_s = self._cpu_mark_s = 0.0
         self._closed_because = "this loader was closed while it was read"
         self._pid = os.getpid()
         self._stop = weakref.finalize(self, _stop, stream, self._pid)
@@ -55,7 +55,7 @@ class EngineRun:
         self._check()
         self.in_progress = True
         self._stream.resume(self.state.epoch)
-        self._mark_s = time.perf_counter()
+        self._mark_s, self._cpu_mark_s = time.perf_counter(), time.process_time()
         batches, self._suspended = self._suspended or self._read(), None
         for count, batch in enumerate(batches, 1):
             yield batch
@@ -80,6 +80,8 @@ class EngineRun:
             span = self._stream.next_span()
             if span is None:
                 raise InvalidInputError(self._closed_because)
+            cpu_before_s, self._cpu_mark_s = self._cpu_mark_s, time.process_time()
+            collector.cpu_s += self._cpu_mark_s - cpu_before_s
             steps = span.steps
             collector.blocks_drawn += span.blocks_drawn
             collector.batches_drawn += len(steps.batch_rows)

@@ -19,6 +19,8 @@ _LATENCIES = 26 * _STEPS_PER_DOUBLING
 """Latencies are counted in steps of 4 %, up to about 8 minutes."""
 _MAX_BAD_SAMPLES = 1000
 _UNANSWERED_S = 3.0
+_BUSY_CORES, _PENDING_READS = 0.85, 0.5
+"""Share of the cores from which on more memory or a faster store would not help; reads that show that one is slow."""
 _STAGES, _STATES = ("fetch", "worker", "transform", "loop"), ("busy", "starved", "blocked")
 
 
@@ -81,6 +83,8 @@ class LoaderStats:
     """Threads that build batches, in each process."""
     unanswered_s: float
     """For how long the store has answered none of the pending requests."""
+    cpu_s: float
+    """Processor time of worker processes, and of all threads of this process while the loader is iterated."""
 
     @property
     def rows_per_s(self) -> float:
@@ -139,6 +143,7 @@ class Counters:
     hedges: int = 0
     window_bytes: int = 0
     window_peak_bytes: int = 0
+    cpu_s: float = 0.0
     latencies: list[int] = field(default_factory=lambda: [0] * _LATENCIES)
     """GETs by latency; a list of constant length, because another thread may read it meanwhile."""
     times: dict[tuple[str, str], float] = field(default_factory=lambda: dict.fromkeys(product(_STAGES, _STATES), 0.0))
@@ -194,20 +199,27 @@ def _bottleneck(stats: LoaderStats) -> str:
         return "bottleneck: nothing has been read yet"
     if waited < 0.05:
         return f"bottleneck: the training loop; it waited for data {waited:.1%} of the time"
-    if fetch.blocked_s > max(fetch.busy_s * 0.5, work.busy_s) and work.starved_s > work.busy_s:
-        return f"bottleneck: memory; fetching waited for room in the window, raise memory_budget (waited {waited:.0%})"
-    if work.starved_s > work.busy_s:
+    cores, waits = available_cores(), work.starved_s > work.busy_s
+    all_busy = stats.cpu_s > _BUSY_CORES * cores * stats.seconds
+    if waits and not all_busy:
+        if fetch.blocked_s > max(fetch.busy_s * 0.5, work.busy_s):
+            return (
+                f"bottleneck: memory; fetching waited for room in the window, raise memory_budget (waited {waited:.0%})"
+            )
+        if fetch.busy_s < _PENDING_READS * loop.starved_s:
+            return f"bottleneck: planning; the loop waited {waited:.0%} of the time, and reads took little of that"
         rate = stats.bytes / max(stats.seconds, 1e-9) / 1e6
         return (
             f"bottleneck: storage; the loop waited {waited:.0%} of the time for {rate:,.0f} MB/s "
             f"with a GET taking {1e3 * stats.latency_s[0]:.0f} ms"
         )
     transform = stats.stages["transform"].busy_s
-    what = "your transform" if transform > 0.5 * work.busy_s else "decoding and gathering"
-    workers, cores = max(1, stats.processes) * stats.threads, available_cores()
-    advice = (
-        f"all {cores} cores are used" if workers >= cores else f"raise num_workers, {workers} of {cores} cores are used"
-    )
+    what = "reading, decoding and gathering" if waits else "decoding and gathering"
+    if transform > 0.5 * max(work.busy_s, fetch.busy_s * waits):
+        what = "your transform"
+    workers = max(1, stats.processes) * stats.threads
+    used = f"raise num_workers, {workers} of {cores} cores are used"
+    advice = f"all {cores} cores are used" if all_busy or workers >= cores else used
     return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, and {advice}"
 
 
@@ -227,6 +239,7 @@ class StatsCollector(Counters):
         self._processes: dict[int, Counters] = {}
         """The latest counters of worker processes, by pid; also of those that have ended."""
         self._lock = Lock()
+        self._cpu_before_s = time.process_time()
 
     def _of_thread(self) -> Counters:
         counters = self._threads.get(current_thread())
@@ -285,7 +298,7 @@ class StatsCollector(Counters):
     def of_process(self, retries: int) -> Counters:
         """The counters of this process, if it is a worker."""
         total = self.totals()
-        total.retries = retries
+        total.retries, total.cpu_s = retries, time.process_time() - self._cpu_before_s
         total.times.update(((stage, state), 0.0) for stage, state in total.times if stage == "loop")
         return total
 

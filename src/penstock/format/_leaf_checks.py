@@ -61,9 +61,9 @@ def _check_files(column: pa.ListArray, fragment_rows: npt.NDArray[np.int64], tot
         bool((numbers_of(page_rows) >= 1).all() and (_sums(numbers_of(page_rows), pages) == rows).all()),
         "the rows of a page",
     )
-    first, last = np.cumsum(bounds) - bounds, np.cumsum(bounds) - 1
+    last = np.cumsum(bounds) - 1
     at = numbers_of(offsets)
-    require(bool((at[first] >= 0).all() and (at[last] <= length).all()), "the offset of a page")
+    require(bool((at >= 0).all() and (at[last] <= length).all()), "the offset of a page")  # so that sizes fit 64 bits
     sizes = np.delete(np.diff(at), last[:-1])
     require(bool((sizes > 0).all()), "the offset of a page")
     inside = numbers_of(starts)

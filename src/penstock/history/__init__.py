@@ -6,6 +6,7 @@ from penstock.history._ids import RowIds
 from penstock.history._leases import HeldLease, Intent, Lease, WriteIntent, lease, store_time
 from penstock.history._listing import list_objects
 from penstock.history._log import (
+    check_older,
     discard,
     expired_error,
     iter_commits,
@@ -52,6 +53,7 @@ __all__ = [
     "WriteIntent",
     "branch_name",
     "check_not_expired",
+    "check_older",
     "commit_changes",
     "commit_reset",
     "create_branch",

@@ -62,10 +62,14 @@ def read_parent(store: Store, commit: Commit) -> Commit | None:
     if commit.parent is None:
         return None
     parent = read_commit(store, commit.parent.branch, commit.parent.version)
-    if parent.time_us >= commit.time_us:
-        where = f"{store.uri}/{commit_key(commit.branch, commit.version)}"
-        raise corrupt_error(where, "its parent is not older than it")
+    check_older(parent, commit, store.uri)
     return parent
+
+
+def check_older(parent: Commit, commit: Commit, uri: str) -> None:
+    """Raise `CorruptError` if a parent is not older than its child."""
+    if parent.time_us >= commit.time_us:
+        raise corrupt_error(f"{uri}/{commit_key(commit.branch, commit.version)}", "its parent is not older than it")
 
 
 def read_named_commit(store: Store, branch_id: str, version: int, name: str) -> Commit:

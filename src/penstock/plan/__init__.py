@@ -18,8 +18,8 @@ from penstock.plan.mixture import (
     MixtureState,
     Segment,
     State,
-    lay_out,
     mixture_rows,
+    segments_of,
     whole_weights,
 )
 from penstock.plan.samples import (
@@ -66,12 +66,12 @@ __all__ = [
     "expected_blocks",
     "find_windows",
     "group_rows",
-    "lay_out",
     "mixture_rows",
     "pack_concat",
     "pack_fit",
     "random_u64",
     "resolve_shuffle",
+    "segments_of",
     "split_blocks",
     "whole_weights",
 ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from penstock.errors import InvalidInputError
-from penstock.types import as_bytes
+from penstock.types import parse_size
 
 _HUGE_BYTES = 1 << 40
 _SMALL_LANES, _MANY_LANES, _HUGE_LANES = 24, 96, 384
@@ -55,7 +55,7 @@ class Shuffle:
         _check_bounds(self.lanes, self.block_bytes, self.spread)
         if self.window is None:
             return
-        size = as_bytes("Shuffle(window=…)", self.window)
+        size = parse_size("Shuffle(window=…)", self.window)
         if size is None or size < _MIN_CHOSEN_WINDOW_BYTES:
             raise InvalidInputError(f"Shuffle(window=…) must be at least a mebibyte, not {self.window!r}")
         if self.block_bytes is not None or self.spread is not None:
@@ -102,7 +102,7 @@ def resolve_shuffle(
     share = _MIXTURE_SHARE if in_mixture else 1
     smallest, largest_window = _MIN_WINDOW_BYTES // share, _MAX_WINDOW_BYTES // share
     block, lanes, spread = shuffle.block_bytes, shuffle.lanes, shuffle.spread
-    chosen = as_bytes("Shuffle(window=…)", shuffle.window)
+    chosen = parse_size("Shuffle(window=…)", shuffle.window)
     if block is None:
         part = min(share * table_bytes // _BLOCKS, round(_FEW_ROWS * row_bytes))
         part = max(part, share * table_bytes // _MOST_BLOCKS)

@@ -27,7 +27,8 @@ def compact(stage: Stage) -> int:
     """
     if stage.changes:
         raise InvalidInputError("there are uncommitted changes; commit them or roll them back before compacting")
-    groups = list(plan_compaction(stage.tree.fragments(stage.snapshot.nodes)))
+    columns = len(stage.snapshot.schema)  # a table whose columns were all dropped keeps its rows, as they are
+    groups = list(plan_compaction(stage.tree.fragments(stage.snapshot.nodes))) if columns else []
     compacted = []
     with FileWriter(stage.store) as files:
         for group in groups:

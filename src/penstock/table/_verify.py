@@ -46,7 +46,18 @@ from penstock.format import (
     verify_pages,
 )
 from penstock.format.kinds import Linked
-from penstock.history import Intent, Lease, Ref, Refs, Tree, VacuumRecord, ViewRef, list_objects, read_snapshot
+from penstock.history import (
+    Intent,
+    Lease,
+    Ref,
+    Refs,
+    Tree,
+    VacuumRecord,
+    ViewRef,
+    check_older,
+    list_objects,
+    read_snapshot,
+)
 from penstock.storage import Store, thread_map
 from penstock.table._blobs import decode_reference
 from penstock.table._gather import dense_kind
@@ -91,7 +102,7 @@ class Verifier:
         keys = [key for key in logged if not key.endswith("/HINT")]
         self._check_all([key for key in logged if key.endswith("/HINT")], decode_hint)
         commits = self._check_all(keys, _decode_commit)
-        self._check_no_gaps(info, keys)
+        self._check_log(info, keys, commits)
         self._check_refs(info, set(keys))
         for prefix, cls in (("leases/", Lease), ("intents/", Intent)):
             self._check_all(self._keys(prefix), partial(decode_sealed, cls), may_be_gone=True)
@@ -233,8 +244,8 @@ class Verifier:
                 verify_blob_block(blob, block, self._store.get(blob.key, byte_range=at), checksums, where)
         self._count(blob.length)
 
-    def _check_no_gaps(self, info: TableInfo | None, keys: Sequence[str]) -> None:
-        """Version numbers are consecutive from 0: a gap means that a commit was deleted."""
+    def _check_log(self, info: TableInfo | None, keys: Sequence[str], commits: Sequence[Commit]) -> None:
+        """Version numbers are consecutive from 0: a gap means that a commit was deleted. Parents are older."""
         branches: dict[str, set[str]] = {} if info is None else {info.main: set()}
         for key in keys:
             branches.setdefault(key.split("/")[1], set()).add(key)
@@ -243,6 +254,13 @@ class Verifier:
                 expected = {commit_key(branch, version) for version in range(max(1, len(mine)))}
                 for key in sorted(expected - mine):
                     self._report_damage(f"{self._store.uri}/{key} is missing. Restore it from a copy of the table")
+        by_key = {commit_key(commit.branch, commit.version): commit for commit in commits}
+        for commit in commits:
+            with self._reporting():
+                if commit.parent is not None:
+                    parent = by_key.get(commit_key(commit.parent.branch, commit.parent.version))
+                    if parent is not None:  # else it is gone with its branch, or reported already
+                        check_older(parent, commit, self._store.uri)
 
     def _check_all(
         self, keys: Sequence[str], decode: Callable[[Buffer, str], T], *, may_be_gone: bool = False

@@ -2,15 +2,7 @@
 
 from penstock.engine.assembly._batch_builder import BatchAssembler, BuiltBatches, Failure, Placement
 from penstock.engine.assembly._collate_windows import shared_image_shapes
-from penstock.engine.assembly._columns import (
-    PAD,
-    SOURCE,
-    ColumnShape,
-    MixedColumns,
-    MixedMemory,
-    Part,
-    sample_shapes,
-)
+from penstock.engine.assembly._columns import PAD, SOURCE, ColumnShape, MixedColumns, MixedMemory, Part, sample_shapes
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import (
     BatchFormatter,

@@ -32,8 +32,8 @@ class Collator:
     ) -> None:
         """The accelerator decodes images if it can."""
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
-        self._decoder = ColumnDecoder(options, layout.variable)
-        self._view: Callable[[Buffer], Any] = as_bytes if accelerator is None else writable_view
+        self.decoder = ColumnDecoder(options, layout.variable)
+        self._view: Callable[[Buffer], Any] = unsigned if accelerator is None else writable_view
         self.on_read: Callable[[int, float], None] | None = None
         """Called with the bytes read from files, and the time that took."""
 
@@ -89,7 +89,7 @@ class Collator:
         there = self._decode_on_device(field, images)
         if not there and self._accelerator is not None:
             images = [None if image is None else image.data for image in images]
-        return there or self._decoder.column(field, images, empty, bad)
+        return there or self.decoder.column(field, images, empty, bad)
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for any positions, read on demand."""
@@ -146,15 +146,15 @@ class Collator:
         return columns
 
     def _variable(self, field: Field, cells: RawColumn, empty: Allocator, bad: BadRows) -> Columns:
-        decoded = field.name in self._decoder.fields
+        decoded = field.name in self.decoder.fields
         if not decoded and not self._options.leaves_encoded(field):
             return self._values(field, cells, bad)
         assert cells.array is not None
         encoded = self._reader.load_external(field, cells)
         if not decoded:
             return {field.name: encoded.to_pylist()}
-        values = EncodedRows([encoded], as_bytes).values(np.arange(len(encoded)))
-        return self._decoder.column(field, values, empty, bad)
+        values = EncodedRows([encoded], unsigned).values(np.arange(len(encoded)))
+        return self.decoder.column(field, values, empty, bad)
 
     def _values(self, field: Field, cells: RawColumn, bad: BadRows) -> Columns:
         try:
@@ -214,7 +214,7 @@ def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[n
     return out, shapes
 
 
-def as_bytes(data: Buffer) -> memoryview:
+def unsigned(data: Buffer) -> memoryview:
     """Bytes as unsigned: Arrow buffers are signed, which decoders reject."""
     return memoryview(data).cast("B")
 

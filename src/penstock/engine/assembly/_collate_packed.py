@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._collate import BadRows, Collator, as_bytes, contiguous
+from penstock.engine.assembly._collate import BadRows, Collator, contiguous, unsigned
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSamples
@@ -32,7 +32,7 @@ class _Documents(NamedTuple):
     @classmethod
     def of(cls, values: Values) -> "_Documents":
         """Documents that are arrays of their own."""
-        flat = [None if value is None else as_bytes(np.ascontiguousarray(value).data) for value in values]
+        flat = [None if value is None else unsigned(np.ascontiguousarray(value).data) for value in values]
         return cls(flat, np.zeros(len(flat), np.int64))
 
 
@@ -82,7 +82,7 @@ class PackedCollator(Collator):
     def _documents(self, located: WindowRows) -> _Documents:
         """The documents of some rows in the window."""
         column = self._composition.column
-        blocks = [block.encoded(column, as_bytes) for block in located.blocks]
+        blocks = [block.encoded(column, unsigned) for block in located.blocks]
         memory: list[Any] = [None] * len(located.rows)
         starts = np.empty(len(located.rows), np.int64)
         for number, block in enumerate(blocks):

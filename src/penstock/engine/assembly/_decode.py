@@ -1,6 +1,7 @@
 """Decode encoded columns."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ class ColumnDecoder:
     def __init__(self, options: DecodeOptions, fields: Sequence[Field]) -> None:
         """Decodes those of the fields that are encoded and selected for decoding."""
         self._options = options
+        self.empty: Allocator | None = None
+        """Memory for images of any shape: what is decoded to where the loop reads it need not be copied there."""
         self.fields = {field.name: field for field in fields if options.decodes(field)}
 
     def column(
@@ -31,12 +34,17 @@ class ColumnDecoder:
         shape = self._options.image_shape(field)
         if shape is None:
             choice = self._options.decoder(field)
-            decode = choice if callable(choice) else _decoder_of(value_kind(field.kind))
+            decode = choice if callable(choice) else self._decoder_of(value_kind(field.kind))
             return {field.name: _each(encoded, decode, field.name, bad)}
         out, errors = decode_images(encoded, shape, resize=self._options.resizes(field), empty=empty)
         for row, error in errors.items():
             bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
         return with_mask(field, out, encoded)
+
+    def _decoder_of(self, kind: Kind) -> Decoder:
+        if isinstance(kind, Image):
+            return partial(decode_image, empty=self.empty)
+        return lambda data: (decode_video if isinstance(kind, Video) else decode_audio)(data)[0]
 
 
 def with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:
@@ -58,9 +66,3 @@ def _each(
             bad[row].__cause__ = error
             decoded.append(None)
     return decoded
-
-
-def _decoder_of(kind: Kind) -> Decoder:
-    if isinstance(kind, Image):
-        return decode_image
-    return lambda data: (decode_video if isinstance(kind, Video) else decode_audio)(data)[0]

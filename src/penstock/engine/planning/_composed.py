@@ -15,13 +15,7 @@ from penstock.engine.planning._samples import (
     groups,
     shared_images,
 )
-from penstock.engine.planning._selection import (
-    EpochRows,
-    RowSelection,
-    Selection,
-    SelectionOf,
-    sorted_rows,
-)
+from penstock.engine.planning._selection import EpochRows, RowSelection, Selection, SelectionOf, sorted_rows
 from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
 from penstock.plan import ShuffleLayout, WeightedDraw
 from penstock.table import Int64Array, Reader, take_positions

@@ -72,8 +72,8 @@ class EpochBlocks:
             return _Ordered(order.tolist(), np.cumsum(rows[order]))
 
         def blocks(section: int, part: int) -> _Ordered[Any]:
-            found = blocks_of_part(section, part)
-            ordered = [found[number] for number in epoch.block_order(section, part, len(found)).tolist()]
+            unordered = blocks_of_part(section, part)
+            ordered = [unordered[number] for number in epoch.block_order(section, part, len(unordered)).tolist()]
             return _Ordered(ordered, np.cumsum([len(block) for block in ordered]))
 
         self._parts, self._blocks = lru_cache(SECTIONS_CACHED)(parts), lru_cache(SECTIONS_CACHED)(blocks)
@@ -112,7 +112,7 @@ class LaneCursor:
 
     def locate(self, offsets: Int64Array) -> tuple[list[LaneBlock], Int64Array, Int64Array]:
         """For increasing offsets: the blocks that hold them, and for each the index of its block and its lane row."""
-        found: dict[LaneBlock, int] = {}
+        index_of: dict[LaneBlock, int] = {}
         holders, rows = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
         done, last = 0, int(offsets[-1])
         while done < len(offsets):
@@ -123,11 +123,11 @@ class LaneCursor:
             active = self._holders[inside]
             used = np.flatnonzero(np.bincount(active))
             number = np.empty(len(self._active), np.int64)
-            number[used] = [found.setdefault(self._active[each], len(found)) for each in used.tolist()]
+            number[used] = [index_of.setdefault(self._active[each], len(index_of)) for each in used.tolist()]
             holders[done:upto], rows[done:upto] = number[active], self._rows[inside]
             done = upto
         self.next_offset = last + 1
-        return list(found), holders, rows
+        return list(index_of), holders, rows
 
     def _enter(self, chunk: Int64Array, number: int, offset: int) -> None:
         """Load the blocks of the first chunk, and note which of their rows were consumed before."""

@@ -78,14 +78,14 @@ class BlockLocator:
 
     def _read_at_once(self, selection: Selection, blocks: Iterable[Any], inverse: Int64Array) -> BlockLocations:
         """Plan blocks for these positions alone; `inverse` has the index of each among the rows of all of them."""
-        found = [(len(block), selection.planned(block)) for block in blocks]
-        lengths = np.array([length for length, _ in found], np.int64)
-        block_index, (rows, _) = np.repeat(np.arange(len(found)), lengths), flat_ranges(0 * lengths, lengths)
-        for number, (_, planned) in enumerate(found):
+        plans = [(len(block), selection.planned(block)) for block in blocks]
+        lengths = np.array([length for length, _ in plans], np.int64)
+        block_index, (rows, _) = np.repeat(np.arange(len(plans)), lengths), flat_ranges(0 * lengths, lengths)
+        for number, (_, planned) in enumerate(plans):
             if planned.inverse is not None:
                 rows[block_index == number] = planned.inverse
-        self._closed += [planned for _, planned in found]
-        return BlockLocations([planned for _, planned in found], block_index[inverse], rows[inverse])
+        self._closed += [planned for _, planned in plans]
+        return BlockLocations([planned for _, planned in plans], block_index[inverse], rows[inverse])
 
 
 class ScatteredLocator(BlockLocator):
@@ -118,9 +118,9 @@ class LaneLocator(BlockLocator):
             parts.append((lane, here, *((offsets, slice(None)) if rising else np.unique(offsets, return_inverse=True))))
         self._open_cursors([(lane, int(offsets[0])) for lane, _, offsets, _ in parts])
         for lane, here, offsets, back in parts:
-            found = self._plan(lane, *self._cursors[lane].locate(offsets))
-            block_index[here], rows[here] = found.block_index[back] + len(blocks), found.rows[back]
-            blocks += found.blocks
+            located = self._plan(lane, *self._cursors[lane].locate(offsets))
+            block_index[here], rows[here] = located.block_index[back] + len(blocks), located.rows[back]
+            blocks += located.blocks
         return BlockLocations(blocks, block_index, rows)
 
     def _open_cursors(self, starts: Sequence[tuple[int, int]]) -> None:

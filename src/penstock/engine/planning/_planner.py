@@ -133,14 +133,14 @@ class TablePlanner:
         numbers = np.concatenate([rows.numbers for rows in sources])
         each_epoch = numbers // self.order.rows
         moved = [np.zeros(len(rows.numbers), bool) if rows.moved is None else rows.moved for rows in sources]
-        found = self._locate(numbers, each_epoch, np.concatenate(moved))
+        located = self._locate(numbers, each_epoch, np.concatenate(moved))
         one = int(each_epoch[0]) if len(numbers) and (each_epoch == each_epoch[0]).all() else None
         samples = None
         if self._selection.composition is not None:
-            found, samples = found.drawn()
+            located, samples = located.drawn()
         bounds = accumulate((len(rows.numbers) for rows in sources), initial=0)
         return [
-            self._table_rows(steps, rows, each_epoch[first:end] if one is None else one, found, samples, first, end)
+            self._table_rows(steps, rows, each_epoch[first:end] if one is None else one, located, samples, first, end)
             for steps, rows, (first, end) in zip(together, sources, pairwise(bounds), strict=True)
         ]
 
@@ -149,7 +149,7 @@ class TablePlanner:
         steps: SpanSteps,
         rows: SourceRows,
         epochs: int | Int64Array,
-        found: BlockLocations,
+        located: BlockLocations,
         samples: SpanSamples | None,
         first: int,
         end: int,
@@ -159,21 +159,21 @@ class TablePlanner:
         if samples is not None:
             rows_of = samples.offsets
             samples, first, end = samples.part(first, end), int(rows_of[first]), int(rows_of[end])
-        found = found.part(slice(first, end))
+        located = located.part(slice(first, end))
         batch = np.repeat(np.arange(len(steps.batch_rows)), steps.batch_rows)[rows.places]
-        drawn_from = found.block_index if samples is None else found.block_index[samples.offsets[:-1]]
+        drawn_from = located.block_index if samples is None else located.block_index[samples.offsets[:-1]]
         return TableRows(
             table=self._number,
             places=rows.places,
-            blocks=cast("list[PlannedBlock]", found.blocks),
-            block_index=found.block_index,
-            rows=found.rows,
+            blocks=cast("list[PlannedBlock]", located.blocks),
+            block_index=located.block_index,
+            rows=located.rows,
             samples=samples,
             anchor=None if composition is None else composition.anchor,
             padding=rows.padding,
             epochs=epochs,
-            blocks_drawn=int(np.count_nonzero(np.bincount(batch * len(found.blocks) + drawn_from))),
-            resident=found.resident,
+            blocks_drawn=int(np.count_nonzero(np.bincount(batch * len(located.blocks) + drawn_from))),
+            resident=located.resident,
         )
 
     def _locate(self, numbers: Int64Array, epochs: Int64Array, moved: npt.NDArray[np.bool_]) -> BlockLocations:
@@ -183,12 +183,12 @@ class TablePlanner:
         for key, here in groups(2 * epochs + moved):
             positions = numbers[here] - key // 2 * self.order.rows
             locator = self._open(key // 2, int(positions[0]), by_pages=bool(key % 2))
-            found = locator.find(positions)
+            located = locator.find(positions)
             self._closed += locator.take_closed()
             if len(here) == len(numbers):
-                return found
-            known = np.array([blocks.setdefault(block, len(blocks)) for block in found.blocks], np.int64)
-            block_index[here], rows[here] = known[found.block_index], found.rows
+                return located
+            known = np.array([blocks.setdefault(block, len(blocks)) for block in located.blocks], np.int64)
+            block_index[here], rows[here] = known[located.block_index], located.rows
         return BlockLocations(list(blocks), block_index, rows)
 
     def _open(self, index: int, start: int, *, by_pages: bool) -> BlockLocator:

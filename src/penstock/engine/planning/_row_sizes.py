@@ -79,15 +79,17 @@ class RowSizes:
         counts = [len(rows_between(self._rows, *bounds)) for _, starts in loaded for bounds in pairwise(starts)]
         sizes = [_leaf_sizes(leaf, variable, known) for leaf, _ in loaded] if any(counts) else []
         rows = np.array(counts if sizes else [self._count], np.float64)
-        found = {field_id: np.concatenate([leaf[field_id] for leaf in sizes], axis=1) for field_id in variable if sizes}
+        variable_sizes = {
+            field_id: np.concatenate([leaf[field_id] for leaf in sizes], axis=1) for field_id in variable if sizes
+        }
         zeros = np.zeros((2, 1))
         stored = {
             field.id: np.full(len(rows), float(known[field.id]))
             if field.id in known
-            else found.get(field.id, zeros)[0] + linked_bytes(field)
+            else variable_sizes.get(field.id, zeros)[0] + linked_bytes(field)
             for field in leaves.fields
         }
-        return SizeGroups(rows, stored, {field_id: found.get(field_id, zeros)[1] for field_id in variable})
+        return SizeGroups(rows, stored, {field_id: variable_sizes.get(field_id, zeros)[1] for field_id in variable})
 
     @cached_property
     def in_memory(self) -> SizeGroups:

@@ -57,7 +57,7 @@ class SplitBlocks(LaneLocator):
 
     def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:
         opened = self._opened[lane]
-        found: list[Planned] = []
+        parts: list[Planned] = []
         block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         now = -np.inf
         for number, here in groups(holders):
@@ -65,14 +65,14 @@ class SplitBlocks(LaneLocator):
             split = opened[block] = opened.get(block) or self._new_split(lane, block)
             inside = rows[here] - block.first
             split.open(inside)
-            block_index[here], local[here] = split.block_index[inside] + len(found), split.rows[inside]
-            found += split.planned
+            block_index[here], local[here] = split.block_index[inside] + len(parts), split.rows[inside]
+            parts += split.planned
             now = max(now, float(split.times[inside[-1]]))
         for block, split in list(opened.items()):
             self._closed += split.close(now)
             if split.end <= now:
                 del opened[block]
-        return BlockLocations(found, block_index, local)
+        return BlockLocations(parts, block_index, local)
 
     def _new_split(self, lane: int, block: LaneBlock) -> "_SplitBlock":
         order = self._blocks.epoch.lane_order(lane)

@@ -28,10 +28,10 @@ class WholeBlocks(LaneLocator):
         self._resident, self._parts = resident, parts
 
     def find(self, positions: Int64Array) -> BlockLocations:
-        found = super().find(positions)
+        located = super().find(positions)
         if self._parts is not None:
             self._parts.grow()
-        return found
+        return located
 
     def open_blocks(self) -> list[Planned]:
         if self._resident is not None:
@@ -52,13 +52,13 @@ class WholeBlocks(LaneLocator):
             if planned.inverse is not None:
                 here = holders == number
                 local[here] = planned.inverse[local[here]]
-        found = [opened[block] for block in blocks]
+        planned_blocks = [opened[block] for block in blocks]
         next_offset = self._cursors[lane].next_offset
         for block in [block for block in opened if 0 <= (block.whole or block).last_offset < next_offset]:
             planned = opened.pop(block)
             if self._resident is None:
                 self._closed.append(planned)
-        return BlockLocations(found, holders, local)
+        return BlockLocations(planned_blocks, holders, local)
 
 
 class FirstParts:
@@ -86,18 +86,18 @@ class FirstParts:
 
         What is already `planned` stays as it is.
         """
-        found: list[LaneBlock] = []
+        pieces: list[LaneBlock] = []
         for block in blocks:
             if block.parts or (block not in planned and self._splits(block)):
                 known = block.parts or [block]
                 block.parts = [part for each in known for part in self._split(each, rows, planned)]
-            found += block.parts or [block]
+            pieces += block.parts or [block]
         if not any(block.parts for block in blocks):
             return blocks, holders
-        found.sort(key=lambda part: part.first)
-        holders = np.searchsorted([part.end for part in found], rows, side="right")
+        pieces.sort(key=lambda part: part.first)
+        holders = np.searchsorted([part.end for part in pieces], rows, side="right")
         used = np.flatnonzero(np.bincount(holders))
-        return [found[number] for number in used.tolist()], np.searchsorted(used, holders)
+        return [pieces[number] for number in used.tolist()], np.searchsorted(used, holders)
 
     def _splits(self, block: LaneBlock) -> bool:
         return self._bytes < self._block_bytes or (self._trim and block.unread is not None)

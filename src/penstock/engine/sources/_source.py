@@ -11,7 +11,7 @@ from penstock.engine.planning import Layout, Rows, Selection, make_selection, sa
 from penstock.errors import InvalidInputError
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label
-from penstock.plan import MixtureOrder, Shuffle, WeightedDraw, lay_out, mixture_rows
+from penstock.plan import MixtureOrder, Shuffle, WeightedDraw, mixture_rows, segments_of
 from penstock.table import Reader
 
 
@@ -81,7 +81,7 @@ class MixtureSource:
             return max(self.stop // unit, 1) * unit
         every = self.stop == "all"
         sizes = [-(-len(source) // unit) if every else len(source) // unit for source in self.sources.values()]
-        segments = lay_out(self.schedule_of(batch_size), start=0, taken=(0,) * len(sizes))
+        segments = segments_of(self.schedule_of(batch_size), start=0, taken=(0,) * len(sizes))
         units = mixture_rows(segments, sizes, all_sources=every)
         if units is None:
             unread = [name for number, name in enumerate(self.sources) if not segments[-1].weights[number]]
@@ -100,7 +100,7 @@ class MixtureSource:
     @property
     def order(self) -> MixtureOrder:
         """From which source each row comes."""
-        return MixtureOrder(lay_out(self.schedule, start=0, taken=(0,) * len(self.sources)))
+        return MixtureOrder(segments_of(self.schedule, start=0, taken=(0,) * len(self.sources)))
 
     def row_reader(self, decode: DecodeOptions, *, lease: bool) -> MixedRowReader:
         """Random access to the rows of an epoch, of sources in table order; see `RowReader`."""

@@ -143,39 +143,39 @@ class Fetcher:
         while (task := self._next()) is not None:
             request, is_hedge = task
             started = time.perf_counter()
-            found: PageRuns | BaseException
+            outcome: PageRuns | BaseException
             size = 0
             try:
-                found, size = request.read()
+                outcome, size = request.read()
             except BaseException as error:
-                found = error
+                outcome = error
             seconds = time.perf_counter() - started
-            if size or isinstance(found, BaseException):
+            if size or isinstance(outcome, BaseException):
                 self._collector.record_get(size, seconds)
             with self._lock:
-                completed = self._complete(request, found, size, seconds, is_hedge=is_hedge)
+                completed = self._complete(request, outcome, size, seconds, is_hedge=is_hedge)
                 if self._queue:
                     self._wake_thread()
                 if self._stopped:
                     completed = []
             for each in completed:
-                each.on_done(found)
-            del task, request, found, completed
+                each.on_done(outcome)
+            del task, request, outcome, completed
 
     def _complete(
-        self, request: Request, found: PageRuns | BaseException, size: int, seconds: float, *, is_hedge: bool
+        self, request: Request, outcome: PageRuns | BaseException, size: int, seconds: float, *, is_hedge: bool
     ) -> list[Request]:
         """Take the outcome of a read; returns the requests that it completes."""
         now = time.perf_counter()
         if size:
             self._last_read_s = now
-        if request.done or (is_hedge and isinstance(found, BaseException)):
+        if request.done or (is_hedge and isinstance(outcome, BaseException)):
             return []
         completed = [request]
         if size:
             self._record_latency(seconds, size)
-        elif isinstance(found, StorageTimeoutError) and now - self._last_read_s > seconds / 2:
-            self._dead = found
+        elif isinstance(outcome, StorageTimeoutError) and now - self._last_read_s > seconds / 2:
+            self._dead = outcome
             completed += [other for other in (*self._in_flight, *self._queue) if other is not request]
             self._queue.clear()
             self._hedges.clear()

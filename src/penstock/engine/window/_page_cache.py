@@ -73,8 +73,8 @@ class PageCache:
             pages = Pages()
             pages.add_all(file, cached.pages)
             cached.columns[field.id] = gather_dense(field, [rows], pages)
-        found = cached.columns[field.id]
-        return None if found is None else found[start - group_start : end - group_start]
+        values = cached.columns[field.id]
+        return None if values is None else values[start - group_start : end - group_start]
 
 
 class _Group:

@@ -21,12 +21,7 @@ class SlabColumns:
     """Rows of all fixed-shape columns of a table."""
 
     def __init__(
-        self,
-        columns: Sequence[FixedColumn],
-        capacity: int = 0,
-        *,
-        table: int = 0,
-        regions: SharedRegions | None = None,
+        self, columns: Sequence[FixedColumn], capacity: int = 0, *, table: int = 0, regions: SharedRegions | None = None
     ) -> None:
         """In memory of this process, or in `regions`, of which the first are arenas of the readers."""
         self._columns, self._regions = {column.name: column for column in columns}, regions

@@ -59,10 +59,10 @@ class Window:
                 for plan in rows.blocks:
                     self._blocks[plan].pending_spans += 1
             for plan in planned.closed:
-                found = self._blocks.get(plan)
-                if found is not None:  # else only samples that were consumed before a resume draw from it
-                    found.closed = True
-                    self._free_unused(found)
+                known = self._blocks.get(plan)
+                if known is not None:  # else only samples that were consumed before a resume draw from it
+                    known.closed = True
+                    self._free_unused(known)
 
     def blocks(self, rows: TableRows) -> list[WindowBlock]:
         """The blocks that hold some rows."""
@@ -158,19 +158,16 @@ class Window:
             self._charge(actual - block.held_bytes)
             block.held_bytes = actual
         block.error, block.filled = error, True
-        ready = [span for span in block.waiting_spans if self._is_last(span)]
+        ready, pending = [], self._pending
+        for span in block.waiting_spans:
+            left = pending[span.number] = pending[span.number] - 1
+            if not left:
+                del pending[span.number]
+                ready.append(span)
         block.waiting_spans = []
         if block.whole is not None:
             self._free_unused(block)
         return ready
-
-    def _is_last(self, span: Span) -> bool:
-        """Count a filled block of a span; returns whether it was the last one."""
-        self._pending[span.number] -= 1
-        if self._pending[span.number]:
-            return False
-        del self._pending[span.number]
-        return True
 
     def damaged(self, rows: TableRows) -> list[int]:
         """The blocks of some rows that could not be read, by their index."""

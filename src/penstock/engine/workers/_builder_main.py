@@ -140,7 +140,11 @@ class _Builder:
         source, self._stats = self._source, ProcessStats(self._source)
         collector = self._stats.collector
         memory = SharedMemory(images[0]) if images else None
-        self._gatherers = source.gatherers(source.selections(), collector, images=memory)
+        self._memory: SlotMemory | None = None
+        """Where values go that need no copy then."""
+        self._gatherers = source.gatherers(source.selections(), collector, images=memory, empty=self._allocate)
+        if formatter.batch_transform is None:  # else what it stacks is no result
+            formatter.empty = self._allocate
         self._assemble = BatchAssembler(formatter, None, self._gatherers, collector, row_keys=source.row_keys)
         self._mixed = source.mixed_columns
         self._window: _MappedWindow | None = None
@@ -186,7 +190,8 @@ class _Builder:
         assert self._window is not None
         task, slot = self._window.task(message.places), self._slots[message.slot]
         gather = SpanGatherer(self._gatherers, self._window.slabs, self._mixed)
-        columns = self._layout.arrays(slot, task.steps.rows)
+        memory, self._memory = SlotMemory(slot), None
+        columns = self._layout.arrays(memory, task.steps.rows)
         if message.rows is not None:
             first, end = message.rows
             task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
@@ -197,9 +202,9 @@ class _Builder:
                 gathered.failure = first + gathered.failure[0], gathered.failure[1]
             return gathered, None, None
         functions = self._formatter.on_host
-        if self._formatter.batch_transform is None:  # else these are not results
-            self._formatter.empty = SlotMemory(slot).allocate
+        self._memory = None if functions else memory
         gathered = gather(task, partial(_allocator, {} if functions else columns))
+        self._memory = SlotMemory(slot) if functions else None
         built = self._assemble(task, gathered)
         to_transport = self._formatter.to_transport
         batches = [
@@ -208,8 +213,10 @@ class _Builder:
         ]
         gathered.columns = {}  # before their successors are packed
         del built
-        shipment, memory = pack(batches, slot)
-        return gathered, shipment, memory
+        return gathered, *pack(batches, slot)
+
+    def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.empty(shape, dtype) if self._memory is None else self._memory.allocate(shape, dtype)
 
 
 def _allocator(columns: dict[str, npt.NDArray[Any]], name: str) -> Allocator:

@@ -26,7 +26,7 @@ class Run(NamedTuple):
     first: int
     """The first span to publish: this process may replace one that published those before."""
     limit: int
-    """See `Release`."""
+    """Spans below this number can be built next."""
     reader: int
     """Its number among those of the loader, each of which has a share of the rows."""
     memory: int

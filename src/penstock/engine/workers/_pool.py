@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from threading import RLock
@@ -26,8 +26,10 @@ from penstock.engine.workers._source import LoaderSource
 from penstock.errors import PenstockError
 from penstock.runners import Channel, start_python
 
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+_MALLOC_MMAP_BYTES, _MALLOC_KEPT_BYTES = 4 << 20, 128 << 20
 """glibc would come to keep freed images of up to 32 MiB, some in each arena, and so twice the memory that is in use."""
+_KEPT_SPANS = 2
+"""What functions get of a span, and what they make of it."""
 _KILL_S = 1.0
 _SLOT_SLACK = 1.25
 """Bytes of a slot for results, relative to those expected; larger ones get memory of their own."""
@@ -38,14 +40,16 @@ _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 class WorkerProcess:
     """A running worker process, which was started by exec."""
 
-    def __init__(self, module: str, spec: SharedMemory) -> None:
+    def __init__(self, module: str, spec: SharedMemory, *, kept_bytes: int = _MALLOC_KEPT_BYTES) -> None:
+        """Of memory that it has freed it may keep `kept_bytes`: to give back what the next batch needs costs faults."""
         self.started = True
         """False once it has said that it could not start."""
         self.channel, theirs = Channel.pair()
+        malloc = {"MALLOC_MMAP_THRESHOLD_": _MALLOC_MMAP_BYTES, "MALLOC_TRIM_THRESHOLD_": kept_bytes}
         with theirs:
             self._process = start_python(
                 f"penstock.engine.workers.{module}", theirs.fileno(), spec.fd,
-                descriptors=(theirs.fileno(), spec.fd), environment=_MALLOC,
+                descriptors=(theirs.fileno(), spec.fd), environment={name: str(size) for name, size in malloc.items()},
             )  # fmt: skip
         self.pid = self._process.pid
 
@@ -175,8 +179,11 @@ class ProcessPool:
         weakref.finalize(self, _end_all, self.processes, self._templates)
         _pools.add(self)
 
-    def open(self) -> int:
-        """Start the processes that do not run; returns the number of a new run."""
+    def open(self, begin: Callable[[int], None]) -> None:
+        """Start the processes that do not run, and call `begin` with the number of a new run.
+
+        That is as soon as there are readers: builders start while these read.
+        """
         with self._lock:
             if self._selector is None:
                 self._selector = selectors.DefaultSelector()
@@ -185,37 +192,51 @@ class ProcessPool:
                 for end in (receiver, self._wake):
                     end.setblocking(False)
                 self._selector.register(receiver, selectors.EVENT_READ, None)
-            if not self._running:
-                self._spec_memory = [_shared(spec) for spec in self._specs]
-                images = self.source.shared_image_bytes
-                self._image_memory = [SharedMemory.create(images)] if images else []
-                started: list[WorkerProcess] = []
-                try:
-                    self._templates[:] = [WorkerProcess("_builder_main", self._spec_memory[1])]
-                    started += [WorkerProcess("_reader_main", self._spec_memory[0]) for _ in self.readers]
-                    self._new_builders(self._builders, started)
-                except BaseException:
-                    self._end(started)
-                    raise
-                for process in started:
-                    self._selector.register(process.channel, selectors.EVENT_READ, process)
-                self.processes[:], self._running = started, True
-            for worker, process in enumerate(self.processes):
-                if not process.started:
-                    self.replace(worker)
             self._runs += 1
-            return self._runs
+            if self._running:
+                for worker, process in enumerate(self.processes):
+                    if not process.started:
+                        self.replace(worker)
+                begin(self._runs)
+                return
+            try:
+                self._start(begin)
+            except BaseException:
+                self.close()
+                raise
 
-    def _new_builders(self, count: int, started: list[WorkerProcess]) -> None:
+    def _start(self, begin: Callable[[int], None]) -> None:
+        self._spec_memory = [_shared(spec) for spec in self._specs]
+        images = self.source.shared_image_bytes
+        self._image_memory = [SharedMemory.create(images)] if images else []
+        self._templates[:] = [self._new_template()]
+        self.processes.clear()
+        for _ in self.readers:
+            self._add(WorkerProcess("_reader_main", self._spec_memory[0]))
+        self._running = True
+        begin(self._runs)
+        for builder in self._new_builders(self._builders):
+            self._add(builder)
+
+    def _add(self, process: WorkerProcess) -> None:
+        assert self._selector is not None
+        self.processes.append(process)
+        self._selector.register(process.channel, selectors.EVENT_READ, process)
+
+    def _new_template(self) -> WorkerProcess:
+        kept_bytes = max(_MALLOC_KEPT_BYTES, _KEPT_SPANS * self.source.pipeline.spans.span_bytes)
+        return WorkerProcess("_builder_main", self._spec_memory[1], kept_bytes=kept_bytes)
+
+    def _new_builders(self, count: int) -> Iterator[Builder]:
         """Start builders: forks of the template, or if that cannot fork, processes of their own, all at once."""
         with suppress(ChildProcessError):
             while count:
-                started.append(Builder(self._templates[0], self._image_memory, forked=True))
+                yield Builder(self._templates[0], self._image_memory, forked=True)
                 count -= 1
-        alone = [WorkerProcess("_builder_main", self._spec_memory[1]) for _ in range(count)]
+        alone = [self._new_template() for _ in range(count)]
         try:
             while alone:
-                started.append(Builder(alone[0], self._image_memory, forked=False))
+                yield Builder(alone[0], self._image_memory, forked=False)
                 del alone[0]
         except ChildProcessError:
             code = alone[0].reap()
@@ -263,13 +284,12 @@ class ProcessPool:
             self._selector.unregister(process.channel)
             code = process.reap()
             self.collector.forget_requests(process.pid)
-            started: list[WorkerProcess] = []
             if worker in self.readers:
-                started.append(WorkerProcess("_reader_main", self._spec_memory[0]))
+                process = WorkerProcess("_reader_main", self._spec_memory[0])
             else:
-                self._new_builders(1, started)
-            self._selector.register(started[0].channel, selectors.EVENT_READ, started[0])
-            self.processes[worker] = started[0]
+                [process] = self._new_builders(1)
+            self._selector.register(process.channel, selectors.EVENT_READ, process)
+            self.processes[worker] = process
             return code
 
     def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -290,20 +310,17 @@ class ProcessPool:
         """End all processes at once."""
         with self._lock:
             self._running, self._image_memory = False, []
-            self._end(self.processes)
+            for process in self.processes:
+                process.kill()
+            for process in self.processes:
+                if self._selector is not None:
+                    with suppress(KeyError, ValueError):
+                        self._selector.unregister(process.channel)
+                process.reap()
+                self.collector.forget_requests(process.pid)
+            _end_all(self._templates)
+            self._templates.clear()
         self.wake()
-
-    def _end(self, processes: Sequence[WorkerProcess]) -> None:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            if self._selector is not None:
-                with suppress(KeyError, ValueError):
-                    self._selector.unregister(process.channel)
-            process.reap()
-            self.collector.forget_requests(process.pid)
-        _end_all(self._templates)
-        self._templates.clear()
 
     def abandon(self) -> None:
         """In a forked process: forget the processes and the memory, which are the parent's."""

@@ -9,7 +9,8 @@ The contract; if the code disagrees with this list, the code is wrong:
   are errors.
 - Readers may free the rows of a span when every builder that was to read them has answered, or has been reaped; never
   because of a time-out.
-- If fewer spans are ready than builders, several builders write the rows of a span, if no function sees them.
+- If memory allows fewer spans than builders can do, or if fewer are ready, several builders write the rows of a span,
+  if no function sees them.
 - This process has no thread of its own: messages are handled while the loop waits for a batch, and at each batch.
 - A builder that dies costs its tasks, which another one gets. If a reader dies, all begin again with a new window, at
   the first span that is not published; what was published stays in the old one until it is built. If processes die
@@ -31,16 +32,7 @@ from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.window import joined_keys, read_task
-from penstock.engine.workers._messages import (
-    Build,
-    Built,
-    Failed,
-    Published,
-    ReadTo,
-    Release,
-    Run,
-    Stop,
-)
+from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._slots import Delivery
 from penstock.engine.workers._source import DeliveredSpan, SpanStream
@@ -52,9 +44,11 @@ from penstock.table import Int64Array
 _MAX_DEATHS = 3
 _IN_FLIGHT = 2
 """Tasks of a builder: one that it does, and the next."""
+_TASKS_AHEAD = 3
+"""Tasks for each builder among the spans that memory allows: also one that is built, and waits for others before it."""
 _SLOT_SLACK = 1.25
 """Bytes of a slot relative to the largest results so far."""
-_MIN_ROWS = 16
+_MIN_ROWS = 8
 """Rows that are worth a task of their own."""
 _PLACED_AHEAD = 2
 """Spans whose transfer to a device begins before the loop asks for them."""
@@ -146,11 +140,15 @@ class ProcessRun(SpanStream):
         """The epochs of spans that are not delivered, and the last one before."""
 
     def start(self, epoch: int, consumed: int) -> None:
-        self._run = self._pool.open()
         self._reading_epoch = epoch
         self._epochs = [_EpochStart(epoch, consumed, 0)]
         self._schedule = self._source.schedule.run(epoch, consumed)
-        self._start_readers(self._epochs[0], 0)
+
+        def begin(run: int) -> None:
+            self._run = run
+            self._start_readers(self._epochs[0], 0)
+
+        self._pool.open(begin)
 
     def _start_readers(self, start: _EpochStart, first: int) -> None:
         self._memory = _WindowMemory(next(_numbers), SharedRegions.create())
@@ -168,7 +166,7 @@ class ProcessRun(SpanStream):
         self.resume(None)
 
     def resume(self, epoch: int | None) -> None:
-        """See `ReadTo`."""
+        """Let the readers read, at most up to the end of the epoch after this one; None pauses them."""
         self._reading_epoch = epoch
         self._tell_readers(ReadTo(self._run, epoch))
 
@@ -242,7 +240,8 @@ class ProcessRun(SpanStream):
                 break
             builder = loads.index(load)
             span = self._pending[self._ready[0]]
-            self._split(span, loads.count(0) // sum(number < limit for number in self._ready))
+            idle = loads.count(0) // sum(number < limit for number in self._ready)
+            self._split(span, max(idle, _TASKS_AHEAD * len(loads) // self._ahead.depth))
             self._send(span, span.waiting.pop(0), builder)
             if not span.waiting:
                 heappop(self._ready)
@@ -262,7 +261,7 @@ class ProcessRun(SpanStream):
     def _send(self, span: _PendingSpan, rows: RowRange | None, builder: int) -> None:
         process, worker = self._pool.builders[builder], len(self._pool.readers) + builder
         if span.slot is None:
-            span.slot = self._pool.slots.take()
+            span.slot = self._pool.slots.take(process.slots)
         new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
         descriptors = [span.memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
         process.memory = span.memory.number

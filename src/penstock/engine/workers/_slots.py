@@ -38,10 +38,9 @@ class SlotLayout:
                 self.columns[f"{name}_mask"] = np.dtype(bool), column.mask_shape
         self.size = sum(aligned(rows * prod(shape) * dtype.itemsize) for dtype, shape in self.columns.values())
 
-    def arrays(self, memory: npt.NDArray[np.uint8], rows: int) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self, memory: "SlotMemory", rows: int) -> dict[str, npt.NDArray[Any]]:
         """The columns of a slot, for a span of some rows."""
-        slot = SlotMemory(memory)
-        return {name: slot.allocate((rows, *shape), dtype) for name, (dtype, shape) in self.columns.items()}
+        return {name: memory.allocate((rows, *shape), dtype) for name, (dtype, shape) in self.columns.items()}
 
 
 class SlotMemory:
@@ -83,7 +82,7 @@ class Delivery:
         failure: tuple[int, Exception] | None,
     ) -> list[Any]:
         """The batches of a span whose rows are in a slot."""
-        columns: Columns = dict(self._layout.arrays(memory, steps.rows))
+        columns: Columns = dict(self._layout.arrays(SlotMemory(memory), steps.rows))
         return self._assemble(BuildTask(steps, [], keys), GatheredRows(columns, bad, failure)).batches
 
     def of_builder(self, steps: SpanSteps, batches: Sequence[Any], key_ids: Int64Array | None) -> list[Any]:

@@ -26,16 +26,9 @@ from penstock.engine.assembly import (
 )
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
-from penstock.engine.window import (
-    DeviceSlab,
-    Fetcher,
-    PageCache,
-    Slab,
-    TableWindow,
-    Window,
-)
+from penstock.engine.window import DeviceSlab, Fetcher, PageCache, Slab, TableWindow, Window
 from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
-from penstock.table import Int64Array
+from penstock.table import Allocator, Int64Array
 
 _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
 """Limits of idle page buffers of a table: bytes, and fraction (1/n) of the window."""
@@ -245,9 +238,13 @@ class LoaderSource:
         collector: StatsCollector,
         accelerator: Accelerator | None = None,
         images: SharedMemory | None = None,
+        empty: Allocator | None = None,
     ) -> list[RowGatherer]:
-        """For each table what gathers its rows, and replaces bad ones; decoded images of windows may be in memory of
-        all processes."""
+        """For each table what gathers its rows, and replaces bad ones.
+
+        Decoded images of windows may be in memory of all processes, `images`, and images of any shape in that of
+        `empty`.
+        """
         mixed, caches = self.mixed_columns, self.image_caches(images)
         there = accelerator if mixed is None else None
         gatherers: list[RowGatherer] = []
@@ -256,7 +253,7 @@ class LoaderSource:
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
                 images=caches[number] if there is None else None,
             )  # fmt: skip
-            collator.on_read = collector.record_get
+            collator.on_read, collator.decoder.empty = collector.record_get, empty
             gatherer = RowGatherer(
                 collator, selections[number], self.options.bad_samples, there,
                 table=number, seed=table.order.seed, flag=self.flags_rows, mixed=mixed,

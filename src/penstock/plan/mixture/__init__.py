@@ -1,6 +1,6 @@
 """The order of a mixture: from which source each row comes, which rank reads it, and where a state continues."""
 
-from penstock.plan.mixture._order import MixtureOrder, Segment, lay_out, mixture_rows, whole_weights
+from penstock.plan.mixture._order import MixtureOrder, Segment, mixture_rows, segments_of, whole_weights
 from penstock.plan.mixture._ranks import MixturePartitioner
 from penstock.plan.mixture._state import MixturePoint, MixtureSpec, MixtureState, State
 
@@ -12,7 +12,7 @@ __all__ = [
     "MixtureState",
     "Segment",
     "State",
-    "lay_out",
     "mixture_rows",
+    "segments_of",
     "whole_weights",
 ]

@@ -44,7 +44,7 @@ class Segment:
     """Rows taken of each source before it."""
 
 
-def lay_out(
+def segments_of(
     schedule: Sequence[tuple[int, tuple[int, ...]]], *, start: int, taken: tuple[int, ...]
 ) -> tuple[Segment, ...]:
     """The segments of a schedule of weights by row, from row `start` on; `taken` rows of each source come before."""
@@ -73,15 +73,15 @@ def mixture_rows(segments: Sequence[Segment], rows: Sequence[int], *, all_source
                 0 if count <= 0 else None if not weight else -(-count * total // weight)
                 for count, weight in zip(left, segment.weights, strict=True)
             ]
-            found = None if None in ends else max(end for end in ends if end is not None)
+            row = None if None in ends else max(end for end in ends if end is not None)
         else:
             ends = [
                 max(count, 0) * total // weight for count, weight in zip(left, segment.weights, strict=True) if weight
             ]
-            found = min(end for end in ends if end is not None)
+            row = min(end for end in ends if end is not None)
         is_last = number + 1 == len(segments)
-        if found is not None and (is_last or segment.start + found <= segments[number + 1].start):
-            return segment.start + found
+        if row is not None and (is_last or segment.start + row <= segments[number + 1].start):
+            return segment.start + row
     return None
 
 
@@ -104,15 +104,15 @@ class MixtureOrder:
 
     def rows(self, first: int, end: int) -> tuple[Int64Array, Int64Array]:
         """For each row of a range its source, and its number among the rows of that source."""
-        found: list[npt.NDArray[np.int16]] = []
+        chunks: list[npt.NDArray[np.int16]] = []
         start = first
         while start < end:
             segment, pattern = self._at(start)
             later = [other for other in self._starts if other > start]
             stop = min([end, *later[:1]])
-            found.append(pattern.sources(start - segment.start, stop - segment.start))
+            chunks.append(pattern.sources(start - segment.start, stop - segment.start))
             start = stop
-        sources = np.concatenate([np.zeros(0, np.int64), *found])
+        sources = np.concatenate([np.zeros(0, np.int64), *chunks])
         numbers = np.empty(len(sources), np.int64)
         for source, count in enumerate(self.counts(first).tolist()):
             here = np.flatnonzero(sources == source)
@@ -140,19 +140,19 @@ class _Pattern:
 
     def sources(self, first: int, end: int) -> npt.NDArray[np.int16]:
         """The sources of a range of rows."""
-        found: list[npt.NDArray[np.int16]] = []
+        parts: list[npt.NDArray[np.int16]] = []
         while first < end:
             _, chunk, inside = self._locate(first)
-            found.append(chunk[inside : inside + end - first])
-            first += len(found[-1])
-        return np.concatenate([np.zeros(0, np.int16), *found])
+            parts.append(chunk[inside : inside + end - first])
+            first += len(parts[-1])
+        return np.concatenate([np.zeros(0, np.int16), *parts])
 
     def counts(self, row: int) -> Int64Array:
         """How many rows before a row come from each source."""
         counts, chunk, inside = self._locate(row)
         before = np.bincount(chunk[:inside], minlength=len(counts))
-        found = np.array(counts, np.int64) + before
-        return found + row // self._period * np.array(self._weights, np.int64) if self._repeats else found
+        total = np.array(counts, np.int64) + before
+        return total + row // self._period * np.array(self._weights, np.int64) if self._repeats else total
 
     def _locate(self, row: int) -> tuple[tuple[int, ...], npt.NDArray[np.int16], int]:
         """The chunk of a row, the counts before that chunk, and the index of the row in it."""
@@ -166,10 +166,10 @@ class _Pattern:
     def _compute(self, index: int) -> npt.NDArray[np.int16]:
         start = index * _CHUNK_ROWS
         length = min(_CHUNK_ROWS, self._period - start) if self._repeats else _CHUNK_ROWS
-        found, counts = _deal(self._weights, self._origin + start, self._counts[index], length)
+        sources, counts = _apportion(self._weights, self._origin + start, self._counts[index], length)
         if index + 1 == len(self._counts):
             self._counts.append(counts)
-        return found
+        return sources
 
 
 @lru_cache(64)
@@ -177,7 +177,7 @@ def _pattern(weights: tuple[int, ...], origin: int, counts: tuple[int, ...]) -> 
     return _Pattern(weights, origin, counts)
 
 
-def _deal(
+def _apportion(
     weights: tuple[int, ...], row: int, before: tuple[int, ...], length: int
 ) -> tuple[npt.NDArray[np.int16], tuple[int, ...]]:
     """The sources of the next rows, given the counts before them; and the counts after them."""
@@ -185,13 +185,13 @@ def _deal(
     ready: list[tuple[int, int]] = []
     later = [(counts[source] * total // weight, source) for source, weight in enumerate(weights) if weight]
     later.sort()
-    found = np.empty(length, np.int16)
+    sources = np.empty(length, np.int16)
     for index in range(length):
         while later and later[0][0] <= row + index:
             _, source = heappop(later)
             heappush(ready, (-(-(counts[source] + 1) * total // weights[source]), source))
         source = heappop(ready)[1]
-        found[index] = source
+        sources[index] = source
         counts[source] += 1
         heappush(later, (counts[source] * total // weights[source], source))
-    return found, tuple(counts)
+    return sources, tuple(counts)

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import InvalidInputError
 from penstock.plan._options import ShuffleLayout
 from penstock.plan._state import FORMAT, LoaderState, OrderSpec, whole_count
-from penstock.plan.mixture._order import MixtureOrder, Segment, lay_out
+from penstock.plan.mixture._order import MixtureOrder, Segment, segments_of
 
 Schedule = tuple[tuple[int, tuple[int, ...]], ...]
 """Weights of the sources from a row on; in a mixture of whole batches, from a batch on."""
@@ -50,20 +50,20 @@ class MixtureSpec:
 
     def start(self) -> MixturePoint:
         """The beginning."""
-        nothing = (0,) * len(self.names)
-        return MixturePoint(0, 0, 0, nothing, Segment(0, self.schedule[0][1], nothing))
+        none_taken = (0,) * len(self.names)
+        return MixturePoint(0, 0, 0, none_taken, Segment(0, self.schedule[0][1], none_taken))
 
     def order_from(self, point: MixturePoint) -> MixtureOrder:
         """The order from a point on."""
         later = tuple(entry for entry in self.schedule if entry[0] > point.segment.start)
         schedule = ((point.segment.start, point.segment.weights), *later)
-        segments = lay_out(schedule, start=point.segment.start, taken=point.segment.taken)
+        segments = segments_of(schedule, start=point.segment.start, taken=point.segment.taken)
         return MixtureOrder(segments, (point.row, point.taken))
 
     def resume(self, other: "MixtureSpec", point: MixturePoint) -> MixturePoint:
-        """Where this mixture goes on after a point of another one.
+        """Where this mixture continues after a point of another one.
 
-        Sources that both have go on where they are; if sources or weights differ, these weights begin here. Raises
+        Sources that both have continue where they are; if sources or weights differ, these weights begin here. Raises
         `InvalidInputError` if a source has another order, or batches another size.
         """
         if self.batch_size != other.batch_size:

@@ -81,16 +81,16 @@ def _fill_bins(sizes: Int64Array, length: int) -> Int64Array:
     classes, class_counts = np.unique(keys, return_counts=True)
     class_pools, class_sizes = np.divmod(classes, length + 1)
     pool_ends = np.flatnonzero(np.diff(class_pools, append=-1)) + 1
-    found = np.empty(len(sizes), np.int64)
+    bin_of = np.empty(len(sizes), np.int64)
     bins = first = done = 0
     for end in pool_ends.tolist():
         runs = _fill_pool(class_sizes[first:end].tolist(), class_counts[first:end].tolist(), length)
         run_classes, run_counts, run_bins = np.array(runs, np.int64).T
         by_class = np.argsort(run_classes, kind="stable")
         count = int(run_counts.sum())
-        found[order[done : done + count]] = np.repeat(run_bins[by_class], run_counts[by_class]) + bins
+        bin_of[order[done : done + count]] = np.repeat(run_bins[by_class], run_counts[by_class]) + bins
         bins, first, done = bins + runs[-1][2] + 1, end, done + count
-    return found
+    return bin_of
 
 
 def _fill_pool(sizes: list[int], counts: list[int], length: int) -> list[tuple[int, int, int]]:

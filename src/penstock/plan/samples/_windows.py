@@ -105,11 +105,11 @@ def find_windows(
     counts = np.maximum(0, -(-(highs - lows) // stride))
     before = np.repeat(np.cumsum(counts) - counts, counts)
     anchors = np.repeat(lows, counts) + stride * (np.arange(len(before)) - before)
-    found = Windows(grouped, anchors, offsets, offsets_s, times_s, tolerance_s)
+    windows = Windows(grouped, anchors, offsets, offsets_s, times_s, tolerance_s)
     if pad or not len(offsets_s):
-        return found
+        return windows
     chunks = [anchors[first : first + _CHUNK] for first in range(0, len(anchors), _CHUNK)]
-    complete = [chunk[~_draw(found, chunk[:, None])[1].any(axis=1)] for chunk in chunks]
+    complete = [chunk[~_draw(windows, chunk[:, None])[1].any(axis=1)] for chunk in chunks]
     return Windows(grouped, np.concatenate([anchors[:0], *complete]), offsets, offsets_s, times_s, tolerance_s)
 
 
