@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_at_a_message_is_replaced(ds: Dataset, monkeypat
 def test_a_worker_that_is_killed_at_any_message_is_replaced(
     ds: Dataset, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert killed_at(ds, kind, range(1, 40), monkeypatch) > 20
+    assert killed_at(ds, kind, range(1, 40), monkeypatch) > 10  # which is every message of an epoch
 
 
 class UnshowableError(Exception):

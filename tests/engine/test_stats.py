@@ -191,7 +191,8 @@ def test_waiting_for_rows_has_a_cause(ds: Dataset, fetch: StageTimes, cpu_share:
 
 @pytest.mark.parametrize("num_workers", [2, penstock.Workers(2, "process")])
 def test_processor_time_of_all_threads_and_processes_is_counted(ds: Dataset, num_workers: Any) -> None:
-    loader = ds[:100].pytorch(batch_size=10, num_workers=num_workers, transform=busy)
+    """All but what worker processes had not sent when the last batch came."""
+    loader = ds[:300].pytorch(batch_size=10, num_workers=num_workers, transform=busy)
     read(loader)
     assert loader.stats().cpu_s >= 100 * BUSY_S
 

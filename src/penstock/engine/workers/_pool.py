@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
@@ -304,7 +304,7 @@ class ProcessPool:
 
     @property
     def builders(self) -> list[Builder]:
-        return [process for process in self.processes if isinstance(process, Builder)]
+        return cast("list[Builder]", self.processes[len(self.readers) :])
 
     def close(self) -> None:
         """End all processes at once."""

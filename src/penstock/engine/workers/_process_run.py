@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, pairwise
+from threading import RLock
 from typing import Any, NamedTuple
 
 from penstock.device import SharedRegions, Slot, arena_bytes
@@ -130,6 +131,8 @@ class ProcessRun(SpanStream):
         self._known = 0
         """The number after that of the last known span."""
         self._deaths = 0
+        self._lock = RLock()
+        """Held while anything here changes; another thread may stop the run."""
         self._failure: tuple[Exception, int] | None = None
         """An error that ends the run, and the first span that will not be built."""
         self._stopped = False
@@ -171,39 +174,47 @@ class ProcessRun(SpanStream):
         self._tell_readers(ReadTo(self._run, epoch))
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
-        if self._stopped:
-            return
-        self._stopped = True
-        self._tell_readers(Stop(self._run))
-        self._pool.wake()
-        pending, self._pending = list(self._pending.values()), {}
-        for span in pending:
-            span.close()
-            if span.slot is not None:
-                self._pool.slots.drop(span.slot)
-        self._memory = None
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._tell_readers(Stop(self._run))
+            self._pool.wake()
+            for span in self._pending.values():
+                span.close()
+                if span.slot is not None:
+                    self._pool.slots.drop(span.slot)
+            self._pending, self._memory = {}, None
 
     def next_span(self) -> DeliveredSpan | None:
         started = time.perf_counter()
         self._receive(wait=False)
         while not self._stopped:
-            span = self._pending.get(self._next)
-            if span is not None and span.error is not None:
-                raise span.error
-            if span is not None and span.is_built:
-                delivered = span.delivered or self._deliver(span)
-                del self._pending[self._next]
-                self._next += 1
-                self._deaths = 0
-                self._dispatch()
-                self._place_ahead()
+            with self._lock:
+                delivered = self._next_delivery()
+            if delivered is not None:
                 self._pool.collector.add_time("loop", "starved", time.perf_counter() - started)
                 return delivered
-            if self._failure is not None and self._next >= self._failure[1]:
-                raise self._failure[0]
-            if self._steps_of(self._next) is None and span is None:
-                raise PenstockError("a loader was read past its end")
             self._receive(wait=True)
+        return None
+
+    def _next_delivery(self) -> DeliveredSpan | None:
+        """The next span; None if it is not built, or after `stop`. Raises the error that occurred in it."""
+        span = self._pending.get(self._next)
+        if span is not None and span.error is not None:
+            raise span.error
+        if span is not None and span.is_built:
+            delivered = span.delivered or self._deliver(span)
+            del self._pending[self._next]
+            self._next += 1
+            self._deaths = 0
+            self._dispatch()
+            self._place_ahead()
+            return delivered
+        if self._failure is not None and self._next >= self._failure[1]:
+            raise self._failure[0]
+        if span is None and not self._stopped and self._steps_of(self._next) is None:
+            raise PenstockError("a loader was read past its end")
         return None
 
     def _steps_of(self, number: int) -> SpanSteps | None:
@@ -278,12 +289,14 @@ class ProcessRun(SpanStream):
 
     def _receive(self, *, wait: bool) -> None:
         """Handle all messages that are there; with `wait`, wait for one."""
-        while messages := self._pool.receive(wait=wait):
+        while messages := self._pool.receive(wait=wait):  # without the lock, for which another thread may stop the run
             wait = False
-            for worker, message, descriptors in messages:
-                self._handle(worker, message, descriptors)
-        if not self._stopped:
-            self._dispatch()
+            with self._lock:
+                for worker, message, descriptors in messages:
+                    self._handle(worker, message, descriptors)
+        with self._lock:
+            if not self._stopped:
+                self._dispatch()
 
     def _handle(self, worker: int, message: Any, descriptors: list[int]) -> None:
         descriptor = descriptors[0] if descriptors else None
@@ -310,9 +323,12 @@ class ProcessRun(SpanStream):
         parts[reader] = message
         if len(parts) < len(self._pool.readers):
             return
+        del self._published[message.number]
         steps = self._steps_of(message.number)
-        assert steps is not None
-        del self._published[message.number], self._steps[message.number]
+        if steps is None:  # it was published before a reader died, and one before it was not
+            self._released.append(message.number)
+            return
+        del self._steps[message.number]
         published = [parts[number] for number in self._pool.readers]
         error = next((each.error for each in published if each.error is not None), None)
         keys: Int64Array | None = None

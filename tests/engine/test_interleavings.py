@@ -1,0 +1,109 @@
+"""Orders of messages, deaths and calls that a run in worker processes seldom meets, arranged: no process is started."""
+
+import threading
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Workers
+from penstock.device import Slot
+from penstock.engine.assembly import BatchFormatter
+from penstock.engine.workers import ProcessPool, ProcessRun
+from penstock.engine.workers._messages import Build, Built, Published, Release, Run
+
+READER, BUILDER = 0, 1
+BATCH, STEPS = 8, 12
+
+
+class ScriptedPool(ProcessPool):
+    """A reader and a builder whose messages are those of a script; tasks of the builder are answered at once."""
+
+    def start(self) -> None:
+        self.processes = [SimpleNamespace(started=True, memory=None, slots=set(), pid=0) for _ in range(2)]  # type: ignore[misc]
+        self.inbox: list[tuple[int, Any, list[int]]] = []
+        self.sent: list[Any] = []
+
+    def open(self, begin: Callable[[int], None]) -> None:
+        begin(1)
+
+    def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:
+        self.sent.append(message)
+        if isinstance(message, Build):
+            self.inbox.append((worker, Built(1, message.number, message.rows, None, {}, None, None), []))
+
+    def receive(self, *, wait: bool = True) -> Sequence[tuple[int, Any, list[int]]]:
+        assert self.inbox or not wait, "the run waits, and nothing comes"
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def replace(self, worker: int) -> int | None:
+        return -9
+
+    def sent_of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def publish(self, *numbers: int) -> None:
+        """Spans are published, to the memory of the last run that was started."""
+        memory = self.sent_of(Run)[-1].memory
+        self.inbox += [(READER, Published(1, number, memory, (0, 0), 1, 0, None, None), []) for number in numbers]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> ScriptedPool:
+    ds = penstock.create(tmp_path / "t", {"n": int})
+    ds.append({"n": range(BATCH * STEPS)})
+    ds.commit()
+    loader = ds.numpy(batch_size=BATCH, num_workers=Workers(1, "process"), memory_budget=1 << 20)
+    engine = loader._engine
+    made = ScriptedPool(engine._source, engine._formatter, None, 1, engine.collector)
+    made.start()
+    return made
+
+
+def new_run(pool: ScriptedPool) -> ProcessRun:
+    run = ProcessRun(pool, BatchFormatter(None, None, None, "list", {}, False), None)
+    run.start(0, 0)
+    return run
+
+
+def test_spans_published_before_others_when_a_reader_died_are_built_once(pool: ScriptedPool) -> None:
+    """Its successor publishes all from the first one that was missing on; what was there is freed by it again."""
+    run = new_run(pool)
+    pool.publish(1, 2)
+    pool.inbox.append((READER, None, []))
+    run._receive(wait=False)
+    assert [(start.first, start.number) for start in pool.sent_of(Run)] == [(0, 0), (0, 0)]
+    pool.publish(0, 1, 2)
+    delivered = [run.next_span() for _ in range(3)]
+    assert [span.steps.number for span in delivered if span is not None] == [0, 1, 2]
+    first, second = (start.memory for start in pool.sent_of(Run))
+    assert first != second
+    run._receive(wait=False)
+    built = [message.number for message in pool.sent_of(Build) if message.rows is None or not message.rows[0]]
+    assert sorted(built) == [0, 1, 2]
+    freed = [number for message in pool.sent_of(Release) for number in message.numbers]
+    assert sorted(freed) == [0, 1, 2]
+
+
+def test_a_run_is_stopped_by_another_thread_in_the_middle_of_a_dispatch(
+    pool: ScriptedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, take = new_run(pool), pool.slots.take
+    stopping: list[threading.Thread] = []
+
+    def stop_and_take(mapped: Container[int]) -> Slot:
+        if not stopping:
+            stopping.append(threading.Thread(target=run.stop))
+            stopping[0].start()
+            stopping[0].join(0.5)  # it waits for the dispatch
+        return take(mapped)
+
+    monkeypatch.setattr(pool.slots, "take", stop_and_take)
+    pool.publish(0, 1, 2)
+    run.next_span()
+    stopping[0].join()
+    assert run.next_span() is None
