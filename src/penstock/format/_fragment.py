@@ -1,9 +1,7 @@
 """Fragments: runs of rows, with their data files, pages and checksums."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -38,18 +36,18 @@ class BlobUse:
 
 
 class DensePages:
-    """Pages that consist of a header and fixed-width values: slices of all headers, and of all values, concatenated."""
+    """Pages that consist of a header and fixed-width values: bounds of all headers, and of all values, concatenated.
 
-    __slots__ = ("headers", "values", "values_crc")
+    Many are cached, so their numbers are in tuples, which the garbage collector does not visit.
+    """
 
-    def __init__(self, headers: Sequence[slice], values: Sequence[slice]) -> None:
-        self.headers, self.values = headers, values
+    __slots__ = ("header_bounds", "value_bounds", "values_crc")
+
+    def __init__(self, header_sizes: npt.NDArray[np.int64], value_sizes: npt.NDArray[np.int64]) -> None:
+        self.header_bounds: tuple[int, ...] = (0, *np.cumsum(header_sizes).tolist())
+        self.value_bounds: tuple[int, ...] = (0, *np.cumsum(value_sizes).tolist())
         self.values_crc: int | None = None
         """The checksum of the values, cached after they are first verified."""
-
-
-def _consecutive_slices(sizes: npt.NDArray[np.int64]) -> list[slice]:
-    return [slice(*bounds) for bounds in pairwise([0, *np.cumsum(sizes).tolist()])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +155,7 @@ class DataFile:
         if pages is None:
             sizes: npt.NDArray[np.int64] = np.diff(self.page_offsets[first : end + 1])
             headers = self.value_starts[first:end, 0].astype(np.int64)
-            pages = DensePages(_consecutive_slices(headers), _consecutive_slices(sizes - headers))
-            self._dense_pages[first, end] = pages
+            pages = self._dense_pages[first, end] = DensePages(headers, sizes - headers)
         return pages
 
     def page_range(self, page: int) -> ByteRange:

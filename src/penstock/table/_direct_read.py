@@ -1,7 +1,7 @@
 """Direct reads: pages of one fixed-width column, read into the rows' destination without an intermediate copy."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +43,9 @@ def read_direct(store: Store, request: PageRequest, out: memoryview) -> None:
 def _read(store: Store, request: PageRequest, out: memoryview) -> None:
     file, first, end = request.file, request.pages[0], request.pages[-1] + 1
     offsets, run = file.offsets, file.dense_pages(first, end)
-    scratch = memoryview(bytearray(run.headers[-1].stop))
-    heads = [scratch[part] for part in run.headers]
-    values = [out[part] for part in run.values]
+    scratch = memoryview(bytearray(run.header_bounds[-1]))
+    heads = [scratch[start:stop] for start, stop in pairwise(run.header_bounds)]
+    values = [out[start:stop] for start, stop in pairwise(run.value_bounds)]
     store.read_into(file.key, offsets[first], [*chain.from_iterable(zip(heads, values, strict=True))])
     if not values_match(file, first, end, heads, [out]):
         whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))

@@ -1,7 +1,7 @@
 """Walk along a lane: which block holds each row, in the order in which the lane is read."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -33,7 +33,7 @@ class LaneBlock:
     """Its rows that were not consumed before a resume; None for all."""
     whole: "LaneBlock | None" = None
     """The block of which it is a part, whose last row counts."""
-    parts: list["LaneBlock"] = field(default_factory=list)
+    parts: Sequence["LaneBlock"] = ()
     """Blocks that are read instead of it."""
 
 

@@ -71,7 +71,7 @@ class PlannedBlock:
         self._row_ids: range | Int64Array | None = None
         self.whole = whole
         """What it is read with, if it is a part."""
-        self.parts: list[PlannedBlock] = []
+        self.parts: tuple[PlannedBlock, ...] = ()
         """Blocks that hold its rows instead of it, each of which leaves the window by itself."""
 
     @property

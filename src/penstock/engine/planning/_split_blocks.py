@@ -116,7 +116,7 @@ class _SplitBlock:
             for number in np.unique(self._part[here]).tolist():
                 mine = here[self._part[here] == number]
                 part = PlannedBlock(self._block.take(mine), whole)
-                whole.parts.append(part)
+                whole.parts += (part,)
                 self.block_index[mine] = len(self.planned)
                 self.rows[mine] = np.arange(len(mine)) if part.inverse is None else part.inverse
                 self.planned.append(part)

@@ -129,7 +129,7 @@ class FirstParts:
                 end=known.first + end if end < len(block) else known.end,
                 unread=left,
                 whole=known.whole or known,
-                parts=[],
+                parts=(),
             )
 
 

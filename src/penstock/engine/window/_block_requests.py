@@ -134,9 +134,9 @@ class BlockRequests:
             slab_bytes=len(slab_range) * row_bytes,
             variable_bytes=round(share * sum(request.bytes for request in variable)),
             sparse=share < 0.5,
-            requests=requests,
+            requests=tuple(requests),
             direct=direct,
-            cacheable=cacheable,
+            cacheable=tuple(cacheable),
             raw_bytes=sum(request.bytes for index, request in enumerate(requests) if index not in direct),
         )
 

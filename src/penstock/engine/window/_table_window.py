@@ -1,5 +1,6 @@
 """The blocks of one table: what they read, and how their pages are parsed into the slab and into Arrow arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -15,31 +16,35 @@ from penstock.engine.window._page_cache import PageCache, PageRuns
 from penstock.engine.window._rows import BlockColumns
 from penstock.engine.window._slab import Slab
 from penstock.errors import NotFoundError
-from penstock.format import Field
+from penstock.format import DataFile, Field
 from penstock.format.kinds import Linked
 from penstock.table import PageRequest, Pages, RawColumn, copy_dense, gather, read_direct, read_pages
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class WindowBlock:
-    """A block in the window: requested, filled, read by spans, freed. Only the window changes it."""
+    """A block in the window: requested, filled, read by spans, freed. Only the window changes it.
+
+    Thousands are in the window, and each object that they refer to is one more for the garbage collector to visit.
+    """
 
     table: int
     plan: PlannedBlock
     request: BlockRequest
     whole: "WindowBlock | None" = None
     """What it is read with, if it is a part."""
-    parts: list["WindowBlock"] = field(default_factory=list)
+    parts: Sequence["WindowBlock"] = ()
     """Blocks that hold its rows instead of it, once it is read."""
     number: int = field(default_factory=count().__next__)
-    requests: list[PageRequest] = field(init=False)
-    pages: Pages = field(default_factory=Pages)
+    requests: Sequence[PageRequest] = field(init=False)
+    pages: Pages | None = None
+    """What was read of it, until it is filled."""
     pending_requests: int = 0
     held_bytes: int = field(init=False)
     """Bytes of its rows in the window."""
     slab_start: int = 0
     """Index of its first row in the slab."""
-    columns: BlockColumns = field(default_factory=BlockColumns)
+    columns: BlockColumns | None = None
     """Columns that are not in the slab, unless they are in shared memory."""
     place: tuple[int, int] | None = None
     """Start and size of the same in shared memory."""
@@ -50,12 +55,18 @@ class WindowBlock:
     error: BaseException | None = None
     pending_spans: int = 0
     """Spans that need it and are not built yet."""
-    waiting_spans: list[Span] = field(default_factory=list)
+    waiting_spans: tuple[Span, ...] = ()
     """Spans that cannot be built until it is filled."""
 
     def __post_init__(self) -> None:
-        self.requests = list(self.request.requests)
+        self.requests = self.request.requests
         self.held_bytes = self.request.slab_bytes + self.request.variable_bytes
+
+    def add_pages(self, file: DataFile, runs: PageRuns) -> None:
+        """Take over pages of a file."""
+        if runs:
+            self.pages = self.pages or Pages()
+            self.pages.add_all(file, runs)
 
 
 class TableWindow:
@@ -98,18 +109,20 @@ class TableWindow:
     def new_block(self, plan: PlannedBlock) -> WindowBlock:
         """A block that is not admitted yet."""
         block = WindowBlock(self._number, plan, self._requests.for_block(plan))
-        for part in plan.parts:
-            block.parts.append(WindowBlock(self._number, part, self._requests.for_part(part, block.request), block))
-        if block.parts:
+        if plan.parts:
+            block.parts = [
+                WindowBlock(self._number, part, self._requests.for_part(part, block.request), block)
+                for part in plan.parts
+            ]
             block.request = replace(block.request, slab_range=range(sum(part.rows for part in plan.parts)))
             block.held_bytes = sum(part.held_bytes for part in block.parts)
         for group in block.request.cacheable:
             assert self._page_cache is not None
             runs = self._page_cache.get(group)
             if runs is None:
-                block.requests.append(group)
+                block.requests = (*block.requests, group)
             else:
-                block.pages.add_all(group.file, runs)
+                block.add_pages(group.file, runs)
         block.pending_requests = len(block.requests)
         return block
 
@@ -143,31 +156,28 @@ class TableWindow:
 
     def fill(self, block: WindowBlock) -> None:
         """Parse a block's pages into the slab, and into columns of variable size."""
-        for part in block.parts:
-            part.pages = block.pages
-            self.fill(part)
-            part.pages = Pages()
-        if block.parts:
-            return
-        self._fill_fixed(block)
+        for part in block.parts or (block,):
+            self._fill(part, block.pages or Pages())
+
+    def _fill(self, block: WindowBlock, pages: Pages) -> None:
+        self._fill_fixed(block, pages)
         raw: dict[str, RawColumn] = {}
         for known in self.layout.variable:
             if not block.plan.source.reads(known.id):
                 continue
-            cells = gather(self._reader.snapshot.schema, known, [block.plan.fragment_rows], block.pages, as_arrow=True)
+            cells = gather(self._reader.snapshot.schema, known, [block.plan.fragment_rows], pages, as_arrow=True)
             if isinstance(known.kind, Linked):  # neighbouring links are read in one request
                 cells = RawColumn(None, (self._reader.load_external(known, cells),))
             elif block.request.sparse and self.arena is None:  # a slice would keep the whole page in memory
                 copied = pa.concat_arrays([*cells.chunks, cells.chunks[0].slice(0, 0)])
                 cells = RawColumn(None, (copied,), cells.references)
             raw[known.name] = cells
-        columns = BlockColumns(raw)
-        if self.arena is None:
-            block.columns = columns
-        elif raw:
-            block.place = columns.write(self.arena)
+        if self.arena is not None and raw:
+            block.place = BlockColumns(raw).write(self.arena)
+        elif self.layout.variable:
+            block.columns = BlockColumns(raw)
 
-    def _fill_fixed(self, block: WindowBlock) -> None:
+    def _fill_fixed(self, block: WindowBlock, pages: Pages) -> None:
         first, end = block.slab_start, block.slab_start + block.plan.rows
         there = {block.requests[number].file.fields[0] for number in block.request.direct}
         for column in self.layout.fixed:
@@ -176,13 +186,18 @@ class TableWindow:
                 continue
             if (column.field is None or column.field.id not in there) and column.name not in block.request.row_pages:
                 values = self.slab.buffer(column.name, first, block.plan.rows)
-                self._fill_column(column, block, values, None if mask is None else mask[first:end])
+                self._fill_column(column, block, pages, values, None if mask is None else mask[first:end])
                 self.slab.flush(column.name, first, block.plan.rows)
             elif mask is not None:
                 mask[first:end] = True
 
     def _fill_column(
-        self, column: FixedColumn, block: WindowBlock, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
+        self,
+        column: FixedColumn,
+        block: WindowBlock,
+        pages: Pages,
+        values: npt.NDArray[Any],
+        mask: npt.NDArray[np.bool_] | None,
     ) -> None:
         fragment_rows = block.plan.fragment_rows
         if column.field is None:
@@ -191,11 +206,11 @@ class TableWindow:
         light = self._cached_column(column.field, block)
         if light is not None:
             values[:] = light
-        if light is not None or copy_dense(column.field, fragment_rows, block.pages, values):
+        if light is not None or copy_dense(column.field, fragment_rows, pages, values):
             if mask is not None:
                 mask[:] = True
             return
-        cells = gather(self._reader.snapshot.schema, column.field, [fragment_rows], block.pages)
+        cells = gather(self._reader.snapshot.schema, column.field, [fragment_rows], pages)
         filled = self._reader.decode(column.field, cells)
         values[:] = filled.values
         if mask is not None:

@@ -120,7 +120,7 @@ class Window:
                 table.damaged = [number for number, block in enumerate(blocks) if block.error is not None]
                 table.starts = _slab_starts(blocks)
         for block in waits:
-            block.waiting_spans.append(span)
+            block.waiting_spans += (span,)
         if waits:
             self._pending[span.number] = len(waits)
         return not waits
@@ -135,7 +135,7 @@ class Window:
             if isinstance(pages, BaseException):
                 block.error = block.error or pages
             else:
-                block.pages.add_all(block.requests[number].file, pages)
+                block.add_pages(block.requests[number].file, pages)
             block.pending_requests -= 1
             return not block.pending_requests
 
@@ -147,7 +147,7 @@ class Window:
         except BaseException as error:
             block.error = error
         with self.lock:
-            block.pages = type(block.pages)()
+            block.pages = None
             self._charge(-block.request.raw_bytes)
             return [span for part in block.parts or (block,) for span in self._on_filled(part, block.error)]
 
@@ -164,7 +164,7 @@ class Window:
             if not left:
                 del pending[span.number]
                 ready.append(span)
-        block.waiting_spans = []
+        block.waiting_spans = ()
         if block.whole is not None:
             self._free_unused(block)
         return ready
@@ -230,7 +230,7 @@ class Window:
         return located
 
     def _columns(self, block: WindowBlock) -> BlockColumns:
-        if block.error is None:
+        if block.error is None and block.columns is not None:
             return block.columns
         return null_columns(self._tables[block.table].layout, block.plan.rows)
 
@@ -246,7 +246,7 @@ class Window:
         if block.pending_spans or not block.closed or (block.whole is not None and not block.filled):
             return
         del self._blocks[block.plan]
-        block.columns = BlockColumns()
+        block.columns = None
         if not block.admitted:
             return
         table, rows = self._tables[block.table], block.request.slab_range
