@@ -13,8 +13,9 @@ The contract; if the code disagrees with this list, the code is wrong:
   if no function sees them.
 - This process has no thread of its own: messages are handled while the loop waits for a batch, and at each batch.
 - A builder that dies costs its tasks, which another one gets. If a reader dies, all begin again with a new window, at
-  the first span that is not published; what was published stays in the old one until it is built. If processes die
-  three times before a span is delivered, the run fails.
+  the first span that is not published; what was published stays in the old one until it is built, and is freed at
+  once when it is published again. If processes die three times before a span is delivered, the run fails.
+- Another thread may stop the run; it waits while a message is handled.
 - Slots of a stopped run are not reused, because builders may still write to them, and neither is its window.
 """
 
