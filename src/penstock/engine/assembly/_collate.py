@@ -82,8 +82,7 @@ class Collator:
 
     def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:
         """A column of variable size from the window, decoded; adds the errors of bad rows to `bad`."""
-        shape = self._options.image_shape(field)
-        images = located.encoded(field.name, self._view) if shape is not None and len(shape) == 3 else None
+        images = located.encoded(field.name, self._view) if field.name in self.decoder.fields else None
         if images is None:
             return self._variable(field, located.raw_column(field.name), empty, bad)
         there = self._decode_on_device(field, images)

@@ -61,6 +61,11 @@ class Layout:
         return (len(columns[name]),) if name in columns else ()
 
     @property
+    def videos(self) -> frozenset[str]:
+        """The columns of which windows hold frames."""
+        return self.composition.videos if isinstance(self.composition, WindowSamples) else frozenset()
+
+    @property
     def padded(self) -> list[str]:
         """The columns that come with `<column>_pad`."""
         if not isinstance(self.composition, WindowSamples) or not self.composition.pads:

@@ -13,6 +13,8 @@ from penstock.device import Arena
 from penstock.table import Int64Array, RawColumn, RowPages, take
 from penstock.types import Buffer
 
+NULL, IN_BLOCK = -1, -2
+"""In place of the bounds of a value in shared memory: there is none, or it is in the columns of its block."""
 _REFERENCES = "\0references of "
 """Prefix of the columns of a written batch that have references to blobs; no column of a table has it."""
 
@@ -38,6 +40,34 @@ class EncodedRows:
         """The bytes of each value; None for a null."""
         places = zip(self.memory(rows), self.starts[rows].tolist(), self._ends[rows].tolist(), strict=True)
         return [None if memory is None else memory[start:end] for memory, start, end in places]
+
+
+class ArenaValues(NamedTuple):
+    """The encoded values of a block in shared memory, where a builder finds each without the rest of the block."""
+
+    bounds: Int64Array
+    """For each row the start and the end of its bytes, or `NULL`."""
+    place: tuple[int, int]
+    """Start and size of all of them."""
+
+    @classmethod
+    def write(cls, column: RawColumn, arena: Arena) -> "ArenaValues | None":
+        """Write the values of a column; None if some are blobs or links."""
+        if column.references is not None or any(pa.types.is_struct(chunk.type) for chunk in column.chunks):
+            return None
+        bounds = [_byte_bounds(chunk) for chunk in column.chunks]
+        size = sum(int(each[-1] - each[0]) for each in bounds)
+        start = end = arena.allocate(size)
+        memory = arena.bytes(start, size)
+        for number, (chunk, each) in enumerate(zip(column.chunks, bounds, strict=True)):
+            first, last = int(each[0]), int(each[-1])
+            if last > first:
+                memory[end - start :][: last - first] = np.frombuffer(chunk.buffers()[-1], np.uint8)[first:last]
+            bounds[number] = np.stack([each[:-1], each[1:]], axis=1) + (end - first)
+            if chunk.null_count:
+                bounds[number][~np.asarray(chunk.is_valid())] = NULL
+            end += last - first
+        return cls(np.concatenate(bounds), (start, size))
 
 
 def _byte_bounds(chunk: pa.Array) -> npt.NDArray[np.int64]:
@@ -108,10 +138,14 @@ class WindowRows(NamedTuple):
     """For each row its index in that block."""
     files: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPages]]
     """Columns that are read from files: a mask of the rows that are, None for all, and where they are."""
+    bounds: Mapping[str, Int64Array] = {}
+    """Columns of which a builder needs the encoded bytes alone: `ArenaValues.bounds` of each row, or `IN_BLOCK`."""
+    memory: Callable[[int], npt.NDArray[np.uint8]] | None = None
+    """The memory where these are, up to an end."""
 
     @classmethod
     def joined(cls, parts: Sequence["WindowRows"]) -> "WindowRows":
-        """The rows of all parts, one after the other."""
+        """The rows of all parts, one after the other; none of them have `bounds`, which one reader alone gives."""
         firsts = np.cumsum([0, *(len(part.blocks) for part in parts)])[:-1].tolist()
         files: dict[str, tuple[npt.NDArray[np.bool_] | None, RowPages]] = {}
         for name in dict.fromkeys(name for part in parts for name in part.files):
@@ -129,9 +163,11 @@ class WindowRows(NamedTuple):
     def take(self, indices: Int64Array | slice) -> "WindowRows":
         """Some of the rows."""
         files = {name: _taken(mask, pages, indices) for name, (mask, pages) in self.files.items()}
+        bounds = {name: each[indices] for name, each in self.bounds.items()}
+        taken = self._replace(slab_rows=self.slab_rows[indices], files=files, bounds=bounds)
         if not self.blocks:
-            return self._replace(slab_rows=self.slab_rows[indices], files=files)
-        return WindowRows(self.slab_rows[indices], self.blocks, self.block_index[indices], self.rows[indices], files)
+            return taken
+        return taken._replace(block_index=self.block_index[indices], rows=self.rows[indices])
 
     def _read_mask(self, name: str) -> npt.NDArray[np.bool_]:
         """Which rows of a column are read from files."""
@@ -140,6 +176,8 @@ class WindowRows(NamedTuple):
 
     def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
         """The bytes of each value of a column; None if some are blobs or links."""
+        if name in self.bounds:
+            return None if (self.bounds[name] == IN_BLOCK).any() else self._values_at(self.bounds[name], view)
         values: list[Any] = [None] * len(self.rows)
         for number, here in self._by_block():
             encoded = self.blocks[number].encoded(name, view)
@@ -149,17 +187,28 @@ class WindowRows(NamedTuple):
                 values[index] = value
         return values
 
+    def _values_at(self, bounds: Int64Array, view: Callable[[Buffer], Any]) -> list[Any]:
+        """The bytes at some bounds; None for a null."""
+        assert self.memory is not None
+        memory = view(self.memory(int(bounds.max(initial=0))).data)
+        return [None if start < 0 else memory[start:end] for start, end in bounds.tolist()]
+
     def raw_column(self, name: str) -> RawColumn:
         """A column of variable size."""
         arrays: list[pa.Array] = []
         references: list[pa.Array | None] = []
         places: list[Int64Array] = []
         for number, here in self._by_block():
-            cells = self.blocks[number].raw[name]
+            places.append(here)
+            cells = self.blocks[number].raw.get(name)
+            if cells is None:
+                values = self._values_at(self.bounds[name][here], memoryview)
+                arrays.append(pa.array([None if each is None else bytes(each) for each in values], pa.binary()))
+                references.append(None)
+                continue
             assert cells.array is not None
             arrays.append(take(cells.array, self.rows[here]))
             references.append(None if cells.references is None else take(cells.references, self.rows[here]))
-            places.append(here)
         order = np.concatenate(places)
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))

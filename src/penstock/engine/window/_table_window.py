@@ -1,6 +1,6 @@
 """The blocks of one table: what they read, and how their pages are parsed into the slab and into Arrow arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.device import Arena, BufferPool
 from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Selection, Span
 from penstock.engine.window._block_requests import BlockRequest, BlockRequests, reads_by_row
 from penstock.engine.window._page_cache import PageCache, PageRuns
-from penstock.engine.window._rows import BlockColumns
+from penstock.engine.window._rows import ArenaValues, BlockColumns
 from penstock.engine.window._slab import Slab
 from penstock.errors import NotFoundError
 from penstock.format import DataFile, Field
@@ -28,7 +28,7 @@ class WindowBlock:
     Thousands are in the window, and each object that they refer to is one more for the garbage collector to visit.
     """
 
-    table: int
+    table: "TableWindow"
     plan: PlannedBlock
     request: BlockRequest
     whole: "WindowBlock | None" = None
@@ -48,6 +48,8 @@ class WindowBlock:
     """Columns that are not in the slab, unless they are in shared memory."""
     place: tuple[int, int] | None = None
     """Start and size of the same in shared memory."""
+    values: dict[str, ArenaValues] | None = None
+    """There, columns of which builders need the encoded bytes alone."""
     filled: bool = False
     admitted: bool = False
     closed: bool = False
@@ -62,6 +64,12 @@ class WindowBlock:
         self.requests = self.request.requests
         self.held_bytes = self.request.slab_bytes + self.request.variable_bytes
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Starts and sizes of all that it has in an arena."""
+        places = [each.place for each in (self.values or {}).values()]
+        return places if self.place is None else [*places, self.place]
+
     def add_pages(self, file: DataFile, runs: PageRuns) -> None:
         """Take over pages of a file."""
         if runs:
@@ -74,7 +82,6 @@ class TableWindow:
 
     def __init__(
         self,
-        number: int,
         selection: Selection,
         layout: Layout,
         slab: Slab,
@@ -83,15 +90,16 @@ class TableWindow:
         by_row: int,
         page_buffers: BufferPool,
         arena: Arena | None,
+        encoded: Container[str],
     ) -> None:
-        """`number` is the index of the table in a mixture; all columns but the heaviest come from a page cache, if
-        there is one.
+        """All columns but the heaviest come from a page cache, if there is one.
 
         Builders read large local rows themselves, if a page holds at most `by_row` of them. Columns of variable size
-        are copied to the `arena`, if there is one.
+        are copied to the `arena`, if there is one; of some, the `encoded` values are all that is needed.
         """
-        self._number, self._reader, self.layout, self.slab = number, selection.reader, layout, slab
+        self._reader, self.layout, self.slab = selection.reader, layout, slab
         self._page_cache, self._page_buffers, self.arena = page_cache, page_buffers, arena
+        self.encoded = [field for field in layout.variable if arena is not None and field.name in encoded]
         self._names = {field.id: field.name for field in layout.fields}
         is_local = selection.reader.store.is_local
         by_row = by_row if is_local else 0
@@ -108,11 +116,10 @@ class TableWindow:
 
     def new_block(self, plan: PlannedBlock) -> WindowBlock:
         """A block that is not admitted yet."""
-        block = WindowBlock(self._number, plan, self._requests.for_block(plan))
+        block = WindowBlock(self, plan, self._requests.for_block(plan))
         if plan.parts:
             block.parts = [
-                WindowBlock(self._number, part, self._requests.for_part(part, block.request), block)
-                for part in plan.parts
+                WindowBlock(self, part, self._requests.for_part(part, block.request), block) for part in plan.parts
             ]
             block.request = replace(block.request, slab_range=range(sum(part.rows for part in plan.parts)))
             block.held_bytes = sum(part.held_bytes for part in block.parts)
@@ -171,10 +178,16 @@ class TableWindow:
             elif block.request.sparse and self.arena is None:  # a slice would keep the whole page in memory
                 copied = pa.concat_arrays([*cells.chunks, cells.chunks[0].slice(0, 0)])
                 cells = RawColumn(None, (copied,), cells.references)
-            raw[known.name] = cells
+            values = None
+            if self.arena is not None and known in self.encoded:
+                values = ArenaValues.write(cells, self.arena)
+            if values is None:
+                raw[known.name] = cells
+            else:
+                block.values = {**(block.values or {}), known.name: values}
         if self.arena is not None and raw:
             block.place = BlockColumns(raw).write(self.arena)
-        elif self.layout.variable:
+        elif self.arena is None and self.layout.variable:
             block.columns = BlockColumns(raw)
 
     def _fill_fixed(self, block: WindowBlock, pages: Pages) -> None:

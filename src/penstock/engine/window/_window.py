@@ -10,10 +10,11 @@ import numpy as np
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows
 from penstock.engine.window._page_cache import PageRuns
-from penstock.engine.window._rows import BlockColumns, WindowRows
+from penstock.engine.window._rows import IN_BLOCK, NULL, BlockColumns, WindowRows
 from penstock.engine.window._slab import Slab
 from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
 from penstock.engine.window._tasks import BuildTask, TableTask
+from penstock.format import Field
 from penstock.table import Int64Array, RowPages
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -86,7 +87,7 @@ class Window:
         cost = block.held_bytes + block.request.raw_bytes
         if self._held_bytes + cost > self._limit_bytes and not force:
             return False
-        slab, rows = self._tables[block.table].slab, block.request.slab_range
+        slab, rows = block.table.slab, block.request.slab_range
         start = slab.allocate(len(rows))
         if start is None:
             if not force:
@@ -125,10 +126,6 @@ class Window:
             self._pending[span.number] = len(waits)
         return not waits
 
-    def read(self, block: WindowBlock, number: int) -> tuple[PageRuns, int]:
-        """Read one request of a block: returns its pages, none for a direct read, and the bytes fetched."""
-        return self._tables[block.table].read(block, number)
-
     def add_pages(self, block: WindowBlock, number: int, pages: PageRuns | BaseException) -> bool:
         """Take over the pages of a request, or its error; returns whether the block has all its pages."""
         with self.lock:
@@ -143,7 +140,7 @@ class Window:
         """Parse the pages of a block and free them; returns the spans that waited only for it."""
         try:
             if block.error is None:
-                self._tables[block.table].fill(block)
+                block.table.fill(block)
         except BaseException as error:
             block.error = error
         with self.lock:
@@ -153,8 +150,8 @@ class Window:
 
     def _on_filled(self, block: WindowBlock, error: BaseException | None) -> Sequence[Span]:
         """Record that a block is filled, or could not be; returns the spans that waited only for it."""
-        if block.place is not None:  # compressed pages are larger now
-            actual = block.request.slab_bytes + block.place[1]
+        if places := block.places:  # compressed pages are larger now
+            actual = block.request.slab_bytes + sum(size for _, size in places)
             self._charge(actual - block.held_bytes)
             block.held_bytes = actual
         block.error, block.filled = error, True
@@ -224,15 +221,16 @@ class Window:
         if table.reads_by_row:
             places = {name: _row_pages(name, blocks, block_index, rows.rows) for name in table.reads_by_row}
             located = located._replace(files={name: each for name, each in places.items() if each is not None})
-        if table.layout.variable:
+        bounds = {field.name: _bounds(field, blocks, block_index, rows.rows) for field in table.encoded}
+        if len(bounds) < len(table.layout.variable) or any((each == IN_BLOCK).any() for each in bounds.values()):
             held = [columns(block) for block in blocks]
             located = located._replace(blocks=held, block_index=block_index, rows=rows.rows)
-        return located
+        return located._replace(bounds=bounds)
 
     def _columns(self, block: WindowBlock) -> BlockColumns:
         if block.error is None and block.columns is not None:
             return block.columns
-        return null_columns(self._tables[block.table].layout, block.plan.rows)
+        return null_columns(block.table.layout, block.plan.rows)
 
     def release(self, span: Span) -> None:
         """Release what a built span needed; its batches now belong to the consumer. With the lock."""
@@ -249,10 +247,11 @@ class Window:
         block.columns = None
         if not block.admitted:
             return
-        table, rows = self._tables[block.table], block.request.slab_range
+        table, rows = block.table, block.request.slab_range
         table.slab.free(block.slab_start + rows.start, len(rows))
-        if block.place is not None and table.arena is not None:
-            table.arena.free(*block.place)
+        for place in block.places:
+            assert table.arena is not None
+            table.arena.free(*place)
         self._charge(-block.held_bytes)
 
 
@@ -266,6 +265,20 @@ def _samples_in(rows: TableRows, blocks: Sequence[int]) -> tuple[int, ...]:
 
 def _slab_starts(blocks: Sequence[WindowBlock]) -> Int64Array:
     return np.array([block.slab_start for block in blocks], np.int64)
+
+
+def _bounds(field: Field, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Int64Array:
+    """Where the encoded values of rows are in shared memory; see `ArenaValues`."""
+    known: list[Int64Array] = []
+    for block in blocks:
+        values = None if block.values is None else block.values.get(field.name)
+        if values is not None:
+            known.append(values.bounds)
+        else:
+            there = block.error is None and block.plan.source.reads(field.id)
+            known.append(np.full((block.plan.rows, 2), IN_BLOCK if there else NULL))
+    firsts = np.cumsum([0, *map(len, known)])[:-1]
+    return np.concatenate(known)[firsts[block_index] + rows]
 
 
 def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Any:

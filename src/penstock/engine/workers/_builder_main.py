@@ -116,9 +116,9 @@ class _MappedWindow:
         task = read_task(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
             self.slabs[rows.table].extend(rows.slab_capacity)
-            if rows.located.blocks:
-                blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
-                object.__setattr__(rows, "located", rows.located._replace(blocks=blocks))
+            blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
+            memory = partial(arena_bytes, self._regions, reader, 0)
+            object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
         return task
 
     def _columns(self, reader: int, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:

@@ -23,24 +23,23 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count, pairwise
+from itertools import count
 from threading import RLock
 from typing import Any, NamedTuple
 
-from penstock.device import SharedRegions, Slot, arena_bytes
+from penstock.device import SharedRegions, arena_bytes
 from penstock.engine._memory_budget import BuildAhead
-from penstock.engine._stats import BadSample
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.window import joined_keys, read_task
 from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
+from penstock.engine.workers._pending import PendingSpan, RowRange, WindowMemory
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._slots import Delivery
 from penstock.engine.workers._source import DeliveredSpan, SpanStream
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
-from penstock.runners import RemoteError, Shipment, unpack
+from penstock.runners import unpack
 from penstock.table import Int64Array
 
 _MAX_DEATHS = 3
@@ -50,53 +49,10 @@ _TASKS_AHEAD = 3
 """Tasks for each builder among the spans that memory allows: also one that is built, and waits for others before it."""
 _SLOT_SLACK = 1.25
 """Bytes of a slot relative to the largest results so far."""
-_MIN_ROWS = 8
-"""Rows that are worth a task of their own."""
 _PLACED_AHEAD = 2
 """Spans whose transfer to a device begins before the loop asks for them."""
 
 _numbers = count()
-
-RowRange = tuple[int, int]
-
-
-class _WindowMemory(NamedTuple):
-    """The memory of a window."""
-
-    number: int
-    regions: SharedRegions
-
-
-@dataclass(slots=True, eq=False)
-class _PendingSpan:
-    """A span that is published and not delivered."""
-
-    steps: SpanSteps
-    published: list[Published]
-    """By each reader."""
-    memory: _WindowMemory
-    keys: Int64Array | None
-    slot: Slot | None = None
-    waiting: list[RowRange | None] = field(default_factory=lambda: [None])
-    """What no builder has got yet: the whole span, or some rows."""
-    builders: dict[RowRange | None, int] = field(default_factory=dict)
-    """Who has got what, and has not answered."""
-    bad: dict[int, BadSample] = field(default_factory=dict)
-    failure: tuple[int, RemoteError] | None = None
-    error: BaseException | None = None
-    batches: tuple[Shipment, int | None] | None = None
-    """What a builder made, with a descriptor of its memory."""
-    delivered: DeliveredSpan | None = None
-
-    @property
-    def is_built(self) -> bool:
-        return not self.waiting and not self.builders
-
-    def close(self) -> None:
-        """Close the descriptor of what was not delivered."""
-        if self.batches is not None and self.batches[1] is not None:
-            os.close(self.batches[1])
-            self.batches = None
 
 
 class _EpochStart(NamedTuple):
@@ -121,13 +77,13 @@ class ProcessRun(SpanStream):
         """Spans that are not published yet, as far as they are known."""
         self._published: dict[int, dict[int, Published]] = {}
         """Spans that some readers have published, by the number of the reader."""
-        self._pending: dict[int, _PendingSpan] = {}
+        self._pending: dict[int, PendingSpan] = {}
         self._ready: list[int] = []
         """Spans of which something is waiting for a builder, as a heap."""
         self._tasks: Counter[int] = Counter()
         """Tasks that a worker has not answered."""
         self._released: list[int] = []
-        self._memory: _WindowMemory | None = None
+        self._memory: WindowMemory | None = None
         self._next = 0
         self._known = 0
         """The number after that of the last known span."""
@@ -155,7 +111,7 @@ class ProcessRun(SpanStream):
         self._pool.open(begin)
 
     def _start_readers(self, start: _EpochStart, first: int) -> None:
-        self._memory = _WindowMemory(next(_numbers), SharedRegions.create())
+        self._memory = WindowMemory(next(_numbers), SharedRegions.create())
         self._published, self._released = {}, []
         limit = self._next + self._ahead.depth
         for reader in self._pool.readers:
@@ -253,7 +209,8 @@ class ProcessRun(SpanStream):
             builder = loads.index(load)
             span = self._pending[self._ready[0]]
             idle = loads.count(0) // sum(number < limit for number in self._ready)
-            self._split(span, max(idle, _TASKS_AHEAD * len(loads) // self._ahead.depth))
+            if self._pool.fills_slots:
+                span.split(max(idle, _TASKS_AHEAD * len(loads) // self._ahead.depth))
             self._send(span, span.waiting.pop(0), builder)
             if not span.waiting:
                 heappop(self._ready)
@@ -261,16 +218,7 @@ class ProcessRun(SpanStream):
             self._tell_readers(Release(self._run, self._released, limit))
             self._released = []
 
-    def _split(self, span: _PendingSpan, parts: int) -> None:
-        """Let several builders write the rows of a span, if nobody has begun."""
-        rows = span.steps.rows
-        if not self._pool.fills_slots or span.waiting != [None]:
-            return
-        parts = max(1, min(parts, rows // _MIN_ROWS))
-        bounds = [number * rows // parts for number in range(parts + 1)]
-        span.waiting = list(pairwise(bounds))
-
-    def _send(self, span: _PendingSpan, rows: RowRange | None, builder: int) -> None:
+    def _send(self, span: PendingSpan, rows: RowRange | None, builder: int) -> None:
         process, worker = self._pool.builders[builder], len(self._pool.readers) + builder
         if span.slot is None:
             span.slot = self._pool.slots.take(process.slots)
@@ -337,7 +285,7 @@ class ProcessRun(SpanStream):
             regions = self._memory.regions
             tasks = [read_task(arena_bytes(regions, number, *each.place)) for number, each in enumerate(published)]
             keys = joined_keys(tasks)
-        span = self._pending[message.number] = _PendingSpan(steps, published, self._memory, keys)
+        span = self._pending[message.number] = PendingSpan(steps, published, self._memory, keys)
         if error is not None:
             span.error, span.waiting = error.revive(), []
             self._released.append(message.number)
@@ -350,17 +298,11 @@ class ProcessRun(SpanStream):
             if descriptor is not None:
                 os.close(descriptor)
             return
-        span.bad |= built.bad
-        if isinstance(built.batches, RemoteError):
-            span.error = span.error or built.batches.revive()
-        elif built.batches is not None:
-            span.batches = built.batches, descriptor
-        if built.failure is not None and (span.failure is None or built.failure[0] < span.failure[0]):
-            span.failure = built.failure
+        span.take(built, descriptor)
         if span.is_built:
             self._release(span)
 
-    def _release(self, span: _PendingSpan) -> None:
+    def _release(self, span: PendingSpan) -> None:
         """Let the reader free the rows of a span, and measure it."""
         if self._memory is not None and span.memory.number == self._memory.number:
             self._released.append(span.steps.number)
@@ -373,7 +315,7 @@ class ProcessRun(SpanStream):
         if descriptor is not None:  # new memory costs a page fault per page
             self._pool.slots.grow(round(_SLOT_SLACK * size))
 
-    def _deliver(self, span: _PendingSpan) -> DeliveredSpan:
+    def _deliver(self, span: PendingSpan) -> DeliveredSpan:
         """What the loop gets of a span that is built."""
         assert span.slot is not None
         memory = self._pool.slots.lease(span.slot)
@@ -406,9 +348,7 @@ class ProcessRun(SpanStream):
             self.resume(self._reading_epoch)
         self._tasks[worker] = 0
         for number, span in self._pending.items():
-            lost = [rows for rows, builder in span.builders.items() if builder == worker]
-            for rows in lost:
-                del span.builders[rows]
-            if lost and not span.waiting:
+            was_waiting = bool(span.waiting)
+            span.give_back(worker)
+            if span.waiting and not was_waiting:
                 heappush(self._ready, number)
-            span.waiting += lost

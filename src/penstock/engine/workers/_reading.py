@@ -243,7 +243,7 @@ class SpanReader:
                 self._task_ready.notify(len(indices))
             return
         for index in indices:
-            read, answer = partial(self._window.read, block, index), partial(self._on_response, block, index)
+            read, answer = partial(block.table.read, block, index), partial(self._on_response, block, index)
             self._fetcher.submit(Request(read, answer, block.requests[index].bytes))
 
     def _admit(self, span: Span) -> None:
@@ -262,7 +262,7 @@ class SpanReader:
         started, size = time.perf_counter(), 0
         pages: PageRuns | BaseException
         try:
-            pages, size = self._window.read(block, index)
+            pages, size = block.table.read(block, index)
         except BaseException as error:
             pages = error
         seconds = time.perf_counter() - started

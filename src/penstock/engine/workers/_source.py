@@ -192,9 +192,10 @@ class LoaderSource:
             # `page_allocator` gives pinned memory, and allocating that synchronises the device: keep all of it.
             idle = window_bytes if page_allocator else min(_MAX_IDLE_PAGE_BYTES, window_bytes // _IDLE_PAGE_SHARE)
             window = TableWindow(
-                number, selections[number], layout, slab,
+                selections[number], layout, slab,
                 page_cache=page_caches[number], by_row=options.tables[number].by_row,
                 page_buffers=BufferPool(idle, page_allocator), arena=arena,
+                encoded={field.name for field in layout.variable if self.options.decode.decodes(field)} - layout.videos,
             )  # fmt: skip
             tables.append(window)
         return Window(tables, window_bytes, collector)
