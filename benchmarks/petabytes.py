@@ -35,7 +35,7 @@ class Pretender(Store):
 
     def get(self, key: str, *, byte_range: ByteRange | None = None, etag: str | None = None) -> memoryview:
         time.sleep(LATENCY_S)
-        data = self.leaf if key.startswith("manifests/leaf-") else self.inner.get(key, byte_range=byte_range, etag=etag)
+        data = self.leaf if key.startswith("manifests/leaf") else self.inner.get(key, byte_range=byte_range, etag=etag)
         self.reads += 1
         self.read_bytes += len(data)
         return data
@@ -73,17 +73,18 @@ def measure(fragments: int, lanes: int | None = None) -> dict[str, object]:
     start = time.perf_counter()
     ds = penstock.load(store)
     loader = ds.pytorch(batch_size=256, shuffle=penstock.Shuffle(lanes=lanes), num_workers=1)
-    planner = loader._engine._pipeline()._planner
+    engine = loader._engine
+    planner = engine._source.planner(engine._selections)
     spans = (span for planned in planner.planned_spans(0, 0) for span in planned.spans)
     first = next(spans)
     planned = time.perf_counter() - start
     reads, read_bytes = store.reads, store.read_bytes
     step = time.process_time()
-    rest = sum(len(span.batch_rows) for span in islice(spans, STEPS))
+    rest = sum(len(span.steps.batch_rows) for span in islice(spans, STEPS))
     per_step = (time.process_time() - step) / rest
     return {
         "what": f"{fragments:,} fragments, {len(ds) * ROW_BYTES / 1e15:.3f} PB",
-        "shuffle": str(loader._engine.order.shuffle),
+        "shuffle": str(engine.order.tables[0].order.shuffle),
         "seconds to open and plan": planned,
         "reads": reads,
         "read bytes": read_bytes,
@@ -97,8 +98,8 @@ def build(store: Pretender, fragments: int) -> None:
     ds = penstock.create(store, {"x": penstock.Tensor("uint8", (224, 224, 3))})
     [field] = ds.schema
     leaf = Manifest(0, tuple(fragment(field.id, n) for n in range(FANOUT)))
-    described, store.leaf = encode_manifest("leaf-", leaf)
-    nodes = [renamed(described, f"leaf-{n}") for n in range(-(-fragments // FANOUT))]
+    described, store.leaf = encode_manifest("leaf", leaf)
+    nodes = [renamed(described, f"leaf{n}") for n in range(-(-fragments // FANOUT))]
     level = 0
     while len(nodes) > FANOUT:
         level += 1

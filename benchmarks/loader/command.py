@@ -67,5 +67,5 @@ def _parser() -> argparse.ArgumentParser:
 def _command(name: str, given: argparse.Namespace) -> str:
     """What makes this figure again, on this machine or another."""
     usual = vars(_parser().parse_args([]))
-    changed = (f"--{key} {value:g}" for key, value in vars(given).items() if key in _SIZES and value != usual[key])
-    return " ".join(["python -m benchmarks loader --only", name, *changed])
+    changed = [f"--{key} {value:g}" for key, value in vars(given).items() if key in _SIZES and value != usual[key]]
+    return " ".join(["python -m benchmarks loader --only", name, *changed, *["--no-peers"] * given.no_peers])

@@ -98,4 +98,4 @@ def _command(figures: str, given: argparse.Namespace) -> str:
     """What measures the same again, on this machine or another."""
     usual = vars(_parser().parse_args([]))
     changed = [f"--{key} {vars(given)[key]:g}" for key in _SHOWN if vars(given)[key] != usual[key]]
-    return " ".join(filter(None, ["python -m benchmarks semantics", figures, *changed]))
+    return " ".join(filter(None, ["python -m benchmarks semantics", figures, *changed, "--no-peers" * given.no_peers]))

@@ -47,12 +47,14 @@ class _Ordered(NamedTuple, Generic[ItemT]):
     def between(self, start: int, end: int) -> Iterator[tuple[ItemT, int]]:
         """Those that have rows between two places, each with the place at which it starts."""
         first = int(np.searchsorted(self.ends, start, side="right"))
-        bounds = [0, *self.ends.tolist()][first:]
-        for item, item_start, item_end in zip(self.items[first:], bounds, bounds[1:], strict=False):
+        item_start = int(self.ends[first - 1]) if first else 0
+        for index in range(first, len(self.items)):  # no copies: each lane has one of these
             if item_start >= end:
                 return
+            item_end = int(self.ends[index])
             if item_start < item_end:
-                yield item, item_start
+                yield self.items[index], item_start
+            item_start = item_end
 
 
 class EpochBlocks:
