@@ -172,3 +172,31 @@ def test_decode_time_does_not_count_as_transform_time(ds: Dataset) -> None:
             list(loader)
         stages = loader.stats().stages
     assert 0 <= stages["transform"].busy_s < stages["worker"].busy_s
+
+
+def ends_of(data: bytes) -> Any:
+    return np.array([len(data), *data[:1], *data[-1:]])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_blobs_nulls_and_nothing_at_all_are_decoded_beside_other_values(tmp_path: Path, large: bool) -> None:
+    """Values lie in shared memory, blobs in objects of their own; the values of the first block take no memory."""
+    values: list[bytes | None] = [bytes([k]) * (k * 37) if k >= 20 and k % 5 else None for k in range(80)]
+    values[30:33] = [b"", b"", bytes([9]) * (17 << 20) if large else b"x"]
+    made = penstock.create(tmp_path / "t", {"data": Column(Bytes(), nullable=True), "n": int})
+    for first in range(0, len(values), 20):
+        made.append({"data": values[first : first + 20], "n": range(first, first + 20)})
+    made.commit()
+
+    def read(workers: Any) -> list[Any]:
+        with made.numpy(batch_size=6, shuffle=False, decode={"data": ends_of}, num_workers=workers) as loader:
+            return [
+                (int(n), None if value is None else value.tolist())
+                for batch in loader
+                for n, value in zip(batch["n"], batch["data"], strict=True)
+            ]
+
+    one = read(0)
+    assert read(Workers(2, "process")) == one
+    assert dict(one)[31] == [0]
+    assert dict(one)[32] == ([17 << 20, 9, 9] if large else [1, 120, 120])

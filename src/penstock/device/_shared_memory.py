@@ -130,7 +130,7 @@ class SharedRegions:
         mapped = self._mapped.get(region)
         if mapped is None or len(mapped) < size:
             twice = 0 if mapped is None else min(2 * len(mapped), self.STEP)
-            size = -(-max(size, twice) // _PAGE_BYTES) * _PAGE_BYTES
+            size = -(-max(size, twice, 1) // _PAGE_BYTES) * _PAGE_BYTES  # nothing at all cannot be mapped
             start = region * self.STEP
             if self._writable and os.fstat(self.fd).st_size < start + size:
                 os.truncate(self.fd, start + size)

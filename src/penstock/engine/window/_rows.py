@@ -200,12 +200,12 @@ class WindowRows(NamedTuple):
         places: list[Int64Array] = []
         for number, here in self._by_block():
             places.append(here)
-            cells = self.blocks[number].raw.get(name)
-            if cells is None:
+            if name in self.bounds and self.bounds[name][here[0], 0] != IN_BLOCK:
                 values = self._values_at(self.bounds[name][here], memoryview)
                 arrays.append(pa.array([None if each is None else bytes(each) for each in values], pa.binary()))
                 references.append(None)
                 continue
+            cells = self.blocks[number].raw[name]
             assert cells.array is not None
             arrays.append(take(cells.array, self.rows[here]))
             references.append(None if cells.references is None else take(cells.references, self.rows[here]))
