@@ -157,7 +157,7 @@ def _measured(data: Data, options: dict[str, Any], apply: str | None, **how: Any
     burst = workers if isinstance(workers, int) else workers.count
     with penstock.load(data.table).pytorch(**options) as loader:
         found = measure(loader, data, apply, burst=burst, values=lambda batch: batch[column], **how)
-        return asdict(found) | {"stats": str(loader.stats()).splitlines(), "source": penstock.__file__}
+        return asdict(found) | {"stats": str(loader.stats()).splitlines()}
 
 
 if __name__ == "__main__":
