@@ -15,7 +15,7 @@ from penstock.engine.assembly import BatchFormatter
 from penstock.engine.workers import ProcessPool, ProcessRun
 from penstock.engine.workers._messages import Build, Built, Published, Release, Run
 
-READER, BUILDER = 0, 1
+READER = 0
 BATCH, STEPS = 8, 12
 
 

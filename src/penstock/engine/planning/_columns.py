@@ -62,8 +62,8 @@ class Layout:
 
     @property
     def videos(self) -> frozenset[str]:
-        """The columns of which windows hold frames."""
-        return self.composition.videos if isinstance(self.composition, WindowSamples) else frozenset()
+        """The columns of which samples hold frames."""
+        return frozenset() if self.composition is None else self.composition.videos
 
     @property
     def padded(self) -> list[str]:

@@ -131,7 +131,7 @@ class SampleSelection(SelectionOf[SampleBlock]):
     @cached_property
     def _selective(self) -> list[tuple[Int64Array, frozenset[int]]]:
         """Columns that are read only for some draws of each sample, and these draws: heavy columns, and videos."""
-        names = self.composition.videos if isinstance(self.composition, WindowSamples) else frozenset()
+        names = self.composition.videos
         videos = [field for field in self.fields if field.name in names]
         others = [field for field in self.fields if field.name not in names]
         heavy = [field for field in others if self.average_bytes(field) >= _HEAVY_BYTES]

@@ -41,6 +41,8 @@ class Composition(Protocol):
     """The positions of the rows that samples may draw."""
     anchor: int | None
     """The draw that stands for a sample, whose row id is the sample's; None if there is none."""
+    videos: frozenset[str]
+    """The columns of which samples hold frames."""
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -169,7 +171,7 @@ class PackedSamples(Composition):
     eos: int | None
     document_tokens: Int64Array
     """The number of tokens of each row, without the end-of-sequence token."""
-    anchor = None
+    anchor, videos = None, frozenset()
 
     def __len__(self) -> int:
         return len(self.packing.offsets) - 1
