@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS ?= 3
+# Tests start thousands of processes: each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow check bench clean
 

@@ -450,7 +450,7 @@ class TestLease:
     def test_leases_are_released_after_reading(self, place: Path) -> None:
         table = penstock.load(place)
         for turn in range(20):
-            loader = table.pytorch(batch_size=16, transform=slow)
+            loader = table.pytorch(batch_size=16, transform=slow, num_workers=penstock.Workers(2, "thread"))
             for _ in islice(loader, 1 + turn % 3):
                 pass
             if turn % 2:

@@ -10,7 +10,7 @@ from penstock.device import BufferPool
 from penstock.engine._lease import VersionLease
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
-from penstock.engine._run import EngineRun
+from penstock.engine._run import EngineRun, Position
 from penstock.engine._sizing import LoaderSizing, SizedTable
 from penstock.engine._stats import LoaderStats, StatsCollector
 from penstock.engine.assembly import (
@@ -103,8 +103,8 @@ class LoaderEngine:
         else:
             stream = ProcessRun(self._pool, self._formatter, self.placement)
         return EngineRun(
-            stream, state, partitioner=self._partitioner, placement=self.placement, collector=self.collector,
-            bad_samples=self._options.bad_samples,
+            stream, Position(state.epoch, state.consumed), partitioner=self._partitioner, placement=self.placement,
+            collector=self.collector, bad_samples=self._options.bad_samples,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from threading import RLock
@@ -89,12 +88,12 @@ class Loader:
                     length.check(self._engine.steps)
                     run = self._run_from(at)
                     for batch in run.epoch(None if length.steps is None else length.steps - at.steps):
-                        at = self._state = replace(run.state, steps=at.steps + 1, epochs=at.epochs)
+                        at = self._state = at.moved(*run.position, steps=at.steps + 1, epochs=at.epochs)
                         yield batch
                         del batch
                         display.tick()
-                    if not run.state.consumed:
-                        at = self._state = replace(run.state, steps=at.steps, epochs=at.epochs + 1)
+                    if not run.position.consumed:
+                        at = self._state = at.moved(*run.position, steps=at.steps, epochs=at.epochs + 1)
                         at = self._state = self._follow(at)
             complete = True
         finally:
@@ -121,7 +120,7 @@ class Loader:
     def epoch(self) -> int:
         """The number of the epoch being read; between iterations, of the next one."""
         run = self._run
-        return run.state.epoch if run is not None and run.in_progress else self._next.epoch
+        return run.position.epoch if run is not None and run.in_progress else self._next.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last delivered batch, as a JSON value under a kilobyte; the same on every rank."""
@@ -186,13 +185,13 @@ class Loader:
     def _run_from(self, at: State) -> EngineRun:
         """A run that continues at a state: the last one, whose next batches are prefetched, or a new one."""
         with self._lock:
-            run, start = self._run, replace(at, steps=0, epochs=0)
+            run = self._run
             if run is not None:
-                if not run.in_progress and not run.closed and run.state == start:
+                if not run.in_progress and not run.closed and run.position == (at.epoch, at.consumed):
                     return run
                 run.close(_SUPERSEDED if run.in_progress else None)
             self._lease.acquire()
-            run = self._run = self._engine.run(start)
+            run = self._run = self._engine.run(at)
             self._runs.add(run)
             return run
 
@@ -210,7 +209,7 @@ class Loader:
         else:
             agreement.gather(lambda: opened.append(self._engine_at(version)))
         self._use(opened[0])
-        return replace(self._engine.order.state(at.epoch, 0), steps=at.steps, epochs=at.epochs)
+        return self._engine.order.state(at.epoch, 0).moved(at.epoch, 0, steps=at.steps, epochs=at.epochs)
 
     def _engine_at(self, version: str) -> LoaderEngine:
         assert self._options.follow is not None

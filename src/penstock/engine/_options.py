@@ -245,13 +245,13 @@ class RunLength:
         """
         if self.epochs != 1:
             return state
-        return replace(state, steps=state.steps if state.consumed else 0, epochs=0)
+        return state.moved(state.epoch, state.consumed, steps=state.steps if state.consumed else 0, epochs=0)
 
     def next_start(self, state: State) -> State:
         """Where the next iteration starts, given where one was left: after its last step, or at the next epoch."""
         if self.steps is not None or not state.consumed:
-            return replace(state, steps=0, epochs=0)
-        return replace(state, epoch=state.epoch + 1, consumed=0, steps=0, epochs=0)
+            return state.moved(state.epoch, state.consumed, steps=0, epochs=0)
+        return state.moved(state.epoch + 1, 0, steps=0, epochs=0)
 
 
 class VersionFollower(Protocol):

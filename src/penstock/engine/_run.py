@@ -4,20 +4,27 @@ import os
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import Failure, Placement
 from penstock.engine.workers import SpanStream
 from penstock.errors import InvalidInputError
-from penstock.plan import RankPartitioner, State
+from penstock.plan import RankPartitioner
 
 _FORKED = (
     "this iterator belongs to the process that was forked, with its threads and worker processes; make a loader in the "
     "child process, and iterate over that"
 )
+
+
+class Position(NamedTuple):
+    """A place between two steps."""
+
+    epoch: int
+    consumed: int
+    """Positions of the epoch read so far, over all ranks."""
 
 
 class EngineRun:
@@ -26,7 +33,7 @@ class EngineRun:
     def __init__(
         self,
         stream: SpanStream,
-        state: State,
+        position: Position,
         *,
         partitioner: RankPartitioner,
         placement: Placement | None,
@@ -35,8 +42,8 @@ class EngineRun:
     ) -> None:
         self._stream, self.partitioner, self._placement = stream, partitioner, placement
         self._collector, self._bad_samples = collector, bad_samples
-        self.state = state
-        """The position after the last delivered batch."""
+        self.position = position
+        """After the last delivered batch."""
         self.in_progress = False
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
         self._suspended: Iterator[Any] | None = None
@@ -45,26 +52,26 @@ class EngineRun:
         self._closed_because = "this loader was closed while it was read"
         self._pid = os.getpid()
         self._stop = weakref.finalize(self, _stop, stream, self._pid)
-        stream.start(state.epoch, state.consumed)
+        stream.start(*position)
 
     def epoch(self, limit: int | None = None) -> Iterator[Any]:
-        """The batches up to the end of the epoch; then the state is the start of the next one.
+        """The batches up to the end of the epoch; then the position is the start of the next one.
 
         After `limit` batches it ends before, and the next call continues there.
         """
         self._check()
         self.in_progress = True
-        self._stream.resume(self.state.epoch)
+        self._stream.resume(self.position.epoch)
         self._mark_s, self._cpu_mark_s = time.perf_counter(), time.process_time()
         batches, self._suspended = self._suspended or self._read(), None
         for count, batch in enumerate(batches, 1):
             yield batch
             del batch
-            if count == limit and self.partitioner.steps(self.state.consumed):
+            if count == limit and self.partitioner.steps(self.position.consumed):
                 self._suspended = batches
                 break
         else:
-            self.state = replace(self.state, epoch=self.state.epoch + 1, consumed=0)
+            self.position = Position(self.position.epoch + 1, 0)
         self._stream.pause()
         self.in_progress = False
 
@@ -74,7 +81,7 @@ class EngineRun:
         began = self._mark_s
         first = True
         epoch_rows = bad_count = 0
-        last = not self.partitioner.steps(self.state.consumed)
+        last = not self.partitioner.steps(self.position.consumed)
         while not last:
             self._check()
             span = self._stream.next_span()
@@ -101,7 +108,7 @@ class EngineRun:
                     bad_count += 1
                     self._report_bad(bad.pop()[1], bad_count, epoch_rows)
                 last = steps.last and not waiting
-                self.state = replace(self.state, epoch=steps.epoch, consumed=consumed)
+                self.position = Position(steps.epoch, consumed)
                 self._lap()
                 if first:
                     collector.first_batch_s, first = self._mark_s - began, False

@@ -64,6 +64,10 @@ class LoaderState:
     epochs: int = 0
     """Epochs that the iteration has completed."""
 
+    def moved(self, epoch: int, consumed: int, *, steps: int, epochs: int) -> "LoaderState":
+        """Another point of the same run; made for each batch, where `replace` would take four times as long."""
+        return LoaderState(self.order, epoch, consumed, steps, epochs)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON value of less than 1 kB."""
         return {"penstock": FORMAT, **asdict(self)}

@@ -126,6 +126,9 @@ class MixtureState:
         segment = [segment for segment in order.segments if segment.start <= row][-1]
         return MixturePoint(self.epoch, self.consumed, row, tuple(order.counts(row).tolist()), segment)
 
+    def moved(self, epoch: int, consumed: int, *, steps: int, epochs: int) -> "MixtureState":
+        return MixtureState(self.order, self.origin, epoch, consumed, steps, epochs)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON value of a few hundred bytes for each source."""
         spec, point = self.order, self.point
