@@ -89,6 +89,31 @@ def test_a_table_that_fits_the_budget_is_read_once_by_processes(tmp_path: Path, 
     assert 0 < stats.bytes <= 1.1 * sum(file.stat().st_size for file in (tmp_path / "t" / "data").iterdir())
 
 
+@pytest.mark.parametrize("key", [slice(None), slice(None, None, 3)])
+@pytest.mark.parametrize(("lanes", "spread"), [(1, 0), (1, 2), (3, 5), (4, 1000)])
+def test_rows_in_memory_have_the_order_of_rows_that_are_read_again(
+    lanes: int, spread: float, key: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes of several chunks, whose orders are computed one after the other."""
+    made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=512)})
+    made.append({"n": range(20_000)})
+    made.delete(positions=range(0, 20_000, 7))
+    made.commit()
+    shuffle = Shuffle(block_bytes=4000, lanes=lanes, spread=spread)
+
+    def read() -> list[list[int]]:
+        with made[key].numpy(batch_size=31, shuffle=shuffle, num_workers=1) as loader:
+            orders = [[int(n) for batch in loader for n in batch["n"]] for _ in range(2)]
+            state = {**loader.state_dict(), "epoch": 1, "consumed": 31 * 70}  # in the middle, when all is in memory
+            loader.load_state_dict(state)
+            assert [int(n) for batch in loader for n in batch["n"]] == orders[1][31 * 70 :]
+            return [*orders, *([int(n) for batch in loader for n in batch["n"]] for _ in range(2))]
+
+    kept = read()
+    monkeypatch.setattr("penstock.engine._sizing.LoaderSizing._fits", lambda *_: False)
+    assert read() == kept
+
+
 def test_a_table_larger_than_the_budget_is_read_in_each_epoch() -> None:
     made = penstock.create("memory://", {"x": Column(Tensor("uint8", (1000,)), page_bytes=10_000)})
     made.append({"x": np.zeros((4000, 1000), np.uint8)})

@@ -148,42 +148,36 @@ class ResidentBlocks(BlockLocator):
         self._epoch = blocks.epoch
         self._resident = sorted(resident, key=lambda block: block.source.position(0))
         lengths = [block.rows for block in self._resident]
-        self._starts = np.cumsum([0, *lengths])
-        self._block_of = np.repeat(np.arange(len(lengths)), lengths)
-        """For each selected row, in table order."""
         firsts = [
             (blocks.selection.index_of(block.position(0)), len(block))
             for block, _, _ in blocks.between(0, self._epoch.rows)
         ]
-        self._index = np.concatenate([np.arange(first, first + length) for first, length in firsts])
-        """For each place of the epoch the index of its row among the selected ones."""
-        self._chunks: dict[int, tuple[int, int, Int64Array]] = {}
-        """For each lane its next chunk, the offset at which the one before starts, and the rows of that."""
+        index = np.concatenate([np.arange(first, first + length) for first, length in firsts])
+        self._block_index = np.repeat(np.arange(len(lengths)), lengths)[index]
+        """For each place of the epoch the index of the block that holds its row."""
+        self._rows = index - np.cumsum([0, *lengths])[self._block_index]
+        """For each place of the epoch its row in that block."""
+        self._read: dict[int, tuple[int, int, Int64Array]] = {}
+        """For each lane some offsets of it: the first one, the places there, and the chunk that follows them."""
 
     def find(self, positions: Int64Array) -> BlockLocations:
         places = np.empty(len(positions), np.int64)
         for lane, here in by_lane(positions, self._epoch.lanes):
             places[here] = self._lane(lane, positions[here] // self._epoch.lanes)
-        index = self._index[places]
-        number = self._block_of[index]
-        return BlockLocations(self._resident, number, index - self._starts[number], resident=True)
+        return BlockLocations(self._resident, self._block_index[places], self._rows[places], resident=True)
 
     def _lane(self, lane: int, offsets: Int64Array) -> Int64Array:
         """The places of the epoch at some offsets of a lane."""
-        spread = self._epoch.lane_order(lane)
-        rows = np.empty(len(offsets), np.int64)
-        left = np.arange(len(offsets))
-        while len(left):
-            first = int(offsets[left].min())
-            number, start, chunk = self._chunks.get(lane, (0, 0, _NO_ROWS))
-            if first < start or number == 0:
-                number = spread.chunk_of(first)
-                start, chunk = spread.rows_before(number), spread.chunk(number)
-                number += 1
-            while first >= start + len(chunk):
-                start, chunk, number = start + len(chunk), spread.chunk(number), number + 1
-            self._chunks[lane] = number, start, chunk
-            inside = offsets[left] < start + len(chunk)
-            rows[left[inside]] = chunk[offsets[left[inside]] - start]
-            left = left[~inside]
-        return rows + self._epoch.lane_start(lane)
+        first, last = int(offsets.min()), int(offsets.max())
+        start, places, number = self._read.get(lane, (0, _NO_ROWS, 0))
+        if first < start or last >= start + len(places):
+            order, lane_start = self._epoch.lane_order(lane), self._epoch.lane_start(lane)
+            if first < start or not number:
+                number = order.chunk_of(first)
+                start, places = order.rows_before(number), _NO_ROWS
+            while last >= start + len(places):
+                kept = places[max(0, first - start) :]
+                start += len(places) - len(kept)
+                places, number = np.concatenate([kept, order.chunk(number) + lane_start]), number + 1
+            self._read[lane] = start, places, number
+        return places[offsets - start]
