@@ -1,5 +1,6 @@
 """A table of one block is shuffled as a whole."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def test_a_table_that_fits_the_budget_is_read_once_by_processes(tmp_path: Path, 
         for _ in range(4):
             seen = [(int(n), text) for batch in loader for n, text in zip(batch["n"], batch["t"], strict=True)]
             assert sorted(seen) == [(k, f"row {k}") for k in range(900)]
+            time.sleep(0.6)  # until the process that reads has told how much
         stats = loader.stats()
     assert stats.processes == 2
     assert 0 < stats.bytes <= 1.1 * sum(file.stat().st_size for file in (tmp_path / "t" / "data").iterdir())
@@ -91,10 +93,11 @@ def test_a_table_that_fits_the_budget_is_read_once_by_processes(tmp_path: Path, 
 
 @pytest.mark.parametrize("key", [slice(None), slice(None, None, 3)])
 @pytest.mark.parametrize(("lanes", "spread"), [(1, 0), (1, 2), (3, 5), (4, 1000)])
+@pytest.mark.parametrize("drop_last", [False, True])
 def test_rows_in_memory_have_the_order_of_rows_that_are_read_again(
-    lanes: int, spread: float, key: slice, monkeypatch: pytest.MonkeyPatch
+    lanes: int, spread: float, key: slice, drop_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lanes of several chunks, whose orders are computed one after the other."""
+    """Lanes of several chunks, whose orders are computed one after the other; dropped rows leave out whole blocks."""
     made = penstock.create("memory://", {"n": Column(Tensor("int64"), page_bytes=512)})
     made.append({"n": range(20_000)})
     made.delete(positions=range(0, 20_000, 7))
@@ -102,16 +105,35 @@ def test_rows_in_memory_have_the_order_of_rows_that_are_read_again(
     shuffle = Shuffle(block_bytes=4000, lanes=lanes, spread=spread)
 
     def read() -> list[list[int]]:
-        with made[key].numpy(batch_size=31, shuffle=shuffle, num_workers=1) as loader:
+        with made[key].numpy(batch_size=1100, shuffle=shuffle, drop_last=drop_last, num_workers=1) as loader:
             orders = [[int(n) for batch in loader for n in batch["n"]] for _ in range(2)]
-            state = {**loader.state_dict(), "epoch": 1, "consumed": 31 * 70}  # in the middle, when all is in memory
+            state = {**loader.state_dict(), "epoch": 1, "consumed": 2200}  # in the middle, when all is in memory
             loader.load_state_dict(state)
-            assert [int(n) for batch in loader for n in batch["n"]] == orders[1][31 * 70 :]
-            return [*orders, *([int(n) for batch in loader for n in batch["n"]] for _ in range(2))]
+            assert [int(n) for batch in loader for n in batch["n"]] == orders[1][2200:]
+            return [*orders, *([int(n) for batch in loader for n in batch["n"]] for _ in range(4))]
 
     kept = read()
     monkeypatch.setattr("penstock.engine._sizing.LoaderSizing._fits", lambda *_: False)
     assert read() == kept
+
+
+@pytest.mark.parametrize("num_workers", [2, Workers(2, "process")])
+@pytest.mark.parametrize("shuffle", [True, Shuffle(block_bytes=4000, lanes=4, spread=0.5)])
+def test_rows_that_were_dropped_are_read_when_they_are_needed(
+    shuffle: bool | Shuffle, num_workers: int | Workers, tmp_path: Path
+) -> None:
+    """Once, as all others: also those whose block had only rows that `drop_last` dropped in the first epochs."""
+    made = penstock.create(tmp_path / "t", {"n": Column(Tensor("int64"), page_bytes=512)})
+    made.append({"n": range(20_000)})
+    made.commit()
+    with made.numpy(batch_size=12_000, shuffle=shuffle, drop_last=True, num_workers=num_workers) as loader:
+        for _ in range(6):
+            seen = [int(n) for batch in loader for n in batch["n"]]
+            assert len(set(seen)) == 12_000
+            time.sleep(0.6)  # until a process that reads has told how much
+        read = loader.stats().bytes
+    stored = sum(file.stat().st_size for file in (tmp_path / "t" / "data").iterdir())
+    assert 0.9 * stored < read <= stored
 
 
 def test_a_table_larger_than_the_budget_is_read_in_each_epoch() -> None:

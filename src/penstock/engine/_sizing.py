@@ -277,8 +277,6 @@ class LoaderSizing:
         """
         if self._partitioner.world.num_ranks > 1 or any(each.coarse or each.repeats_rows for each in self._selections):
             return False
-        if self._partitioner.steps() * self._partitioner.step_rows < self._partitioner.rows:
-            return False  # `drop_last`: an epoch does not read every block
         if 0 < budget.device_rows < self._partitioner.rows:
             return False
         return sum(each.largest_rows_bytes(len(each)) for each in self._selections) <= budget.window_bytes

@@ -117,7 +117,7 @@ class TablePlanner:
         self._blocks_of_part = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
         """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
-        """The blocks of the first epoch that was read as a whole, if they stay in the window."""
+        """Those that have been read since the first epoch that was read from its start, if they stay in the window."""
         self._epoch = -1
         self._locators: dict[bool, BlockLocator] = {}
         """Of the epoch, and of rows in it that another rank owns, whose blocks would stay open."""

@@ -1,11 +1,12 @@
 """Whole blocks, held until their last row is read, or over epochs; at the start of a run they are read in parts."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
 from penstock.engine.planning._locators import BlockLocations, BlockLocator, LaneLocator, by_lane
@@ -140,31 +141,51 @@ def _ends_of_needed(ends: Int64Array, rows: Int64Array) -> list[int]:
     return points
 
 
-class ResidentBlocks(BlockLocator):
-    """Blocks that an earlier epoch has read, all of which stay in the window; all of them are given each time."""
+def _ranges(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where it is set."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
-    def __init__(self, blocks: EpochBlocks, resident: Sequence[PlannedBlock]) -> None:
+
+class ResidentBlocks(BlockLocator):
+    """Blocks that stay in the window, where earlier epochs have read nearly all of them."""
+
+    def __init__(self, blocks: EpochBlocks, resident: list[PlannedBlock]) -> None:
+        """Blocks that hold only rows that `drop_last` dropped before are added to `resident` once they are needed."""
         super().__init__()
-        self._epoch = blocks.epoch
-        self._resident = sorted(resident, key=lambda block: block.source.position(0))
-        lengths = [block.rows for block in self._resident]
-        firsts = [
-            (blocks.selection.index_of(block.position(0)), len(block))
-            for block, _, _ in blocks.between(0, self._epoch.rows)
-        ]
-        index = np.concatenate([np.arange(first, first + length) for first, length in firsts])
-        self._block_index = np.repeat(np.arange(len(lengths)), lengths)[index]
+        self._epoch, self._resident = blocks.epoch, resident
+        index = blocks.selection.index_of
+        held = np.zeros(self._epoch.rows, bool)
+        for known in resident:
+            first = index(known.source.position(0))
+            held[first : first + known.rows] = True
+        firsts = [(index(block.position(0)), block) for block, _, _ in blocks.between(0, self._epoch.rows)]
+        self._unread = {
+            PlannedBlock(block.part(low, high))
+            for first, block in firsts
+            for low, high in _ranges(~held[first : first + len(block)])
+        }
+        self._blocks = sorted([*resident, *self._unread], key=lambda block: block.source.position(0))
+        """All blocks; when none is unread, they are given with every plan."""
+        lengths = [block.rows for block in self._blocks]
+        rows = np.concatenate([np.arange(first, first + len(block)) for first, block in firsts])
+        self._block_index = np.repeat(np.arange(len(lengths)), lengths)[rows]
         """For each place of the epoch the index of the block that holds its row."""
-        self._rows = index - np.cumsum([0, *lengths])[self._block_index]
+        self._rows = rows - np.cumsum([0, *lengths])[self._block_index]
         """For each place of the epoch its row in that block."""
-        self._read: dict[int, tuple[int, int, Int64Array]] = {}
+        self._read: dict[int, tuple[int, Int64Array, int]] = {}
         """For each lane some offsets of it: the first one, the places there, and the chunk that follows them."""
 
     def find(self, positions: Int64Array) -> BlockLocations:
         places = np.empty(len(positions), np.int64)
         for lane, here in by_lane(positions, self._epoch.lanes):
             places[here] = self._lane(lane, positions[here] // self._epoch.lanes)
-        return BlockLocations(self._resident, self._block_index[places], self._rows[places], resident=True)
+        located = BlockLocations(self._blocks, self._block_index[places], self._rows[places], not self._unread)
+        if self._unread:
+            added = self._unread.intersection(located.part(slice(None)).blocks)
+            self._unread -= added
+            self._resident += added
+        return located
 
     def _lane(self, lane: int, offsets: Int64Array) -> Int64Array:
         """The places of the epoch at some offsets of a lane."""
