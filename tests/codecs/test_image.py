@@ -115,7 +115,7 @@ def test_cmyk_jpeg_decodes_as_rgb() -> None:
     adobe = data.index(b"Adobe") + 11
     ycck = data[:adobe] + b"\2" + data[adobe + 1 :]
     expected = np.asarray(Image.open(io.BytesIO(ycck)).convert("RGB"))
-    assert np.array_equal(codec.decode(ycck), expected)
+    assert np.abs(codec.decode(ycck).astype(int) - expected).max() <= 2
 
 
 def test_progressive_jpeg() -> None:

@@ -1,7 +1,8 @@
-"""Orders of messages, deaths and calls that a run in worker processes seldom meets, arranged: no process is started."""
+"""Orders of messages, deaths and calls that a run in worker processes seldom meets, arranged."""
 
 import threading
-from collections.abc import Callable, Container, Sequence
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.device import Slot
 from penstock.engine.assembly import BatchFormatter
 from penstock.engine.workers import ProcessPool, ProcessRun
 from penstock.engine.workers._messages import Build, Built, Published, Release, Run
+from penstock.errors import InvalidInputError
 
 READER = 0
 BATCH, STEPS = 8, 12
@@ -35,10 +37,10 @@ class ScriptedPool(ProcessPool):
         if isinstance(message, Build):
             self.inbox.append((worker, Built(1, message.number, message.rows, None, {}, None, None), []))
 
-    def receive(self, *, wait: bool = True) -> Sequence[tuple[int, Any, list[int]]]:
+    def receive(self, *, wait: bool = True) -> Iterator[tuple[int, Any, list[int]]]:
         assert self.inbox or not wait, "the run waits, and nothing comes"
         messages, self.inbox = self.inbox, []
-        return messages
+        return iter(messages)
 
     def replace(self, worker: int) -> int | None:
         return -9
@@ -107,3 +109,45 @@ def test_a_run_is_stopped_by_another_thread_in_the_middle_of_a_dispatch(
     run.next_span()
     stopping[0].join()
     assert run.next_span() is None
+
+
+def test_a_run_takes_no_message_of_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread is about to receive when another thread ends it by beginning the next run."""
+    ds = penstock.create(tmp_path / "t", {"n": int})
+    ds.append({"n": range(BATCH * STEPS)})
+    ds.commit()
+    receive = ProcessPool.receive
+    entered, done = threading.Event(), threading.Event()
+    rows: list[int] = []
+
+    def late(pool: ProcessPool, *, wait: bool = True) -> Iterator[tuple[int, Any, list[int]]]:
+        if threading.current_thread() is not old:
+            assert done.wait(30)
+            return receive(pool, wait=wait)
+        if entered.is_set():
+            return receive(pool, wait=wait)
+        entered.set()
+        time.sleep(1)  # now the next run begins, unless it waits, and its first rows are published
+        try:
+            return iter(list(receive(pool, wait=False)))
+        finally:
+            done.set()
+
+    def read_on() -> None:
+        with pytest.raises(InvalidInputError, match="another iteration"):
+            list(before)
+
+    with ds.numpy(batch_size=BATCH, num_workers=Workers(1, "process"), memory_budget=1 << 20) as loader:
+        before = iter(loader)
+        next(before)
+        old = threading.Thread(target=read_on, daemon=True)
+        new = threading.Thread(target=lambda: rows.extend(n for batch in loader for n in batch["n"]), daemon=True)
+        monkeypatch.setattr(ProcessPool, "receive", late)
+        old.start()
+        assert entered.wait(30)
+        loader.set_epoch(0)
+        new.start()
+        new.join(60)
+        old.join(60)
+        assert not new.is_alive(), "the new run waits for what the old one has taken"
+        assert rows == list(range(BATCH * STEPS))

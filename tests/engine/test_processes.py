@@ -92,6 +92,16 @@ def test_batches_of_all_types_are_transported(ds: Dataset) -> None:
             n += 1  # a batch is the user's to write to
 
 
+def test_arrays_of_objects_are_transported(ds: Dataset) -> None:
+    def named(sample: Any) -> Any:
+        return {"o": np.array([f"row {sample['n']}", None], object)}
+
+    with ds.numpy(batch_size=8, num_workers=Workers(1, "process"), transform=named) as loader:
+        batches = list(loader)
+    assert batches[0]["o"].shape == (8, 2)
+    assert [row for batch in batches for row in batch["o"].tolist()] == [[f"row {n}", None] for n in range(ROWS)]
+
+
 def test_functions_that_cannot_be_sent_are_rejected_or_run_in_threads(ds: Dataset, tmp_path: Path) -> None:
     lock = threading.Lock()
 

@@ -34,6 +34,12 @@ def deep(seed: int) -> bytes:
     return stream.getvalue()
 
 
+def printed(seed: int) -> bytes:
+    stream = io.BytesIO()
+    PIL.Image.fromarray(noise(seed, 3 + seed % 4, 5, 4), "CMYK").save(stream, "jpeg")
+    return stream.getvalue()
+
+
 def sound(seed: int) -> bytes:
     stream = io.BytesIO()
     soundfile.write(stream, noise(seed, 50 + seed).astype(np.int16), 8000, format="WAV")
@@ -48,6 +54,7 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         "png": Column(Image("png", (8, 8, 3)), nullable=True),
         "gray": Image("png", (8, 8)),
         "any": Image("png"),
+        "print": Image("jpeg"),
         "mask": Mask("png", (4, 4)),
         "sound": Column(Audio("wav"), nullable=True),
         "raw": Tensor("uint8", (SIDE, SIDE)),
@@ -61,6 +68,7 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             "png": None if k % 7 == 0 else noise(k, 8, 8, 3),
             "gray": deep(k) if k % 2 else noise(k, 8, 8),
             "any": noise(k, 3 + k % 4, 5, 3),
+            "print": printed(k),
             "mask": noise(k, 4, 4) % 3,
             "sound": None if k % 5 == 0 else sound(k),
             "raw": noise(k, SIDE, SIDE),

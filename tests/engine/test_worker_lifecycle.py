@@ -135,6 +135,19 @@ def test_two_hundred_starts_and_stops_leave_nothing(ds: Dataset) -> None:
     cycles(ds, 200)
 
 
+def test_processes_that_have_ended_are_not_killed_again(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers may belong to other processes then."""
+    loader = ds.numpy(num_workers=TWO, **MIXED)
+    next(iter(loader))
+    loader.close()
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    loader.close()
+    del loader
+    gc.collect()
+    assert not killed
+
+
 def cycles(ds: Dataset, count: int) -> None:
     files: list[int] = []
     for cycle in range(count):

@@ -17,10 +17,9 @@ from penstock.codecs import decode_image
 from penstock.errors import InvalidInputError
 from penstock.table import _encode
 
-# Not CMYK: a stacked batch of it is converted by libjpeg-turbo, which rounds otherwise.
 FORMATS = [
     ("PNG", "RGB"), ("PNG", "L"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"), ("PNG", "1"), ("JPEG", "RGB"),
-    ("JPEG", "L"), ("WEBP", "RGB"), ("BMP", "RGB"), ("TIFF", "L"),
+    ("JPEG", "L"), ("JPEG", "CMYK"), ("WEBP", "RGB"), ("BMP", "RGB"), ("TIFF", "L"),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 import simplejpeg
-from PIL import Image, JpegImagePlugin
+from PIL import JpegImagePlugin
 
 from penstock.codecs._format import CHANNELS, ColorMode, PixelArray, check_out, check_pixels, copy_into
 from penstock.codecs._pillow import PillowFormat
@@ -57,11 +57,6 @@ class JpegFormat:
         height, width, space = header
         check_pixels(height, width)
         mode = mode or _natural_mode(space)
-        if space in ("CMYK", "YCCK"):
-            # Adobe's convention, which every writer follows: CMYK is stored inverted.
-            cmyk = 255 - simplejpeg.decode_jpeg(view, colorspace="CMYK")
-            image = Image.frombytes("CMYK", (width, height), cmyk.tobytes()).convert("RGB").convert(mode)
-            return copy_into(np.array(image), out, resize=resize)
         colorspace = "GRAY" if mode == "L" else mode
         if out is not None:
             if resize and out.shape[:2] != (height, width):

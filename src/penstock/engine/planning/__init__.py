@@ -12,6 +12,7 @@ from penstock.engine.planning._samples import (
     PackedSamples,
     Rows,
     WindowSamples,
+    groups,
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
@@ -40,6 +41,7 @@ __all__ = [
     "TableRows",
     "WindowSamples",
     "compaction_advice",
+    "groups",
     "make_selection",
     "page_reads",
     "sample_fields",

@@ -70,6 +70,11 @@ class WindowBlock:
         places = [each.place for each in (self.values or {}).values()]
         return places if self.place is None else [*places, self.place]
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the same, and of where each value is."""
+        return sum(size for _, size in self.places) + sum(each.bounds.nbytes for each in (self.values or {}).values())
+
     def add_pages(self, file: DataFile, runs: PageRuns) -> None:
         """Take over pages of a file."""
         if runs:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine._stats import StatsCollector
-from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows
+from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows, groups
 from penstock.engine.window._page_cache import PageRuns
 from penstock.engine.window._rows import IN_BLOCK, NULL, BlockColumns, WindowRows
 from penstock.engine.window._slab import Slab
@@ -150,8 +150,8 @@ class Window:
 
     def _on_filled(self, block: WindowBlock, error: BaseException | None) -> Sequence[Span]:
         """Record that a block is filled, or could not be; returns the spans that waited only for it."""
-        if places := block.places:  # compressed pages are larger now
-            actual = block.request.slab_bytes + sum(size for _, size in places)
+        if written := block.written_bytes:  # compressed pages are larger now
+            actual = block.request.slab_bytes + written
             self._charge(actual - block.held_bytes)
             block.held_bytes = actual
         block.error, block.filled = error, True
@@ -269,16 +269,15 @@ def _slab_starts(blocks: Sequence[WindowBlock]) -> Int64Array:
 
 def _bounds(field: Field, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Int64Array:
     """Where the encoded values of rows are in shared memory; see `ArenaValues`."""
-    known: list[Int64Array] = []
-    for block in blocks:
+    bounds = np.empty((len(rows), 2), np.int64)
+    for number, here in groups(block_index):
+        block = blocks[number]
         values = None if block.values is None else block.values.get(field.name)
         if values is not None:
-            known.append(values.bounds)
+            bounds[here] = values.bounds[rows[here]]
         else:
-            there = block.error is None and block.plan.source.reads(field.id)
-            known.append(np.full((block.plan.rows, 2), IN_BLOCK if there else NULL))
-    firsts = np.cumsum([0, *map(len, known)])[:-1]
-    return np.concatenate(known)[firsts[block_index] + rows]
+            bounds[here] = IN_BLOCK if block.error is None and block.plan.source.reads(field.id) else NULL
+    return bounds
 
 
 def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Any:

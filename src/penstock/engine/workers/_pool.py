@@ -99,7 +99,7 @@ class Builder(WorkerProcess):
         """The shared memory of a window that it has mapped."""
         self.slots: set[int] = set()
         """The slots that it has mapped."""
-        self._template, self._forked = template, forked
+        self._template, self._forked, self._reaped = template, forked, False
         self.channel, theirs = Channel.pair()
         try:
             with theirs:
@@ -114,16 +114,19 @@ class Builder(WorkerProcess):
     def kill(self) -> None:
         if not self._forked:
             self._template.kill()
-            return
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        elif not self._reaped:  # else another process may have its number
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int | None:
         """Close the channel, and wait until the process has ended; returns its exit code, None if nobody knows."""
         self.channel.close()
         if not self._forked:
             return self._template.reap()
+        if self._reaped:
+            return None
         self.kill()  # it may have closed its channel and not exited
+        self._reaped = True
         return self._template.ask(Reap(self.pid))
 
     def abandon(self) -> None:
@@ -175,6 +178,8 @@ class ProcessPool:
         self._running = False
         self._lock = RLock()
         """Held while processes are started or ended, by any thread."""
+        self.receiving = RLock()
+        """Held by the run that receives: a new one begins when the one before it can take none of its messages."""
         weakref.finalize(self, _close_all, self._handles)
         weakref.finalize(self, _end_all, self.processes, self._templates)
         _pools.add(self)
@@ -182,9 +187,9 @@ class ProcessPool:
     def open(self, begin: Callable[[int], None]) -> None:
         """Start the processes that do not run, and call `begin` with the number of a new run.
 
-        That is as soon as there are readers: builders start while these read.
+        That is as soon as there are readers: builders start while these read. A run before it has been stopped.
         """
-        with self._lock:
+        with self.receiving, self._lock:
             if self._selector is None:
                 self._selector = selectors.DefaultSelector()
                 receiver, self._wake = socket.socketpair()
@@ -244,15 +249,14 @@ class ProcessPool:
         finally:
             _end_all(alone)
 
-    def receive(self, *, wait: bool = True) -> Sequence[tuple[int, Any, list[int]]]:
-        """The messages that are there: for each the worker, the message and its descriptors; None if it died.
+    def receive(self, *, wait: bool = True) -> Iterator[tuple[int, Any, list[int]]]:
+        """One message of each worker that has sent some: the worker, the message and its descriptors; None if it died.
 
-        With `wait`, waits for one. Returns nothing if `wake` is called in another thread.
+        With `wait`, waits for one. There is none if `wake` is called in another thread.
         """
-        messages: list[tuple[int, Any, list[int]]] = []
         selector = self._selector
         if selector is None:
-            return messages
+            return
         for key, _ in selector.select(None if wait else 0):
             process: WorkerProcess | None = key.data
             if process is None:
@@ -263,10 +267,10 @@ class ProcessPool:
                 continue
             worker = self.processes.index(process)
             try:
-                messages.append((worker, *process.channel.receive()))
+                message, descriptors = process.channel.receive()
             except (EOFError, OSError):
-                messages.append((worker, None, []))
-        return messages
+                message, descriptors = None, []
+            yield worker, message, descriptors
 
     def wake(self) -> None:
         """Make `receive` return, in whatever thread it waits."""
@@ -329,7 +333,7 @@ class ProcessPool:
         while self._templates:
             self._templates.pop().abandon()
         self.processes.clear()
-        self._running, self._lock = False, RLock()
+        self._running, self._lock, self.receiving = False, RLock(), RLock()
         self.slots.abandon()
         _close_all(self._handles)
         self._selector = self._wake = None

@@ -15,7 +15,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 - A builder that dies costs its tasks, which another one gets. If a reader dies, all begin again with a new window, at
   the first span that is not published; what was published stays in the old one until it is built, and is freed at
   once when it is published again. If processes die three times before a span is delivered, the run fails.
-- Another thread may stop the run; it waits while a message is handled.
+- Another thread may stop the run; it waits while a message is handled. The next run begins when the thread of this one
+  receives no more.
 - Slots of a stopped run are not reused, because builders may still write to them, and neither is its window.
 """
 
@@ -238,11 +239,14 @@ class ProcessRun(SpanStream):
 
     def _receive(self, *, wait: bool) -> None:
         """Handle all messages that are there; with `wait`, wait for one."""
-        while messages := self._pool.receive(wait=wait):  # without the lock, for which another thread may stop the run
-            wait = False
-            with self._lock:
-                for worker, message, descriptors in messages:
-                    self._handle(worker, message, descriptors)
+        with self._pool.receiving:
+            more = True
+            while more and not self._stopped:
+                more = False
+                for message in self._pool.receive(wait=wait):  # without the lock: another thread may stop the run
+                    with self._lock:
+                        self._handle(*message)
+                    more, wait = True, False
         with self._lock:
             if not self._stopped:
                 self._dispatch()

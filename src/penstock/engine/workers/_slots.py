@@ -44,7 +44,7 @@ class SlotLayout:
 
 
 class SlotMemory:
-    """Allocates arrays in a slot, one after the other, as far as there is room; else elsewhere."""
+    """Allocates arrays in a slot, one after the other, as far as there is room; else, and of objects, elsewhere."""
 
     def __init__(self, slot: npt.NDArray[np.uint8]) -> None:
         self._slot, self._end = slot, 0
@@ -53,7 +53,7 @@ class SlotMemory:
         """An array of undefined content."""
         dtype, start = np.dtype(dtype), self._end
         size = prod(shape) * dtype.itemsize
-        if start + size > len(self._slot):
+        if start + size > len(self._slot) or dtype.hasobject:
             return np.empty(shape, dtype)
         self._end = aligned(start + size)
         return self._slot[start : start + size].view(dtype).reshape(shape)
