@@ -1,6 +1,7 @@
 """A table of one block is shuffled as a whole."""
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_table_that_fits_the_budget_is_read_once(shuffle: bool, num_workers: i
     made.commit()
     with made.numpy(batch_size=50, shuffle=shuffle, num_workers=num_workers) as loader:
         loader.load_state_dict({**loader.state_dict(), "consumed": 450})
-        assert len(list(loader)) == 9, "the rest of an epoch, which is not enough to hold the table"
+        assert len(list(loader)) == 9, "the rest of an epoch"
         for epoch in (1, 2, 3):
             if epoch == 2:
                 store.reset()
@@ -134,6 +135,28 @@ def test_rows_that_were_dropped_are_read_when_they_are_needed(
         read = loader.stats().bytes
     stored = sum(file.stat().st_size for file in (tmp_path / "t" / "data").iterdir())
     assert 0.9 * stored < read <= stored
+
+
+@pytest.mark.parametrize("num_workers", [1, Workers(1, "process")])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_read_what_they_do_not_hold(ranks: int, num_workers: int | Workers, tmp_path: Path) -> None:
+    """In each epoch a rank has other rows, and reads those that it has not read before; so it reads no row twice."""
+    made = penstock.create(tmp_path / "t", {"n": Column(Tensor("int64"), page_bytes=512)})
+    made.append({"n": range(20_000)})
+    made.commit()
+    options: dict[str, Any] = {"batch_size": 500, "shuffle": Shuffle(block_bytes=4000, lanes=4, spread=1)}
+    with ExitStack() as stack:
+        loaders = [
+            stack.enter_context(made.numpy(distributed=(rank, ranks), num_workers=num_workers, **options))
+            for rank in range(ranks)
+        ]
+        for _ in range(12):
+            seen = [int(n) for loader in loaders for batch in loader for n in batch["n"][~batch["_pad"]]]
+            assert sorted(seen) == list(range(20_000))
+            time.sleep(0.6 * isinstance(num_workers, Workers))  # until a process that reads has told how much
+        read = sum(loader.stats().bytes for loader in loaders)
+    stored = sum(file.stat().st_size for file in (tmp_path / "t" / "data").iterdir())
+    assert 1.5 * stored < read <= ranks * stored
 
 
 def test_a_table_larger_than_the_budget_is_read_in_each_epoch() -> None:

@@ -271,11 +271,8 @@ class LoaderSizing:
         )
 
     def _fits(self, budget: MemoryBudget) -> bool:
-        """Whether all rows fit the window, so that they can stay there.
-
-        Among several ranks each would come to read all rows, because lanes have other rows in each epoch.
-        """
-        if self._partitioner.world.num_ranks > 1 or any(each.coarse or each.repeats_rows for each in self._selections):
+        """Whether all rows fit the window, so that they can stay there."""
+        if any(each.coarse or each.repeats_rows for each in self._selections):
             return False
         if 0 < budget.device_rows < self._partitioner.rows:
             return False

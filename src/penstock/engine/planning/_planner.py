@@ -117,7 +117,7 @@ class TablePlanner:
         self._blocks_of_part = lru_cache(SECTIONS_CACHED)(partial(selection.blocks, order.shuffle))
         """Cached, because the split into blocks is the same in every epoch that reads the same rows."""
         self._resident: list[PlannedBlock] = []
-        """Those that have been read since the first epoch that was read from its start, if they stay in the window."""
+        """Those that have been read, if they stay in the window."""
         self._epoch = -1
         self._locators: dict[bool, BlockLocator] = {}
         """Of the epoch, and of rows in it that another rank owns, whose blocks would stay open."""
@@ -182,7 +182,7 @@ class TablePlanner:
         blocks: dict[Planned, int] = {}
         for key, here in groups(2 * epochs + moved):
             positions = numbers[here] - key // 2 * self.order.rows
-            locator = self._open(key // 2, int(positions[0]), by_pages=bool(key % 2))
+            locator = self._open(key // 2, by_pages=bool(key % 2))
             located = locator.find(positions)
             self._closed += locator.take_closed()
             if len(here) == len(numbers):
@@ -191,13 +191,13 @@ class TablePlanner:
             block_index[here], rows[here] = known[located.block_index], located.rows
         return BlockLocations(list(blocks), block_index, rows)
 
-    def _open(self, index: int, start: int, *, by_pages: bool) -> BlockLocator:
-        """The locator of an epoch of the table, which is read from position `start` on."""
+    def _open(self, index: int, *, by_pages: bool) -> BlockLocator:
+        """The locator of an epoch of the table."""
         if index != self._epoch:
             first, self._epoch = self._epoch < 0, index
             self._closed += [block for locator in self._locators.values() for block in locator.open_blocks()]
             self._blocks = self._epoch_blocks(index)
-            self._locators = {False: self._new_locator(first=first, resumed=first and start > 0)}
+            self._locators = {False: self._new_locator(first=first)}
         if by_pages and True not in self._locators:
             self._locators[True] = self._new_locator(by_pages=True)
         return self._locators[by_pages]
@@ -215,15 +215,15 @@ class TablePlanner:
             return EpochBlocks(selection, epoch, self._blocks_of_part)
         return EpochBlocks(selection, epoch, partial(selection.blocks, order.shuffle))
 
-    def _new_locator(self, *, first: bool = False, resumed: bool = False, by_pages: bool = False) -> BlockLocator:
+    def _new_locator(self, *, first: bool = False, by_pages: bool = False) -> BlockLocator:
         """Finds the blocks of rows of the epoch, of which it may read only the pages that hold the rows.
 
-        The epoch may be the `first` one of a run, and `resumed`, so that it is read from the middle on.
+        The epoch may be the `first` one of a run.
         """
         options, blocks = self._options, self._blocks
         if blocks.selection.scattered:
             return ScatteredLocator(blocks.selection, options.page_bytes)
-        if self._resident:
+        if self._resident and not by_pages:
             return ResidentBlocks(blocks, self._resident)
         if by_pages or not options.by_blocks:
             return PartialBlocks(blocks, options.page_bytes)
@@ -235,5 +235,5 @@ class TablePlanner:
         return WholeBlocks(
             blocks,
             parts=parts if first else None,
-            resident=self._resident if options.resident and not resumed else None,
+            resident=self._resident if options.resident else None,
         )

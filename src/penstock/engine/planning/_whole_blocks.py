@@ -148,18 +148,26 @@ def _ranges(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 class ResidentBlocks(BlockLocator):
-    """Blocks that stay in the window, where earlier epochs have read nearly all of them."""
+    """Blocks that stay in the window, where earlier epochs have read some of them, or all.
+
+    Rows of the others have been read by other ranks, dropped by `drop_last`, or consumed before a resume.
+    """
 
     def __init__(self, blocks: EpochBlocks, resident: list[PlannedBlock]) -> None:
-        """Blocks that hold only rows that `drop_last` dropped before are added to `resident` once they are needed."""
+        """Unread blocks are added to `resident` once they are needed."""
         super().__init__()
-        self._epoch, self._resident = blocks.epoch, resident
+        epoch = self._epoch = blocks.epoch
+        self._resident = resident
         index = blocks.selection.index_of
-        held = np.zeros(self._epoch.rows, bool)
+        held = np.zeros(epoch.rows, bool)
         for known in resident:
             first = index(known.source.position(0))
             held[first : first + known.rows] = True
-        firsts = [(index(block.position(0)), block) for block, _, _ in blocks.between(0, self._epoch.rows)]
+        firsts = [
+            (index(block.position(0)), block)
+            for lane in range(epoch.lanes)
+            for block, _, _ in blocks.between(epoch.lane_start(lane), epoch.lane_start(lane + 1))
+        ]
         self._unread = {
             PlannedBlock(block.part(low, high))
             for first, block in firsts
