@@ -190,7 +190,7 @@ class ResidentBlocks(BlockLocator):
             places[here] = self._lane(lane, positions[here] // self._epoch.lanes)
         located = BlockLocations(self._blocks, self._block_index[places], self._rows[places], not self._unread)
         if self._unread:
-            added = self._unread.intersection(located.part(slice(None)).blocks)
+            added = self._unread.intersection(self._blocks[number] for number in np.unique(located.block_index))
             self._unread -= added
             self._resident += added
         return located

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.device import Arena
+from penstock.engine.planning import groups
 from penstock.table import Int64Array, RawColumn, RowPages, take
 from penstock.types import Buffer
 
@@ -179,7 +179,7 @@ class WindowRows(NamedTuple):
         if name in self.bounds:
             return None if (self.bounds[name] == IN_BLOCK).any() else self._values_at(self.bounds[name], view)
         values: list[Any] = [None] * len(self.rows)
-        for number, here in self._by_block():
+        for number, here in groups(self.block_index):
             encoded = self.blocks[number].encoded(name, view)
             if encoded is None:
                 return None
@@ -198,7 +198,7 @@ class WindowRows(NamedTuple):
         arrays: list[pa.Array] = []
         references: list[pa.Array | None] = []
         places: list[Int64Array] = []
-        for number, here in self._by_block():
+        for number, here in groups(self.block_index):
             places.append(here)
             if name in self.bounds and self.bounds[name][here[0], 0] != IN_BLOCK:
                 values = self._values_at(self.bounds[name][here], memoryview)
@@ -221,13 +221,6 @@ class WindowRows(NamedTuple):
             for values, part in zip(arrays, references, strict=True)
         ]
         return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
-
-    def _by_block(self) -> list[tuple[int, Int64Array]]:
-        """The blocks that hold rows, each with the indices of its rows."""
-        order = np.argsort(self.block_index, kind="stable")
-        ordered = self.block_index[order]
-        bounds = np.flatnonzero(np.diff(ordered, prepend=-1, append=-1)).tolist()
-        return [(int(ordered[first]), order[first:end]) for first, end in pairwise(bounds)]
 
 
 def _taken(

@@ -72,7 +72,7 @@ class WindowBlock:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of the same, and of where each value is."""
+        """Bytes of `places`, and of the bounds of values."""
         return sum(size for _, size in self.places) + sum(each.bounds.nbytes for each in (self.values or {}).values())
 
     def add_pages(self, file: DataFile, runs: PageRuns) -> None:
