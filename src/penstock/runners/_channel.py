@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.errors import PenstockError
 
 MAX_PACKET_BYTES = 4 << 10
 """Larger messages and values are passed in shared memory; smaller ones are cheaper to copy."""
-_MAX_DESCRIPTORS = 8
+_ANCILLARY_BYTES = socket.CMSG_SPACE(8 * array("i").itemsize)
 _SEND_BUFFER_BYTES = 32 << 10
 """Of a worker process: some packets, because the system limits the descriptors that are on their way."""
 _REFUSED_S, _RETRY_S = 60.0, 0.01
@@ -61,7 +62,10 @@ class Channel:
         gives_up = time.monotonic() + _REFUSED_S
         while True:
             try:
-                socket.send_fds(self._socket, [packet], descriptors)
+                if descriptors:
+                    socket.send_fds(self._socket, [packet], descriptors)
+                else:
+                    self._socket.send(packet)
                 return
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
@@ -84,9 +88,10 @@ class Channel:
         return message, descriptors
 
     def _receive_packet(self) -> tuple[bytes, list[int]]:
-        packet, descriptors, flags, _ = socket.recv_fds(
-            self._socket, MAX_PACKET_BYTES, _MAX_DESCRIPTORS, _CLOSE_ON_EXEC
-        )
+        packet, ancillary, flags, _ = self._socket.recvmsg(MAX_PACKET_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+        descriptors = array("i")
+        for _, _, data in ancillary:
+            descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
         if flags & _TRUNCATED:
             for descriptor in descriptors:
                 os.close(descriptor)

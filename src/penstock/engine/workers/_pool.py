@@ -225,8 +225,8 @@ class ProcessPool:
 
     def _add(self, process: WorkerProcess) -> None:
         assert self._selector is not None
+        self._selector.register(process.channel, selectors.EVENT_READ, len(self.processes))
         self.processes.append(process)
-        self._selector.register(process.channel, selectors.EVENT_READ, process)
 
     def _new_template(self) -> WorkerProcess:
         kept_bytes = max(_MALLOC_KEPT_BYTES, _KEPT_SPANS * self.source.pipeline.spans.span_bytes)
@@ -258,14 +258,14 @@ class ProcessPool:
         if selector is None:
             return
         for key, _ in selector.select(None if wait else 0):
-            process: WorkerProcess | None = key.data
-            if process is None:
+            worker: int | None = key.data
+            if worker is None:
                 with suppress(BlockingIOError, OSError):
                     key.fileobj.recv(64)  # type: ignore[union-attr]
                 continue
-            if process not in self.processes:
+            process = self.processes[worker]
+            if process.channel is not key.fileobj:  # it was replaced by what was done for another message
                 continue
-            worker = self.processes.index(process)
             try:
                 message, descriptors = process.channel.receive()
             except (EOFError, OSError):
@@ -292,7 +292,7 @@ class ProcessPool:
                 process = WorkerProcess("_reader_main", self._spec_memory[0])
             else:
                 [process] = self._new_builders(1)
-            self._selector.register(process.channel, selectors.EVENT_READ, process)
+            self._selector.register(process.channel, selectors.EVENT_READ, worker)
             self.processes[worker] = process
             return code
 

@@ -21,7 +21,8 @@ from penstock.engine.workers._messages import Failed
 from penstock.engine.workers._source import LoaderSource
 from penstock.runners import Channel, Role, ignore_interrupts, portable, serve
 
-_MIN_STATS_S = 0.1
+_MIN_STATS_S = 0.5
+"""Statistics are the largest message: with many workers, more of them would be half of what the loop receives."""
 
 
 def run_process(channel_fd: int, spec_fd: int, role: Callable[[Channel, Any], Role], *, threads: bool = True) -> None:

@@ -201,9 +201,9 @@ class ProcessRun(SpanStream):
     def _dispatch(self) -> None:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
         limit = self._next + self._ahead.depth
+        builders = enumerate(self._pool.builders, len(self._pool.readers))
+        loads = [self._tasks[worker] if each.started else _IN_FLIGHT for worker, each in builders]
         while self._ready and self._ready[0] < limit:
-            builders = enumerate(self._pool.builders, len(self._pool.readers))
-            loads = [self._tasks[worker] if each.started else _IN_FLIGHT for worker, each in builders]
             load = min(loads, default=_IN_FLIGHT)
             if load >= _IN_FLIGHT:
                 break
@@ -213,6 +213,7 @@ class ProcessRun(SpanStream):
             if self._pool.fills_slots:
                 span.split(max(idle, _TASKS_AHEAD * len(loads) // self._ahead.depth))
             self._send(span, span.waiting.pop(0), builder)
+            loads[builder] += 1
             if not span.waiting:
                 heappop(self._ready)
         if self._released:
@@ -238,7 +239,7 @@ class ProcessRun(SpanStream):
         self._pool.send(worker, message, descriptors)
 
     def _receive(self, *, wait: bool) -> None:
-        """Handle all messages that are there; with `wait`, wait for one."""
+        """Handle all messages that are there; with `wait`, wait for one, and handle those that are there by then."""
         with self._pool.receiving:
             more = True
             while more and not self._stopped:
@@ -246,7 +247,7 @@ class ProcessRun(SpanStream):
                 for message in self._pool.receive(wait=wait):  # without the lock: another thread may stop the run
                     with self._lock:
                         self._handle(*message)
-                    more, wait = True, False
+                    more = not wait
         with self._lock:
             if not self._stopped:
                 self._dispatch()

@@ -117,7 +117,7 @@ class _PublishingRun(SpanReader):
                     self._arena.free(*place)
                 self._release(span, by_thread=False)
             if self._can_plan():
-                self._task_ready.notify()
+                self._turns.wake()
 
     def _on_ready(self, span: Span) -> None:
         self._to_publish.put(span)

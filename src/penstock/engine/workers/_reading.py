@@ -10,20 +10,21 @@ The contract; if the code disagrees with this list, the code is wrong:
 - After the last span of an epoch come the spans of the next one, as far as the window has room, and none after that.
 - Between epochs reading is paused: requests in flight complete, and none starts.
 - A thread takes the most urgent task: continue the plan, build a span (if threads build), read a page of a local file.
-  So there are no more threads than cores that can use them; each further thread would contend for the GIL. Only
-  requests to remote stores have threads of their own.
+  So there are no more threads than cores that can use them, and if none builds, no more of them work than keep up with
+  reads; each further thread would contend for the GIL. Only requests to remote stores have threads of their own.
 - `stop` ends every thread after its current task. Threads hold no reference to the user's iterator, so dropping the
   iterator stops its run. An error that ends a thread ends the run.
 """
 
 import atexit
+import math
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from threading import Condition, Thread, current_thread
+from threading import Condition, Lock, Thread, current_thread
 
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import Planner, Span
@@ -33,10 +34,57 @@ from penstock.errors import CorruptError
 _PLANNED_AHEAD = 64
 _MAX_BACKLOG = 64
 """Requests in the fetcher's queue at which planning stops; it continues at half of them, so that it works in runs."""
+_FEW_THREADS = 2
+"""So many work while reads are fast, as those of cached files are; of slow reads more are in flight at a time."""
+_FAST_READ_S, _FAST_BYTES_PER_S = 1e-3, 500e6
+"""A fast read takes no longer than this time and that of its bytes at this rate."""
+_READS_MEASURED = 8
+"""About so many reads say how slow they are."""
 _JOIN_S = 0.5
 
 _running: "weakref.WeakSet[SpanReader]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=_running.clear)
+
+
+class ThreadTurns:
+    """Which of some threads work, and which wait; it is used with the lock."""
+
+    def __init__(self, lock: Lock, threads: int, *, all_work: bool) -> None:
+        """Without `all_work` only so many work as keep up with reads."""
+        self._changed, self._threads, self._all_work = Condition(lock), threads, all_work
+        self.waiting = 0
+        self._slowness = 0.0
+        """The time of reads relative to fast ones."""
+
+    @property
+    def may_work(self) -> bool:
+        """Whether a thread that does not wait may take a task."""
+        return self._missing >= 0
+
+    @property
+    def _missing(self) -> int:
+        """How many more should work."""
+        wanted = self._threads if self._all_work else math.ceil(_FEW_THREADS * max(1.0, self._slowness))
+        return min(wanted, self._threads) - (self._threads - self.waiting)
+
+    def wait(self) -> None:
+        """Let a thread wait until it is woken."""
+        self.waiting += 1
+        self._changed.wait()
+        self.waiting -= 1
+
+    def wake(self) -> None:
+        """Wake a thread, unless enough work."""
+        if self.waiting and self._missing > 0:
+            self._changed.notify()
+
+    def wake_all(self) -> None:
+        """Wake all threads that wait."""
+        self._changed.notify_all()
+
+    def record_read(self, size: int, seconds: float) -> None:
+        """Count a read."""
+        self._slowness += (seconds / (_FAST_READ_S + size / _FAST_BYTES_PER_S) - self._slowness) / _READS_MEASURED
 
 
 class SpanReader:
@@ -66,7 +114,7 @@ class SpanReader:
         self._planner, self._window, self._fetcher = planner, window, fetcher
         self._tolerant, self._collector, self._init_thread = tolerant, collector, init_thread
         self._lock = window.lock
-        self._task_ready = Condition(self._lock)
+        self._turns = ThreadTurns(self._lock, threads, all_work=self._builds)
         self._plan: Iterator[None] = iter(())
         self._planning = False
         """Whether a thread is planning, or the plan is exhausted."""
@@ -76,7 +124,6 @@ class SpanReader:
         """The plan is at most so many spans, and a few more, ahead."""
         self._next_number = 0
         """The number after that of the last admitted span."""
-        self._idle_threads = 0
         self._unbuilt = 0
         """Spans that are admitted and not built yet."""
         self._filling = 0
@@ -97,7 +144,7 @@ class SpanReader:
         """Continue reading, at most up to the end of the epoch after this one."""
         with self._lock:
             self._paused, self._reading_epoch = False, epoch
-            self._task_ready.notify_all()
+            self._turns.wake_all()
         if self._fetcher is not None:
             self._fetcher.pause(False)
 
@@ -112,7 +159,7 @@ class SpanReader:
         with self._lock:
             self._stopped = True
             self._read_queue.clear()
-            self._task_ready.notify_all()
+            self._turns.wake_all()
         if self._fetcher is not None:
             self._fetcher.stop()
         if wait and not self._joined:
@@ -152,13 +199,13 @@ class SpanReader:
         """Wait for the next task; None after `stop`."""
         with self._lock:
             while not self._stopped:
-                task = self._next_task()
+                task = self._next_task() if self._turns.may_work else None
                 if task is not None:
+                    if self._read_queue:
+                        self._turns.wake()
                     return task
                 state, started = self._waiting_state(), time.perf_counter()
-                self._idle_threads += 1
-                self._task_ready.wait()
-                self._idle_threads -= 1
+                self._turns.wait()
                 if state is not None:
                     self._collector.add_time("worker", state, time.perf_counter() - started)
             return None
@@ -229,8 +276,8 @@ class SpanReader:
             self._blocked_since = None
         elif self._fetcher is None or self._fetcher.backlog > _MAX_BACKLOG // 2:
             return
-        if self._idle_threads and not by_thread and self._can_plan():
-            self._task_ready.notify()
+        if not by_thread and self._can_plan():
+            self._turns.wake()
 
     def _request(self, block: WindowBlock) -> None:
         """Request the pages of a block."""
@@ -240,7 +287,7 @@ class SpanReader:
         if self._fetcher is None:
             with self._lock:
                 self._read_queue += [(block, index) for index in indices]
-                self._task_ready.notify(len(indices))
+                self._turns.wake()
             return
         for index in indices:
             read, answer = partial(block.table.read, block, index), partial(self._on_response, block, index)
@@ -266,6 +313,8 @@ class SpanReader:
         except BaseException as error:
             pages = error
         seconds = time.perf_counter() - started
+        with self._lock:
+            self._turns.record_read(size, seconds)
         self._collector.record_get(size, seconds)
         if self._builds:
             self._collector.add_time("worker", "starved", seconds)  # a thread reads only when no span can be built

@@ -82,8 +82,8 @@ class ThreadedRun(SpanReader):
             span = self._undelivered.popleft()
             built = self._results.pop(span.number)
             self._limit = span.number + 1 + self._ahead.depth
-            if self._idle_threads and (self._startable() or self._can_plan()):
-                self._task_ready.notify()
+            if self._startable() or self._can_plan():
+                self._turns.wake()
         waited = time.perf_counter() - started
         self._collector.add_time("loop", "starved", waited)
         if self._inline_builder is not None:
@@ -105,8 +105,8 @@ class ThreadedRun(SpanReader):
         heappush(self._ready_spans, (span.number, span))
         if self._inline_builder is not None:
             self._result_ready.notify()
-        elif self._idle_threads and self._startable():
-            self._task_ready.notify()
+        elif self._startable():
+            self._turns.wake()
 
     def _next_build(self) -> Callable[[], None] | None:
         if not self._idle_builders or not self._startable():
@@ -114,7 +114,7 @@ class ThreadedRun(SpanReader):
         return partial(self._build_in_thread, heappop(self._ready_spans)[1], self._idle_builders.pop())
 
     def _waiting_state(self) -> str | None:
-        if self._idle_threads >= len(self._idle_builders):
+        if self._turns.waiting >= len(self._idle_builders):
             return None
         return "blocked" if self._ready_spans else "starved"
 
