@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import Any, NoReturn, Protocol
 
@@ -36,13 +36,14 @@ def serve(
     new_role: Callable[[Channel], Role],
     describe_failure: Callable[[BaseException], Any],
     *,
+    kinds: Sequence[type[tuple[Any, ...]]],
     threads: bool = True,
 ) -> NoReturn:
     """Handle messages until the channel is closed; without `threads`, the process must stay without any.
 
     If the role cannot be made, sends a description of the error, and waits for the end.
     """
-    channel = Channel(socket.socket(fileno=channel_fd))
+    channel = Channel(socket.socket(fileno=channel_fd), kinds)
     if threads:
         start_thread("penstock-parent", _exit_with_parent, channel.fileno())
     run_thread(_serve, channel, new_role, describe_failure)

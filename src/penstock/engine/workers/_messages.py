@@ -133,3 +133,6 @@ class StatsUpdate(NamedTuple):
     """Statistics of a process that has sent nothing else for a moment."""
 
     stats: Counters
+
+
+KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, Fork, Reap, StatsUpdate)

@@ -19,7 +19,7 @@ from penstock.device import SharedMemory, SlotPool
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
-from penstock.engine.workers._messages import Failed, Fork, Reap
+from penstock.engine.workers._messages import KINDS, Failed, Fork, Reap
 from penstock.engine.workers._reader_main import ReaderSpec
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
@@ -44,7 +44,7 @@ class WorkerProcess:
         """Of memory that it has freed it may keep `kept_bytes`: to give back what the next batch needs costs faults."""
         self.started = True
         """False once it has said that it could not start."""
-        self.channel, theirs = Channel.pair()
+        self.channel, theirs = Channel.pair(KINDS)
         malloc = {"MALLOC_MMAP_THRESHOLD_": _MALLOC_MMAP_BYTES, "MALLOC_TRIM_THRESHOLD_": kept_bytes}
         with theirs:
             self._process = start_python(
@@ -100,7 +100,7 @@ class Builder(WorkerProcess):
         self.slots: set[int] = set()
         """The slots that it has mapped."""
         self._template, self._forked, self._reaped = template, forked, False
-        self.channel, theirs = Channel.pair()
+        self.channel, theirs = Channel.pair(KINDS)
         try:
             with theirs:
                 pid = template.ask(Fork(become=not forked), [theirs.fileno(), *(each.fd for each in memory)])
@@ -146,7 +146,7 @@ class ProcessPool:
         builders: int,
         collector: StatsCollector,
     ) -> None:
-        self.source, self.collector, self._builders = source, collector, builders
+        self.source, self.collector, self.num_builders = source, collector, builders
         rows = source.pipeline.batches_per_span * source.options.batch_size
         self.slot_layout = SlotLayout(source.fixed_columns, rows)
         self.fills_slots = not formatter.on_host and self.slot_layout.columns.keys() >= set(source.names)
@@ -220,7 +220,7 @@ class ProcessPool:
             self._add(WorkerProcess("_reader_main", self._spec_memory[0]))
         self._running = True
         begin(self._runs)
-        for builder in self._new_builders(self._builders):
+        for builder in self._new_builders(self.num_builders):
             self._add(builder)
 
     def _add(self, process: WorkerProcess) -> None:
@@ -306,9 +306,9 @@ class ProcessPool:
         """The readers among the processes."""
         return range(self.source.pipeline.readers)
 
-    @property
-    def builders(self) -> list[Builder]:
-        return cast("list[Builder]", self.processes[len(self.readers) :])
+    def builder(self, worker: int) -> Builder:
+        """The process of a worker that builds."""
+        return cast(Builder, self.processes[worker])
 
     def close(self) -> None:
         """End all processes at once."""

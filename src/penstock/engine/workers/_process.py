@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.engine._stats import Counters, StatsCollector
-from penstock.engine.workers._messages import Failed
+from penstock.engine.workers._messages import KINDS, Failed
 from penstock.engine.workers._source import LoaderSource
 from penstock.runners import Channel, Role, ignore_interrupts, portable, serve
 
@@ -40,7 +40,7 @@ def run_process(channel_fd: int, spec_fd: int, role: Callable[[Channel, Any], Ro
 
 def serve_loader(channel_fd: int, new_role: Callable[[Channel], Role], *, threads: bool = True) -> NoReturn:
     """Handle messages until the channel is closed; without `threads`, the process must stay without any."""
-    serve(channel_fd, new_role, _failed, threads=threads)
+    serve(channel_fd, new_role, _failed, kinds=KINDS, threads=threads)
 
 
 def _failed(error: BaseException) -> Failed:

@@ -22,7 +22,6 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
@@ -81,8 +80,8 @@ class ProcessRun(SpanStream):
         self._pending: dict[int, PendingSpan] = {}
         self._ready: list[int] = []
         """Spans of which something is waiting for a builder, as a heap."""
-        self._tasks: Counter[int] = Counter()
-        """Tasks that a worker has not answered."""
+        self._tasks = [_IN_FLIGHT] * len(pool.readers) + [0] * pool.num_builders
+        """Tasks that each worker has not answered; one that reads, or could not start, has as many as it may have."""
         self._released: list[int] = []
         self._memory: WindowMemory | None = None
         self._next = 0
@@ -201,27 +200,20 @@ class ProcessRun(SpanStream):
     def _dispatch(self) -> None:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
         limit = self._next + self._ahead.depth
-        builders = enumerate(self._pool.builders, len(self._pool.readers))
-        loads = [self._tasks[worker] if each.started else _IN_FLIGHT for worker, each in builders]
-        while self._ready and self._ready[0] < limit:
-            load = min(loads, default=_IN_FLIGHT)
-            if load >= _IN_FLIGHT:
-                break
-            builder = loads.index(load)
+        while self._ready and self._ready[0] < limit and (load := min(self._tasks)) < _IN_FLIGHT:
             span = self._pending[self._ready[0]]
-            idle = loads.count(0) // sum(number < limit for number in self._ready)
             if self._pool.fills_slots:
-                span.split(max(idle, _TASKS_AHEAD * len(loads) // self._ahead.depth))
-            self._send(span, span.waiting.pop(0), builder)
-            loads[builder] += 1
+                idle = self._tasks.count(0) // sum(number < limit for number in self._ready)
+                span.split(max(idle, _TASKS_AHEAD * self._pool.num_builders // self._ahead.depth))
+            self._send(span, span.waiting.pop(0), self._tasks.index(load))
             if not span.waiting:
                 heappop(self._ready)
         if self._released:
             self._tell_readers(Release(self._run, self._released, limit))
             self._released = []
 
-    def _send(self, span: PendingSpan, rows: RowRange | None, builder: int) -> None:
-        process, worker = self._pool.builders[builder], len(self._pool.readers) + builder
+    def _send(self, span: PendingSpan, rows: RowRange | None, worker: int) -> None:
+        process = self._pool.builder(worker)
         if span.slot is None:
             span.slot = self._pool.slots.take(process.slots)
         new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
@@ -261,7 +253,9 @@ class ProcessRun(SpanStream):
             self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
         if isinstance(message, Failed) and message.run in (None, self._run):
             self._failure = message.error.revive(), message.number
-            self._pool.processes[worker].started = message.run is not None
+            if message.run is None:
+                self._pool.processes[worker].started = False
+                self._tasks[worker] = _IN_FLIGHT
         elif isinstance(message, Built) and message.run == self._run and not self._stopped:
             self._tasks[worker] -= 1
             self._take(message, descriptor)
@@ -351,7 +345,8 @@ class ProcessRun(SpanStream):
             start = next(start for start in reversed(self._epochs) if start.number <= first)
             self._start_readers(start, first)
             self.resume(self._reading_epoch)
-        self._tasks[worker] = 0
+        else:
+            self._tasks[worker] = 0
         for number, span in self._pending.items():
             was_waiting = bool(span.waiting)
             span.give_back(worker)
