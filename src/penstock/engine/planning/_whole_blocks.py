@@ -170,7 +170,7 @@ class ResidentBlocks(BlockLocator):
         ]
         self._unread = {
             PlannedBlock(block.part(low, high))
-            for first, block in firsts
+            for first, block in ([] if held.all() else firsts)
             for low, high in _ranges(~held[first : first + len(block)])
         }
         self._blocks = sorted([*resident, *self._unread], key=lambda block: block.source.position(0))

@@ -21,8 +21,8 @@ from penstock.engine.workers._messages import KINDS, Failed
 from penstock.engine.workers._source import LoaderSource
 from penstock.runners import Channel, Role, ignore_interrupts, portable, serve
 
-_MIN_STATS_S = 0.5
-"""Statistics are the largest message: with many workers, more of them would be half of what the loop receives."""
+_STATS_PER_S = 30
+"""Of all workers together: statistics are the largest message, and take the loop longest to receive."""
 
 
 def run_process(channel_fd: int, spec_fd: int, role: Callable[[Channel, Any], Role], *, threads: bool = True) -> None:
@@ -56,7 +56,7 @@ class ProcessStats:
 
     def new(self) -> Counters | None:
         """The statistics, unless they were sent a moment ago."""
-        return self.all() if self.age_s > _MIN_STATS_S else None
+        return self.all() if self.age_s > self._source.options.workers.count / _STATS_PER_S else None
 
     @property
     def age_s(self) -> float:
