@@ -136,3 +136,4 @@ class StatsUpdate(NamedTuple):
 
 
 KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, Fork, Reap, StatsUpdate)
+"""A message has the place of its class here."""
