@@ -46,8 +46,13 @@ class EngineRun:
         """After the last delivered batch."""
         self.in_progress = False
         """Whether an epoch was started and not finished; only its own iterator can continue it."""
-        self._suspended: Iterator[Any] | None = None
-        """The rest of an epoch that was not read to its end."""
+        self._waiting: list[tuple[Any, int, int]] = []
+        """Of the last span, in reverse: batches that are not delivered, their rows, and what is consumed after each."""
+        self._bad: list[tuple[int, BadSample]] = []
+        """Of the last span, in reverse: rows that were replaced and are not reported, by index."""
+        self._span_rows = self._padding = 0
+        """Of the last span: the rows that were delivered, and how many of its rows only pad the last step."""
+        self._epoch_rows = self._epoch_bad = 0
         self._mark_s = self._cpu_mark_s = 0.0
         self._closed_because = "this loader was closed while it was read"
         self._pid = os.getpid()
@@ -60,74 +65,65 @@ class EngineRun:
         After `limit` batches it ends before, and the next call continues there.
         """
         self._check()
+        collector, placement, fresh = self._collector, self._placement, not self._epoch_rows
         self.in_progress = True
         self._stream.resume(self.position.epoch)
-        self._mark_s, self._cpu_mark_s = time.perf_counter(), time.process_time()
-        batches, self._suspended = self._suspended or self._read(), None
-        for count, batch in enumerate(batches, 1):
-            yield batch
+        began = self._mark_s = time.perf_counter()
+        self._cpu_mark_s = time.process_time()
+        left = self.partitioner.steps(self.position.consumed)
+        steps = left if limit is None else min(left, limit)
+        for step in range(steps):
+            batch = self._next()
+            self._lap()
+            if fresh and not step:
+                collector.first_batch_s = self._mark_s - began
+            yield batch if placement is None else placement.make_ready(batch)
             del batch
-            if count == limit and self.partitioner.steps(self.position.consumed):
-                self._suspended = batches
-                break
-        else:
+            collector.times["loop", "busy"] += self._lap()
+        if steps == left:
             self.position = Position(self.position.epoch + 1, 0)
+            self._epoch_rows = self._epoch_bad = 0
         self._stream.pause()
         self.in_progress = False
 
-    def _read(self) -> Iterator[Any]:
-        """The batches up to the end of the epoch."""
-        collector, placement = self._collector, self._placement
-        began = self._mark_s
-        first = True
-        epoch_rows = bad_count = 0
-        last = not self.partitioner.steps(self.position.consumed)
-        while not last:
-            self._check()
-            span = self._stream.next_span()
-            if span is None:
-                raise InvalidInputError(self._closed_because)
-            cpu_before_s, self._cpu_mark_s = self._cpu_mark_s, time.process_time()
-            collector.cpu_s += self._cpu_mark_s - cpu_before_s
-            steps = span.steps
-            collector.blocks_drawn += span.blocks_drawn
-            collector.batches_drawn += len(steps.batch_rows)
-            waiting = list(zip(span.batches, steps.batch_rows, steps.consumed, strict=False))[::-1]
-            bad, padding = sorted(span.bad.items(), reverse=True), span.padding
-            del span  # or it would hold batches that the loop has dropped
-            end = 0
-            while waiting:
-                self._check()
-                batch, rows, consumed = waiting.pop()
-                if isinstance(batch, Failure):
-                    raise batch.error
-                end += rows
-                real = rows - padding
-                epoch_rows += real
-                while bad and bad[-1][0] < end:
-                    bad_count += 1
-                    self._report_bad(bad.pop()[1], bad_count, epoch_rows)
-                last = steps.last and not waiting
-                self.position = Position(steps.epoch, consumed)
-                self._lap()
-                if first:
-                    collector.first_batch_s, first = self._mark_s - began, False
-                collector.rows += real
-                collector.batches += 1
-                yield batch if placement is None else placement.make_ready(batch)
-                del batch
-                collector.add_time("loop", "busy", self._lap())
+    def _next(self) -> Any:
+        """The next batch, which the position then includes."""
+        self._check()
+        if not self._waiting:
+            self._take_span()
+        batch, rows, consumed = self._waiting.pop()
+        if isinstance(batch, Failure):
+            raise batch.error
+        real = rows - self._padding
+        self._span_rows += rows
+        self._epoch_rows += real
+        while self._bad and self._bad[-1][0] < self._span_rows:
+            self._report_bad(self._bad.pop()[1])
+        self.position = Position(self.position.epoch, consumed)
+        self._collector.rows += real
+        self._collector.batches += 1
+        return batch
 
-    def _report_bad(self, bad: BadSample, count: int, rows: int) -> None:
-        """Record a bad sample, the `count`th in `rows` rows of this epoch.
+    def _take_span(self) -> None:
+        """Wait for the next span."""
+        span, collector = self._stream.next_span(), self._collector
+        if span is None:
+            raise InvalidInputError(self._closed_because)
+        cpu_before_s, self._cpu_mark_s = self._cpu_mark_s, time.process_time()
+        collector.cpu_s += self._cpu_mark_s - cpu_before_s
+        collector.blocks_drawn += span.blocks_drawn
+        collector.batches_drawn += len(span.steps.batch_rows)
+        self._waiting = list(zip(span.batches, span.steps.batch_rows, span.steps.consumed, strict=False))[::-1]
+        self._bad, self._padding, self._span_rows = sorted(span.bad.items(), reverse=True), span.padding, 0
 
-        Raises `SampleError` over the limit, or what the callback raises.
-        """
+    def _report_bad(self, bad: BadSample) -> None:
+        """Record a bad sample; raises `SampleError` over the limit, or what the callback raises."""
         policy, partitioner = self._bad_samples, self.partitioner
+        self._epoch_bad += 1
         self._collector.record_bad(bad)
         if policy.callback is not None:
             policy.callback(bad)
-        policy.check(count, rows, -(-partitioner.rows // partitioner.world.num_ranks))
+        policy.check(self._epoch_bad, self._epoch_rows, -(-partitioner.rows // partitioner.world.num_ranks))
 
     def _lap(self) -> float:
         """Count the seconds since the last call, and return them."""
