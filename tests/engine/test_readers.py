@@ -123,7 +123,7 @@ def test_bad_rows_are_the_same(tmp_path: Path) -> None:
 def test_the_parts_of_a_task_are_the_task(owners: list[int], constant: bool, whole: bool, data: st.DataObject) -> None:
     rows = len(owners)
     from_files = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
-    pages = RowPages(["a", "b"], np.arange(5 * rows).reshape(rows, 5) % 2)
+    pages = RowPages(["a", "b"], np.where(from_files[:, None], np.arange(5 * rows).reshape(rows, 5) % 2, -1))
     blocks = [BlockColumns({}) for _ in range(4)]
     task = TableTask(
         table=0,
@@ -133,7 +133,7 @@ def test_the_parts_of_a_task_are_the_task(owners: list[int], constant: bool, who
             blocks,
             np.arange(rows) % 4,
             np.arange(rows),
-            {"x": (from_files, pages.take(from_files))},
+            {"x": pages},
         ),
         samples=None,
         padding=np.arange(rows) % 2 == 0,
@@ -173,10 +173,10 @@ def test_the_parts_of_a_task_are_the_task(owners: list[int], constant: bool, who
     found = [table.located.blocks[number] for number in table.located.block_index.tolist()]
     assert all(one is blocks[index % 4] for index, one in enumerate(found))
     assert np.array_equal(table.located.rows, np.arange(rows))
-    mask, read = table.located.files["x"]
-    assert np.array_equal(from_files if mask is None else mask, from_files)
-    assert [[read.keys[row[0]], *row[1:]] for row in read.pages.tolist()] == [
-        [pages.keys[row[0]], *row[1:]] for row in pages.take(from_files).pages.tolist()
+    read = table.located.files["x"]
+    assert np.array_equal(read.elsewhere, np.flatnonzero(~from_files))
+    assert [[read.keys[row[0]], *row[1:]] for row in read.pages[from_files].tolist()] == [
+        [pages.keys[row[0]], *row[1:]] for row in pages.pages[from_files].tolist()
     ]
     assert np.array_equal(table.padding, task.padding)  # type: ignore[arg-type]
     assert np.array_equal(table.each_epoch, task.each_epoch)

@@ -60,7 +60,7 @@ class RowPages(NamedTuple):
     """Of files."""
     pages: Int64Array
     """For each row the number of its file, the start and the end of its page there, where it starts in the page, and
-    the checksum of the page; of shape (rows, 5)."""
+    the checksum of the page; of shape (rows, 5). All are -1 for a row that is elsewhere."""
 
     @classmethod
     def of(cls, selected: FragmentRows, field_id: int, row_bytes: int, most: int) -> "RowPages | None":
@@ -83,15 +83,22 @@ class RowPages(NamedTuple):
         return cls([file.key for file in files], pages) if len(pages) == len(rows) else None
 
     @classmethod
+    def none(cls, rows: int) -> "RowPages":
+        """Rows that are all elsewhere."""
+        return cls((), np.full((rows, 5), -1, np.int64))
+
+    @classmethod
     def joined(cls, parts: Sequence["RowPages"]) -> "RowPages":
         """The rows of all parts, one after the other."""
         keys: list[str] = []
         pages = np.concatenate([part.pages for part in parts])
         end = 0
         for part in parts:
-            pages[end : end + len(part.pages), 0] += len(keys)
+            if part.keys:
+                files = pages[end : end + len(part.pages), 0]
+                files[files >= 0] += len(keys)
+                keys += part.keys
             end += len(part.pages)
-            keys += part.keys
         return cls(keys, pages)
 
     def take(self, rows: Int64Array | slice) -> "RowPages":
@@ -99,15 +106,22 @@ class RowPages(NamedTuple):
         return RowPages(self.keys, self.pages[rows])
 
     @property
+    def elsewhere(self) -> Int64Array:
+        """The rows that are elsewhere."""
+        return np.flatnonzero(self.pages[:, 0] < 0)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the pages of all rows."""
         return int((self.pages[:, 2] - self.pages[:, 1]).sum())
 
     def read(self, store: Store, row_view: Callable[[int], memoryview]) -> dict[int, CorruptError]:
-        """Read each row into its memory, and verify its page; returns the errors of damaged pages by row."""
+        """Read rows, each into its memory, and verify their pages; returns the errors of damaged pages by row."""
         errors: dict[int, CorruptError] = {}
         scratch = memoryview(b"")
         for index, (file, start, end, value, crc) in enumerate(self.pages.tolist()):
+            if file < 0:
+                continue
             row = row_view(index)
             if len(scratch) < end - start:
                 scratch = memoryview(bytearray(end - start))

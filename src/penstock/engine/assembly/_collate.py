@@ -64,20 +64,17 @@ class Collator:
         self, column: FixedColumn, located: WindowRows, slab: SlabColumns, empty: Allocator, bad: BadRows
     ) -> Any:
         """Rows that are read from files straight to their places."""
-        mask, files = located.files[column.name]
-        out = empty((len(located.slab_rows), *column.shape), column.dtype)
-        places = np.arange(len(out)) if mask is None else np.flatnonzero(mask)
-        if mask is not None:
-            out[~mask] = slab.gather(column, located.slab_rows[~mask], np.empty)
-        base = out.array if isinstance(out, RowsAt) else out
+        files, out = located.files[column.name], empty((len(located.slab_rows), *column.shape), column.dtype)
+        if len(elsewhere := files.elsewhere):
+            out[elsewhere] = slab.gather(column, located.slab_rows[elsewhere], np.empty)
+        base, places = (out.array, out.places) if isinstance(out, RowsAt) else (out, np.arange(len(out)))
         data, row_bytes = base.reshape(-1).view(np.uint8).data, base[:1].nbytes
-        starts = ((out.places[places] if isinstance(out, RowsAt) else places) * row_bytes).tolist()
+        starts = (places * row_bytes).tolist()
         started = time.perf_counter()
         with self._reader.missing_as_corrupt():
-            errors = files.read(self._reader.store, lambda row: data[starts[row] : starts[row] + row_bytes])
+            bad.update(files.read(self._reader.store, lambda row: data[starts[row] : starts[row] + row_bytes]))
         if self.on_read is not None:
             self.on_read(files.bytes, time.perf_counter() - started)
-        bad.update({int(places[index]): error for index, error in errors.items()})
         return out
 
     def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:

@@ -136,8 +136,8 @@ class WindowRows(NamedTuple):
     """For each row the index of its block."""
     rows: Int64Array
     """For each row its index in that block."""
-    files: Mapping[str, tuple[npt.NDArray[np.bool_] | None, RowPages]]
-    """Columns that are read from files: a mask of the rows that are, None for all, and where they are."""
+    files: Mapping[str, RowPages]
+    """Columns of which some rows are read from files, and where these are."""
     bounds: Mapping[str, Int64Array] = {}
     """Columns of which a builder needs the encoded bytes alone: `ArenaValues.bounds` of each row, or `IN_BLOCK`."""
     memory: Callable[[int], npt.NDArray[np.uint8]] | None = None
@@ -147,11 +147,10 @@ class WindowRows(NamedTuple):
     def joined(cls, parts: Sequence["WindowRows"]) -> "WindowRows":
         """The rows of all parts, one after the other; none of them have `bounds`, which one reader alone gives."""
         firsts = np.cumsum([0, *(len(part.blocks) for part in parts)])[:-1].tolist()
-        files: dict[str, tuple[npt.NDArray[np.bool_] | None, RowPages]] = {}
-        for name in dict.fromkeys(name for part in parts for name in part.files):
-            mask = np.concatenate([part._read_mask(name) for part in parts])
-            pages = RowPages.joined([part.files[name][1] for part in parts if name in part.files])
-            files[name] = None if mask.all() else mask, pages
+        files = {
+            name: RowPages.joined([part.files.get(name) or RowPages.none(len(part.slab_rows)) for part in parts])
+            for name in dict.fromkeys(name for part in parts for name in part.files)
+        }
         return cls(
             np.concatenate([part.slab_rows for part in parts]),
             [block for part in parts for block in part.blocks],
@@ -162,17 +161,12 @@ class WindowRows(NamedTuple):
 
     def take(self, indices: Int64Array | slice) -> "WindowRows":
         """Some of the rows."""
-        files = {name: _taken(mask, pages, indices) for name, (mask, pages) in self.files.items()}
+        files = {name: pages.take(indices) for name, pages in self.files.items()}
         bounds = {name: each[indices] for name, each in self.bounds.items()}
         taken = self._replace(slab_rows=self.slab_rows[indices], files=files, bounds=bounds)
         if not self.blocks:
             return taken
         return taken._replace(block_index=self.block_index[indices], rows=self.rows[indices])
-
-    def _read_mask(self, name: str) -> npt.NDArray[np.bool_]:
-        """Which rows of a column are read from files."""
-        mask = self.files[name][0] if name in self.files else False
-        return np.broadcast_to(np.asarray(True if mask is None else mask), len(self.slab_rows))
 
     def encoded(self, name: str, view: Callable[[Buffer], Any]) -> list[Any] | None:
         """The bytes of each value of a column; None if some are blobs or links."""
@@ -221,13 +215,3 @@ class WindowRows(NamedTuple):
             for values, part in zip(arrays, references, strict=True)
         ]
         return RawColumn(None, (array,), take(pa.concat_arrays(whole), back))
-
-
-def _taken(
-    mask: npt.NDArray[np.bool_] | None, pages: RowPages, indices: Int64Array | slice
-) -> tuple[npt.NDArray[np.bool_] | None, RowPages]:
-    if mask is None:
-        return None, pages.take(indices)
-    number = np.cumsum(mask) - 1
-    taken = mask[indices]
-    return taken, pages.take(number[indices][taken])

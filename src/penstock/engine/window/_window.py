@@ -280,16 +280,11 @@ def _bounds(field: Field, blocks: Sequence[WindowBlock], block_index: Int64Array
     return bounds
 
 
-def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> Any:
-    """Where the rows of a column are that builders read from files; None if it is in the slab."""
-    places = [block.request.row_pages.get(name) for block in blocks]
-    known = [each for each in places if each is not None]
-    if not known:
+def _row_pages(name: str, blocks: Sequence[WindowBlock], block_index: Int64Array, rows: Int64Array) -> RowPages | None:
+    """Where the rows of a column are that builders read from files; None if all are in the slab."""
+    known = [block.request.row_pages.get(name) for block in blocks]
+    if not any(known):
         return None
-    lengths = [0 if each is None else len(each.pages) for each in places]
-    firsts = np.cumsum([0, *lengths])[:-1]
-    mask, indices = None, firsts[block_index] + rows
-    if len(known) < len(places):
-        mask = np.array([each is not None for each in places])[block_index]
-        indices = indices[mask]
-    return mask, RowPages.joined(known).take(indices)
+    pages = [each or RowPages.none(block.plan.rows) for each, block in zip(known, blocks, strict=True)]
+    firsts = np.cumsum([0, *(len(each.pages) for each in pages)])[:-1]
+    return RowPages.joined(pages).take(firsts[block_index] + rows)
