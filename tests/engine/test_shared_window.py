@@ -85,7 +85,7 @@ def test_builders_cannot_write_to_the_window() -> None:
 
 
 def task_of(rows: int, places: Any) -> TableTask:
-    files = {"x": (None, RowPages(["a", "b"], np.arange(5 * rows).reshape(rows, 5)))}
+    files = {"x": RowPages(["a", "b"], np.arange(5 * rows).reshape(rows, 5))}
     located = WindowRows(np.arange(rows) * 3, [], np.zeros(0, np.int64), np.zeros(0, np.int64), files)
     return TableTask(
         table=1, places=places, located=located, samples=None, padding=np.arange(rows) % 2 == 0, epochs=4,
@@ -110,7 +110,7 @@ def test_a_task_is_the_same_in_another_process(places: Any) -> None:
         [few] = part.tables
         assert few.places.tolist() == [1, 3, 5, 7, 9]  # type: ignore[union-attr]
         assert few.located.slab_rows.tolist() == [6, 9, 12, 15, 18]
-        assert few.located.files["x"][1].pages[:, 0].tolist() == [10, 15, 20, 25, 30]
+        assert few.located.files["x"].pages[:, 0].tolist() == [10, 15, 20, 25, 30]
         assert few.damaged == (0, 3)
         assert part.keys is not None
         assert part.keys.tolist() == list(range(3, 13))

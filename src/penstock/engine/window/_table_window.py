@@ -21,6 +21,14 @@ from penstock.format.kinds import Linked
 from penstock.table import PageRequest, Pages, RawColumn, copy_dense, gather, read_direct, read_pages
 
 
+@dataclass(slots=True, eq=False)
+class WaitingSpan:
+    """A span, and how many of its blocks are not filled yet."""
+
+    span: Span
+    blocks: int
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class WindowBlock:
     """A block in the window: requested, filled, read by spans, freed. Only the window changes it.
@@ -52,12 +60,12 @@ class WindowBlock:
     """There, columns of which builders need the encoded bytes alone."""
     filled: bool = False
     admitted: bool = False
-    closed: bool = False
-    """Whether no span planned later needs it."""
+    last_span: int = -1
+    """The number of the last span that needs it, as far as is planned."""
+    needed: bool = True
+    """Whether a span that is not built yet, or not planned yet, may need it."""
     error: BaseException | None = None
-    pending_spans: int = 0
-    """Spans that need it and are not built yet."""
-    waiting_spans: tuple[Span, ...] = ()
+    waiting: list["WaitingSpan"] | None = None
     """Spans that cannot be built until it is filled."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows
 from penstock.engine.window._page_cache import PageRuns
 from penstock.engine.window._rows import IN_BLOCK, NULL, BlockColumns, WindowRows
 from penstock.engine.window._slab import Slab
-from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
+from penstock.engine.window._table_window import TableWindow, WaitingSpan, WindowBlock, null_columns
 from penstock.engine.window._tasks import BuildTask, TableTask
 from penstock.format import Field
 from penstock.table import Int64Array, RowPages
@@ -31,14 +31,25 @@ class _ResidentTable:
 
 
 class Window:
-    """Owns the blocks in memory and their accounting; `lock` guards both."""
+    """Owns the blocks in memory and their accounting; `lock` guards both.
+
+    A span draws from hundreds of blocks, and tens of spans from each block. So a block does not count the spans that
+    need it: it is freed when the last of them, and all before that one, are released.
+    """
 
     def __init__(self, tables: Sequence[TableWindow], limit_bytes: int, collector: StatsCollector) -> None:
         self.lock, self._tables = Lock(), tables
         self._limit_bytes, self._collector, self._held_bytes = limit_bytes, collector, 0
         self._blocks: dict[PlannedBlock, WindowBlock] = {}
-        self._pending: dict[int, int] = {}
-        """Blocks that are not filled yet, by the number of a span that waits for them."""
+        self._blocks_of: dict[TableRows, list[WindowBlock]] = {}
+        """The blocks of spans that are not released."""
+        self._closed: dict[int, list[WindowBlock]] = {}
+        """Blocks that no later span will need, by the number of the last span that does."""
+        self._released: set[int] = set()
+        """The numbers of spans that are released before an earlier one."""
+        self._unreleased: int | None = None
+        """The number of the first span that is not released."""
+        self._any_damaged = False
         self._resident: dict[int, _ResidentTable] = {}
 
     def slab(self, table: int) -> Slab:
@@ -47,28 +58,37 @@ class Window:
 
     def register(self, planned: PlannedSpans) -> None:
         """Take over newly planned spans and their blocks; called by one thread at a time, without the lock."""
-        fresh: dict[PlannedBlock, WindowBlock] = {}
-        parts = [rows for span in planned.spans for rows in span.tables if not rows.resident]
-        for rows in parts:
-            for plan in rows.blocks:
-                if plan not in self._blocks and plan not in fresh:
-                    block = self._tables[rows.table].new_block(plan.whole or plan)
-                    fresh.update((each.plan, each) for each in block.parts or (block,))
+        for span in planned.spans:
+            number = span.number
+            for rows in span.tables:
+                if not rows.resident:
+                    find = self._blocks.get
+                    blocks = [find(plan) or self._add_block(rows.table, plan) for plan in rows.blocks]
+                    self._blocks_of[rows] = blocks
+                    for block in blocks:
+                        block.last_span = number
         with self.lock:
-            self._blocks |= fresh
-            for rows in parts:
-                for plan in rows.blocks:
-                    self._blocks[plan].pending_spans += 1
+            if self._unreleased is None:
+                self._unreleased = planned.spans[0].number
             for plan in planned.closed:
                 known = self._blocks.get(plan)
-                if known is not None:  # else only samples that were consumed before a resume draw from it
-                    known.closed = True
-                    self._free_unused(known)
+                if known is None:  # only samples that were consumed before a resume draw from it
+                    continue
+                if known.last_span < self._unreleased:
+                    self._free(known)
+                else:
+                    self._closed.setdefault(known.last_span, []).append(known)
+
+    def _add_block(self, table: int, plan: PlannedBlock) -> WindowBlock:
+        """Add a block, with all that is read with it."""
+        new = self._tables[table].new_block(plan.whole or plan)
+        self._blocks.update((each.plan, each) for each in new.parts or (new,))
+        return self._blocks[plan]
 
     def blocks(self, rows: TableRows) -> list[WindowBlock]:
         """The blocks that hold some rows."""
         if not rows.resident:
-            return [self._blocks[plan] for plan in rows.blocks]
+            return self._blocks_of[rows]
         if rows.table not in self._resident:
             self._resident[rows.table] = _ResidentTable([self._blocks[plan] for plan in rows.blocks])
         return self._resident[rows.table].blocks
@@ -120,10 +140,12 @@ class Window:
             if table is not None and not unfilled:
                 table.damaged = [number for number, block in enumerate(blocks) if block.error is not None]
                 table.starts = _slab_starts(blocks)
-        for block in waits:
-            block.waiting_spans += (span,)
         if waits:
-            self._pending[span.number] = len(waits)
+            waiting = WaitingSpan(span, len(waits))
+            for block in waits:
+                if block.waiting is None:
+                    block.waiting = []
+                block.waiting.append(waiting)
         return not waits
 
     def add_pages(self, block: WindowBlock, number: int, pages: PageRuns | BaseException) -> bool:
@@ -155,19 +177,21 @@ class Window:
             self._charge(actual - block.held_bytes)
             block.held_bytes = actual
         block.error, block.filled = error, True
-        ready, pending = [], self._pending
-        for span in block.waiting_spans:
-            left = pending[span.number] = pending[span.number] - 1
-            if not left:
-                del pending[span.number]
-                ready.append(span)
-        block.waiting_spans = ()
-        if block.whole is not None:
-            self._free_unused(block)
+        self._any_damaged |= error is not None
+        ready: list[Span] = []
+        for waiting in block.waiting or ():
+            waiting.blocks -= 1
+            if not waiting.blocks:
+                ready.append(waiting.span)
+        block.waiting = None
+        if not block.needed:
+            self._free(block)
         return ready
 
     def damaged(self, rows: TableRows) -> list[int]:
         """The blocks of some rows that could not be read, by their index."""
+        if not self._any_damaged:
+            return []
         if rows.resident and (table := self._resident[rows.table]).starts is not None:
             return table.damaged
         return [number for number, block in enumerate(self.blocks(rows)) if block.error is not None]
@@ -235,13 +259,18 @@ class Window:
     def release(self, span: Span) -> None:
         """Release what a built span needed; its batches now belong to the consumer. With the lock."""
         for rows in span.tables:
-            for block in () if rows.resident else self.blocks(rows):
-                block.pending_spans -= 1
-                self._free_unused(block)
+            self._blocks_of.pop(rows, None)
+        self._released.add(span.number)
+        while self._unreleased in self._released:
+            self._released.remove(self._unreleased)
+            for block in self._closed.pop(self._unreleased, ()):
+                self._free(block)
+            self._unreleased += 1
 
-    def _free_unused(self, block: WindowBlock) -> None:
-        """Free a block if no span needs it; a part only once it is filled, because it is read with others."""
-        if block.pending_spans or not block.closed or (block.whole is not None and not block.filled):
+    def _free(self, block: WindowBlock) -> None:
+        """Free a block that no span needs; a part only once it is filled, because it is read with others."""
+        block.needed = False
+        if block.whole is not None and not block.filled:
             return
         del self._blocks[block.plan]
         block.columns = None
