@@ -4,12 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
-from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import BatchFormatter, RowKeys
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
@@ -88,7 +85,7 @@ class BatchAssembler:
             try:
                 if gathered.failure is not None and gathered.failure[0] < start + count:
                     raise gathered.failure[1]
-                batches.append(self._format_batch(task, GatheredRows(columns, gathered.bad), start, keys))
+                batches.append(self._format_batch(task, columns, start, keys, gathered.bad))
             except Exception as error:
                 if not batches:
                     raise
@@ -97,20 +94,19 @@ class BatchAssembler:
             start += count
         return BuiltBatches(batches, gathered.bad)
 
-    def _format_batch(self, task: BuildTask, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
+    def _format_batch(
+        self, task: BuildTask, columns: Columns, start: int, keys: RowKeys | None, bad: dict[int, BadSample]
+    ) -> Any:
+        """The batch that starts at a row of the task; adds the rows that are replaced to `bad`."""
         tries = 0
         while True:
             try:
                 with self._collector.timed("transform", "busy"):
-                    finished = self._formatter(gathered.columns, keys if self._formatter.needs_keys else None)
+                    finished = self._formatter(columns, keys if self._formatter.needs_keys else None)
                     return finished if self._placement is None else self._placement.place(finished, keys)
-            except BadRowsError as bad:
+            except BadRowsError as rejected:
                 tries += 1
-                columns = gathered.columns
-                count = len(next(iter(columns.values())))
-                flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
-                for index, error in sorted(bad.failures.items()):
+                for index, error in sorted(rejected.failures.items()):
                     row = task.identity(start + index)
-                    self._gatherers[row.table].replace(
-                        gathered, start + index, row, error, flags, start=start, first=tries
-                    )
+                    replaced = self._gatherers[row.table].replace(columns, index, row, error, first=tries)
+                    bad.setdefault(start + index, replaced)

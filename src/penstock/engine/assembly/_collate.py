@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.device import Accelerator, writable_view
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._decode import ColumnDecoder, Columns, with_mask
+from penstock.engine.assembly._decode import Columns, decode_column
 from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import FixedColumn, Layout
 from penstock.engine.window import EncodedRows, SlabColumns, TableTask, WindowRows
@@ -32,7 +32,8 @@ class Collator:
     ) -> None:
         """The accelerator decodes images if it can."""
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
-        self.decoder = ColumnDecoder(options, layout.variable)
+        self.empty_any_shape: Allocator | None = None
+        """Memory for images of any shape: what is decoded to where the loop reads it need not be copied there."""
         self._view: Callable[[Buffer], Any] = unsigned if accelerator is None else writable_view
         self.on_read: Callable[[int, float], None] | None = None
         """Called with the bytes read from files, and the time that took."""
@@ -82,13 +83,18 @@ class Collator:
 
     def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:
         """A column of variable size from the window, decoded; adds the errors of bad rows to `bad`."""
-        images = located.encoded(field.name, self._view) if field.name in self.decoder.fields else None
+        images = located.encoded(field.name, self._view) if self._options.decodes(field) else None
         if images is None:
             return self._variable(field, located.raw_column(field.name), empty, bad)
-        there = self._decode_on_device(field, images)
-        if not there and self._accelerator is not None:
-            images = [None if image is None else image.data for image in images]
-        return there or self.decoder.column(field, images, empty, bad)
+        return self._decoded(field, images, empty, bad, self._accelerator)
+
+    def _decoded(
+        self, field: Field, encoded: Sequence[Any], empty: Allocator, bad: BadRows, accelerator: Accelerator | None
+    ) -> Columns:
+        return decode_column(
+            field, encoded, self._options, bad,
+            empty=empty, empty_any_shape=self.empty_any_shape, accelerator=accelerator,
+        )  # fmt: skip
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for any positions, read on demand."""
@@ -145,15 +151,14 @@ class Collator:
         return columns
 
     def _variable(self, field: Field, cells: RawColumn, empty: Allocator, bad: BadRows) -> Columns:
-        decoded = field.name in self.decoder.fields
-        if not decoded and not self._options.leaves_encoded(field):
+        decodes = self._options.decodes(field)
+        if not decodes and not self._options.leaves_encoded(field):
             return self._values(field, cells, bad)
-        assert cells.array is not None
         encoded = self._reader.load_external(field, cells)
-        if not decoded:
+        if not decodes:
             return {field.name: encoded.to_pylist()}
         values = EncodedRows([encoded], unsigned).values(np.arange(len(encoded)))
-        return self.decoder.column(field, values, empty, bad)
+        return self._decoded(field, values, empty, bad, None)
 
     def _values(self, field: Field, cells: RawColumn, bad: BadRows) -> Columns:
         try:
@@ -180,15 +185,17 @@ class Collator:
                 decoded.append(None)
         return decoded
 
-    def _decode_on_device(self, field: Field, images: Sequence[Any]) -> Columns:
-        """Decode images on the accelerator; empty if it cannot decode these."""
-        shape = self._options.image_shape(field)
-        if self._accelerator is None or shape is None:
-            return {}
-        resize = self._options.resizes(field)
-        with self._accelerator.on_stream():
-            decoded = self._accelerator.decode_jpegs(images, shape, resize=resize)
-        return {} if decoded is None else with_mask(field, decoded, images)
+    def put_row(self, columns: Columns, index: int, row: Columns) -> None:
+        """Overwrite one row."""
+        for name, one in row.items():
+            values: Any = columns[name]
+            if self._accelerator is not None and not isinstance(values, np.ndarray | list):
+                with self._accelerator.on_stream():
+                    self._accelerator.put(np.array(one[0]), values[index])
+                continue
+            if isinstance(values, np.ndarray) and isinstance(one, np.ndarray) and one.dtype != values.dtype:
+                values = columns[name] = values.astype(np.result_type(values, one))  # 8-bit and 16-bit grayscale
+            values[index] = one[0]
 
 
 def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -231,16 +238,3 @@ def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns
         return [dict(columns)]
     bounds = pairwise(accumulate(lengths, initial=0))
     return [{name: values[start:end] for name, values in columns.items()} for start, end in bounds]
-
-
-def put_row(columns: Columns, index: int, row: Columns, accelerator: Accelerator | None = None) -> None:
-    """Overwrite one row."""
-    for name, values in columns.items():
-        one = row[name]
-        if accelerator is not None and not isinstance(values, np.ndarray | list):
-            with accelerator.on_stream():
-                accelerator.put(np.array(one[0]), values[index])
-            continue
-        if isinstance(values, np.ndarray) and isinstance(one, np.ndarray) and one.dtype != values.dtype:
-            values = columns[name] = values.astype(np.result_type(values, one))  # 8-bit and 16-bit grayscale
-        values[index] = one[0]

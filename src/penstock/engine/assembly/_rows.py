@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from penstock.device import Accelerator
 from penstock.engine._options import BadSamples, DecodeOptions
 from penstock.engine._stats import BadSample
-from penstock.engine.assembly._collate import Collator, put_row
+from penstock.engine.assembly._collate import Collator
 from penstock.engine.assembly._collate_packed import PackedCollator
 from penstock.engine.assembly._collate_windows import WindowCollator
 from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
@@ -68,7 +67,6 @@ class RowGatherer:
         collator: Collator,
         selection: Selection,
         policy: BadSamples,
-        accelerator: Accelerator | None,
         *,
         table: int,
         seed: int,
@@ -76,7 +74,7 @@ class RowGatherer:
         mixed: MixedColumns | None,
     ) -> None:
         """`mixed` are the columns of the mixture that the table belongs to; with `flag`, rows get a `_pad` column."""
-        self._collator, self._selection, self._policy, self._accelerator = collator, selection, policy, accelerator
+        self._collator, self._selection, self._policy = collator, selection, policy
         self._table, self._seed, self._flag, self._mixed = table, seed, flag, mixed
         self._name = None if mixed is None else mixed.sources[table]
 
@@ -84,56 +82,42 @@ class RowGatherer:
         """The columns of the rows, in the memory that `empty` allocates."""
         columns, bad = self._collator.columns(task, slab, empty)
         gathered = GatheredRows(columns)
-        flags = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
+        if self._flag:
+            columns[PAD] = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
         for index in task.damaged:
-            self._repair(gathered, index, task.identity(index), flags)
+            row = task.identity(index)
+            try:  # its own page may be intact
+                self._collator.put_row(columns, index, self._collator.row(row.position))
+            except (SampleError, CorruptError) as reason:
+                gathered.bad[index] = self.replace(columns, index, row, reason)
         for index, error in sorted(bad.items()):
             if not self._policy.tolerant:
                 gathered.failure = index, self._with_location(task.identity(index), error)
                 break
             if index not in task.damaged:
-                self.replace(gathered, index, task.identity(index), error, flags)
-        if self._flag:
-            columns[PAD] = flags
+                gathered.bad[index] = self.replace(columns, index, task.identity(index), error)
         return gathered
 
-    def _repair(self, gathered: GatheredRows, index: int, row: RowIdentity, flags: Any) -> None:
-        """Read a row of a damaged block by itself, because its own page may be intact; replace it if not."""
-        try:
-            put_row(gathered.columns, index, self._collator.row(row.position), self._accelerator)
-        except (SampleError, CorruptError) as reason:
-            self.replace(gathered, index, row, reason, flags)
-
-    def replace(
-        self,
-        gathered: GatheredRows,
-        index: int,
-        row: RowIdentity,
-        error: Exception,
-        flags: Any,
-        *,
-        start: int = 0,
-        first: int = 0,
-    ) -> None:
+    def replace(self, columns: Columns, index: int, row: RowIdentity, error: Exception, *, first: int = 0) -> BadSample:
         """Replace a bad row and flag it, or raise its error.
 
-        The columns, of this table or of a batch, start at row `start` of those in `gathered.bad`; `first` counts the
-        replacements tried before.
+        The columns are those of this table, or of a batch; `first` counts the replacements tried before.
         """
         if not self._policy.tolerant:
             raise self._with_location(row, error)
-        row_id, epoch = self._collator.row_id(row.position), row.epoch
-        gathered.bad.setdefault(index, BadSample(row_id, epoch, text_of(error), self._name))
-        key = derive_key(self._seed, epoch, row_id)
-        selection = self._selection.at(epoch)
+        row_id = self._collator.row_id(row.position)
+        key = derive_key(self._seed, row.epoch, row_id)
+        selection = self._selection.at(row.epoch)
         picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
         for position in selection.positions(picks.astype(np.int64)).tolist():
             try:
-                put_row(gathered.columns, index - start, self._row(position, gathered.columns), self._accelerator)
+                replacement = self._collator.row(position)
             except (SampleError, CorruptError):
                 continue
-            flags[index - start] = True
-            return
+            if self._mixed is not None and SOURCE in columns:
+                replacement = self._mixed.row(self._table, replacement)
+            self._collator.put_row(columns, index, replacement | {PAD: np.ones(1, bool)})
+            return BadSample(row_id, row.epoch, text_of(error), self._name)
         raise SampleError(
             f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: " + text_of(error)
         )
@@ -143,15 +127,6 @@ class RowGatherer:
         table = "the table" if self._name is None else f"source {self._name!r}"
         error.add_note(f"in row {row.position} of {table} (row id {self._collator.row_id(row.position)})")
         return error
-
-    def _row(self, position: int, columns: Columns) -> Columns:
-        """A row to put into some columns: those of the table, or of a batch."""
-        row = self._collator.row(position)
-        if self._mixed is not None and SOURCE in columns:
-            row = self._mixed.row(self._table, row)
-        if PAD in columns:
-            row[PAD] = np.ones(1, bool)
-        return row
 
 
 class SpanGatherer:

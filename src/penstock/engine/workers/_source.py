@@ -254,9 +254,9 @@ class LoaderSource:
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
                 images=caches[number] if there is None else None,
             )  # fmt: skip
-            collator.on_read, collator.decoder.empty = collector.record_get, empty
+            collator.on_read, collator.empty_any_shape = collector.record_get, empty
             gatherer = RowGatherer(
-                collator, selections[number], self.options.bad_samples, there,
+                collator, selections[number], self.options.bad_samples,
                 table=number, seed=table.order.seed, flag=self.flags_rows, mixed=mixed,
             )  # fmt: skip
             gatherers.append(gatherer)
