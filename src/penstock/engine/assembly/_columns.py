@@ -121,7 +121,7 @@ class MixedColumns:
 
     def row(self, table: int, columns: Columns) -> Columns:
         """A row of one table as a row of the mixture."""
-        return self.join([Part(table, np.zeros(1, np.int64), columns)], MixedMemory(1, lambda _: np.empty))
+        return self.join([Part(table, np.zeros(1, np.int64), columns)], MixedMemory(1))
 
 
 def _mixed_column(
@@ -190,7 +190,7 @@ def _mask(column: MixedColumn, parts: Sequence[Part], rows: int) -> npt.NDArray[
 class MixedMemory:
     """Columns of a mixture that its tables write to."""
 
-    def __init__(self, rows: int, empty: Allocators) -> None:
+    def __init__(self, rows: int, empty: Allocators = lambda _: np.empty) -> None:
         self.rows, self._empty = rows, empty
         self._arrays: dict[str, Any] = {}
 
