@@ -9,7 +9,7 @@ from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import BatchFormatter, RowKeys
-from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, SpanGatherer
 from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps
 from penstock.table import Int64Array
@@ -54,16 +54,16 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        gatherers: Sequence[RowGatherer],
+        gatherer: SpanGatherer | None,
         collector: StatsCollector,
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """The gatherer of each table, if there are functions, replaces rows that they reject.
+        """The gatherer, if there are functions, replaces rows that they reject.
 
         `row_keys` makes keys of those of a task.
         """
-        self._formatter, self._placement, self._gatherers, self._collector = formatter, placement, gatherers, collector
+        self._formatter, self._placement, self._gatherer, self._collector = formatter, placement, gatherer, collector
         self._row_keys = row_keys
 
     def __call__(self, task: BuildTask, gathered: GatheredRows) -> BuiltBatches:
@@ -107,6 +107,6 @@ class BatchAssembler:
             except BadRowsError as rejected:
                 tries += 1
                 for index, error in sorted(rejected.failures.items()):
+                    assert self._gatherer is not None
                     row = task.identity(start + index)
-                    replaced = self._gatherers[row.table].replace(columns, index, row, error, first=tries)
-                    bad.setdefault(start + index, replaced)
+                    bad.setdefault(start + index, self._gatherer.replace(columns, index, row, error, first=tries))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,35 +60,53 @@ def new_collator(
     return Collator(reader, layout, options, accelerator)
 
 
-class RowGatherer:
-    """Gathers rows of one table, and replaces bad ones, each by one that depends only on the row and the epoch."""
+class TableRows(NamedTuple):
+    """Makes and replaces the rows of a table."""
+
+    collator: Collator
+    selection: Selection
+    seed: int
+
+
+class SpanGatherer:
+    """Gathers the rows of tasks, and replaces bad ones, each by one that depends only on the row and the epoch."""
 
     def __init__(
-        self,
-        collator: Collator,
-        selection: Selection,
-        policy: BadSamples,
-        *,
-        table: int,
-        seed: int,
-        flag: bool,
-        mixed: MixedColumns | None,
+        self, tables: Sequence[TableRows], policy: BadSamples, *, flag: bool, mixed: MixedColumns | None
     ) -> None:
-        """`mixed` are the columns of the mixture that the table belongs to; with `flag`, rows get a `_pad` column."""
-        self._collator, self._selection, self._policy = collator, selection, policy
-        self._table, self._seed, self._flag, self._mixed = table, seed, flag, mixed
-        self._name = None if mixed is None else mixed.sources[table]
+        """`mixed` are the columns of a mixture, None for a single table; with `flag`, rows get a `_pad` column."""
+        self._tables, self._policy, self._flag, self._mixed = tables, policy, flag, mixed
 
-    def __call__(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> GatheredRows:
-        """The columns of the rows, in the memory that `empty` allocates."""
-        columns, bad = self._collator.columns(task, slab, empty)
+    def __call__(self, task: BuildTask, slabs: Sequence[SlabColumns], empty: Allocators) -> GatheredRows:
+        """The columns of a task, in the memory that `empty` allocates."""
+        if self._mixed is None:
+            return self._table_rows(task.tables[0], slabs[0], empty)
+        memory = MixedMemory(len(task), empty)
+        gathered = GatheredRows({})
+        parts: list[Part] = []
+        for rows in task.tables:
+            indices = np.arange(len(task))[rows.places]
+            part = self._table_rows(rows, slabs[rows.table], memory.allocators(indices))
+            gathered.bad |= {int(indices[index]): bad for index, bad in part.bad.items()}
+            if part.failure is not None:
+                place = int(indices[part.failure[0]])
+                if gathered.failure is None or place < gathered.failure[0]:
+                    gathered.failure = place, part.failure[1]
+            parts.append(Part(rows.table, indices, part.columns))
+        gathered.columns = self._mixed.join(parts, memory)
+        return gathered
+
+    def _table_rows(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> GatheredRows:
+        """The rows of one table."""
+        collator = self._tables[task.table].collator
+        columns, bad = collator.columns(task, slab, empty)
         gathered = GatheredRows(columns)
         if self._flag:
             columns[PAD] = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
         for index in task.damaged:
             row = task.identity(index)
             try:  # its own page may be intact
-                self._collator.put_row(columns, index, self._collator.row(row.position))
+                collator.put_row(columns, index, collator.row(row.position))
             except (SampleError, CorruptError) as reason:
                 gathered.bad[index] = self.replace(columns, index, row, reason)
         for index, error in sorted(bad.items()):
@@ -101,58 +120,34 @@ class RowGatherer:
     def replace(self, columns: Columns, index: int, row: RowIdentity, error: Exception, *, first: int = 0) -> BadSample:
         """Replace a bad row and flag it, or raise its error.
 
-        The columns are those of this table, or of a batch; `first` counts the replacements tried before.
+        The columns are those of its table, or of a batch; `first` counts the replacements tried before.
         """
         if not self._policy.tolerant:
             raise self._with_location(row, error)
-        row_id = self._collator.row_id(row.position)
-        key = derive_key(self._seed, row.epoch, row_id)
-        selection = self._selection.at(row.epoch)
+        collator, selection, seed = self._tables[row.table]
+        row_id, selection = collator.row_id(row.position), selection.at(row.epoch)
+        key = derive_key(seed, row.epoch, row_id)
         picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
         for position in selection.positions(picks.astype(np.int64)).tolist():
             try:
-                replacement = self._collator.row(position)
+                replacement = collator.row(position)
             except (SampleError, CorruptError):
                 continue
             if self._mixed is not None and SOURCE in columns:
-                replacement = self._mixed.row(self._table, replacement)
-            self._collator.put_row(columns, index, replacement | {PAD: np.ones(1, bool)})
-            return BadSample(row_id, row.epoch, text_of(error), self._name)
+                replacement = self._mixed.row(row.table, replacement)
+            collator.put_row(columns, index, replacement | {PAD: np.ones(1, bool)})
+            return BadSample(row_id, row.epoch, text_of(error), self._source(row))
         raise SampleError(
             f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: " + text_of(error)
         )
 
     def _with_location(self, row: RowIdentity, error: Exception) -> Exception:
         """The error with a note that names its row."""
-        table = "the table" if self._name is None else f"source {self._name!r}"
-        error.add_note(f"in row {row.position} of {table} (row id {self._collator.row_id(row.position)})")
+        source, row_id = self._source(row), self._tables[row.table].collator.row_id(row.position)
+        table = "the table" if source is None else f"source {source!r}"
+        error.add_note(f"in row {row.position} of {table} (row id {row_id})")
         return error
 
-
-class SpanGatherer:
-    """Gathers the rows of tasks, of a table or of a mixture."""
-
-    def __init__(
-        self, gatherers: Sequence[RowGatherer], slabs: Sequence[SlabColumns], mixed: MixedColumns | None
-    ) -> None:
-        """`mixed` are the columns of a mixture; None for a single table."""
-        self._gatherers, self._slabs, self._mixed = gatherers, slabs, mixed
-
-    def __call__(self, task: BuildTask, empty: Allocators) -> GatheredRows:
-        """The columns of a task, in the memory that `empty` allocates."""
-        if self._mixed is None:
-            return self._gatherers[0](task.tables[0], self._slabs[0], empty)
-        memory = MixedMemory(len(task), empty)
-        gathered = GatheredRows({})
-        parts: list[Part] = []
-        for rows in task.tables:
-            indices = np.arange(len(task))[rows.places]
-            part = self._gatherers[rows.table](rows, self._slabs[rows.table], memory.allocators(indices))
-            gathered.bad |= {int(indices[index]): bad for index, bad in part.bad.items()}
-            if part.failure is not None:
-                place = int(indices[part.failure[0]])
-                if gathered.failure is None or place < gathered.failure[0]:
-                    gathered.failure = place, part.failure[1]
-            parts.append(Part(rows.table, indices, part.columns))
-        gathered.columns = self._mixed.join(parts, memory)
-        return gathered
+    def _source(self, row: RowIdentity) -> str | None:
+        """The name of a row's source in a mixture."""
+        return None if self._mixed is None else self._mixed.sources[row.table]

@@ -71,7 +71,7 @@ class Delivery:
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
         self._layout, self._formatter, self._placement, self._row_keys = layout, formatter, placement, row_keys
-        self._assemble = BatchAssembler(formatter, placement, (), collector, row_keys=row_keys)
+        self._assemble = BatchAssembler(formatter, placement, None, collector, row_keys=row_keys)
 
     def of_slot(
         self,
