@@ -67,7 +67,7 @@ class BatchAssembler:
         self._row_keys = row_keys
 
     def __call__(self, task: BuildTask, gathered: GatheredRows) -> BuiltBatches:
-        """The batches of some rows. Raises the error of the first batch; a later one is a `Failure`."""
+        """The batches of some rows, up to the first that fails."""
         batch_rows = task.steps.batch_rows
         span_keys = None if task.keys is None else self._row_keys(task.steps, task.keys)
         if not self._formatter.on_host and gathered.failure is None:
@@ -87,8 +87,6 @@ class BatchAssembler:
                     raise gathered.failure[1]
                 batches.append(self._format_batch(task, columns, start, keys, gathered.bad))
             except Exception as error:
-                if not batches:
-                    raise
                 batches.append(Failure(error))
                 break
             start += count

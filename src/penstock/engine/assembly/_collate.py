@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from penstock.device import Accelerator, writable_view
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._decode import Columns, decode_column
+from penstock.engine.assembly._decode import Columns, decode_column, with_mask
 from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import FixedColumn, Layout
 from penstock.engine.window import EncodedRows, SlabColumns, TableTask, WindowRows
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor, Values
-from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader
+from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader, as_batch
 from penstock.types import Buffer
 
 BadRows = dict[int, Exception]
@@ -113,11 +113,8 @@ class Collator:
             if column.field is None:
                 columns[column.name] = self._reader.row_ids(rising)[places]
                 continue
-            filled = self._reader.decode(column.field, numbers.get(column.name) or cells[column.name])
-            columns[column.name] = filled.values
-            if column.nullable:
-                there = filled.mask
-                columns[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
+            raw = numbers.get(column.name) or cells[column.name]
+            columns |= as_batch({column.name: self._reader.decode(column.field, raw)})
         for field in self._layout.variable:
             columns.update(self._variable(field, cells[field.name], np.empty, bad))
         return columns, bad
@@ -162,15 +159,12 @@ class Collator:
 
     def _values(self, field: Field, cells: RawColumn, bad: BadRows) -> Columns:
         try:
-            filled = self._reader.decode(field, cells)
-            values, mask = filled.values, filled.mask
+            columns = as_batch({field.name: self._reader.decode(field, cells)})
         except SampleError:
-            values, mask = self._values_by_row(field, cells, bad), None
-        columns: Columns = {field.name: values}
-        if field.nullable and isinstance(value_kind(field.kind), Tensor) and mask is None:  # ragged: a list
-            mask = np.array([value is not None for value in values], bool)
-        if mask is not None:
-            columns[f"{field.name}_mask"] = mask
+            columns = {field.name: self._values_by_row(field, cells, bad)}
+        values = columns[field.name]
+        if field.nullable and isinstance(value_kind(field.kind), Tensor) and isinstance(values, list):  # ragged
+            columns |= with_mask(field, values, values)
         return columns
 
     def _values_by_row(self, field: Field, cells: RawColumn, bad: BadRows) -> list[Any]:

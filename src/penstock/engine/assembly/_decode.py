@@ -38,13 +38,13 @@ def decode_column(
             with accelerator.on_stream():
                 decoded = accelerator.decode_jpegs(encoded, shape, resize=resize)
             if decoded is not None:
-                return _with_mask(field, decoded, encoded)
+                return with_mask(field, decoded, encoded)
         encoded = [None if image is None else image.data for image in encoded]
     if shape is not None:
         out, errors = decode_images(encoded, shape, resize=resize, empty=empty)
         for row, error in errors.items():
             bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
-        return _with_mask(field, out, encoded)
+        return with_mask(field, out, encoded)
     choice, kind = options.decoder(field), value_kind(field.kind)
     if callable(choice):
         decode = choice
@@ -56,7 +56,7 @@ def decode_column(
     return {field.name: _each(encoded, decode, field.name, bad)}
 
 
-def _with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:
+def with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:
     """A column, and its validity mask if it is nullable."""
     if not field.nullable:
         return {field.name: values}
