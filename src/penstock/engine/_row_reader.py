@@ -54,7 +54,7 @@ class MixedRowReader:
         located = [self._order.rows(row, row + 1) for row in _row_numbers(indices, len(self)).tolist()]
         sources, numbers = np.array(located, np.int64).reshape(-1, 2).T
         parts: list[Part] = []
-        for source in np.unique(sources).tolist():
+        for source in np.unique(sources).tolist() or [0]:  # without rows there are columns nevertheless
             here, reader = np.flatnonzero(sources == source), self._readers[source]
             parts.append(Part(source, here, reader.read((numbers[here] % len(reader)).tolist())))
         return self._columns.join(parts, MixedMemory(len(located)))

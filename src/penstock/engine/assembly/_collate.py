@@ -137,7 +137,12 @@ class Collator:
         return read
 
     def row_id(self, position: int) -> int:
-        """The id of a row, or of the row that stands for a sample."""
+        """The id of a row, or of the row that stands for a sample; the number of a sample of which none does."""
+        composition = self._layout.composition
+        if composition is not None:
+            if composition.anchor is None:
+                return position
+            position = int(composition.draw(np.array([position])).positions[composition.anchor])
         return int(self._reader.row_ids(np.array([position]))[0])
 
     def row(self, position: int) -> Columns:

@@ -67,10 +67,6 @@ class PackedCollator(Collator):
         assert task.samples is not None
         return self._pack(task.samples.numbers, self._documents(task.located), empty), {}
 
-    def row_id(self, position: int) -> int:
-        """The number of a sequence."""
-        return position
-
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:  # noqa: ARG002
         """The same for sequences by number, read on demand."""
         rising, inverse = np.unique(self._composition.draw(positions).positions, return_inverse=True)
@@ -95,18 +91,18 @@ class PackedCollator(Collator):
         return _Documents(memory, starts)
 
     def _pack(self, sequences: Int64Array, documents: _Documents, empty: Allocators) -> Columns:
-        pieces = self._pieces(sequences)
+        pieces, shapes = self._pieces(sequences), self._composition.shapes()
         made: Columns = {}
-        for name, (dtype, shape) in self._composition.shapes().items():
-            if name in self._layout.names:
-                made[name] = out = contiguous(empty(name), (len(sequences), *shape), dtype)
-                if name == self._composition.column:
-                    self._write_tokens(out, documents, pieces)
-                elif name == CU_SEQLENS:
-                    self._write_ends(out, pieces)
-                else:
-                    self._write_ids(name, out, pieces)
-        return {name: made[name] for name in self._layout.names}
+        for name in self._layout.names:
+            dtype, shape = shapes[name]
+            made[name] = out = contiguous(empty(name), (len(sequences), *shape), dtype)
+            if name == self._composition.column:
+                self._write_tokens(out, documents, pieces)
+            elif name == CU_SEQLENS:
+                self._write_ends(out, pieces)
+            else:
+                self._write_ids(name, out, pieces)
+        return made
 
     def _pieces(self, sequences: Int64Array) -> _Pieces:
         packing = self._composition.packing

@@ -44,10 +44,6 @@ class WindowCollator(Collator):
         self._videos = composition.videos & decoded
         self._buffers = BufferPool(_BUFFERED_BYTES)
 
-    def row_id(self, position: int) -> int:
-        """The id of the row that stands for a window."""
-        return super().row_id(int(self._composition.draw(np.array([position])).positions[self._composition.anchor]))
-
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
         samples, located = task.samples, task.located
         assert samples is not None

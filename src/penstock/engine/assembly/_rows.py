@@ -134,7 +134,7 @@ class SpanGatherer:
             except (SampleError, CorruptError):
                 continue
             if self._mixed is not None and SOURCE in columns:
-                replacement = self._mixed.row(row.table, replacement)
+                replacement = self._mixed.completed(row.table, replacement, 1)
             collator.put_row(columns, index, replacement | {PAD: np.ones(1, bool)})
             return BadSample(row_id, row.epoch, text_of(error), self._source(row))
         raise SampleError(
