@@ -146,7 +146,7 @@ class LoaderEngine:
         """What a worker process has to know; built once, and so the same for all runs."""
         options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
         return LoaderSource(
-            tables=tuple(self._tables), names=self.order.names, partitioner=self._partitioner, options=options,
+            tables=tuple(self._tables), names=tuple(self.source.names), partitioner=self._partitioner, options=options,
             pipeline=self._sizing.pipeline_options(),
         )  # fmt: skip
 

@@ -32,6 +32,7 @@ class Collator:
     ) -> None:
         """The accelerator decodes images if it can."""
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
+        self._composition = layout.composition
         self.empty_any_shape: Allocator | None = None
         """Memory for images of any shape: what is decoded to where the loop reads it need not be copied there."""
         self._view: Callable[[Buffer], Any] = unsigned if accelerator is None else writable_view
@@ -138,11 +139,10 @@ class Collator:
 
     def row_id(self, position: int) -> int:
         """The id of a row, or of the row that stands for a sample; the number of a sample of which none does."""
-        composition = self._layout.composition
-        if composition is not None:
-            if composition.anchor is None:
+        if self._composition is not None:
+            if self._composition.anchor is None:
                 return position
-            position = int(composition.draw(np.array([position])).positions[composition.anchor])
+            position = int(self._composition.draw(np.array([position])).positions[self._composition.anchor])
         return int(self._reader.row_ids(np.array([position]))[0])
 
     def row(self, position: int) -> Columns:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous, unsigned
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSamples
+from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, PackedSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.format.kinds import Values
-from penstock.table import Int64Array, RandomRowReader, Reader
+from penstock.table import Int64Array, RandomRowReader
 from penstock.types import cached_property
 
 _SEQUENCES_PER_CHUNK = 8
@@ -59,9 +58,7 @@ class _Pieces(NamedTuple):
 class PackedCollator(Collator):
     """Collates sequences of tokens."""
 
-    def __init__(self, reader: Reader, layout: Layout, options: DecodeOptions, composition: PackedSamples) -> None:
-        super().__init__(reader, layout, options)
-        self._composition = composition
+    _composition: PackedSamples
 
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:  # noqa: ARG002
         assert task.samples is not None

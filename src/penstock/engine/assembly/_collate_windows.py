@@ -27,21 +27,22 @@ _BUFFERED_BYTES = 16 << 20
 class WindowCollator(Collator):
     """Collates windows: columns with a time axis are of shape (windows, time, …)."""
 
+    _composition: WindowSamples
+
     def __init__(
         self,
         reader: Reader,
         layout: Layout,
         options: DecodeOptions,
         accelerator: Accelerator | None,
-        composition: WindowSamples,
         images: ImageCache | None,
     ) -> None:
         """`images` holds those of the columns of `shared_image_shapes`."""
         super().__init__(reader, layout, options, accelerator)
-        self._composition, self._images = composition, images
+        self._images = images
         self._shared_shapes = {} if images is None else shared_image_shapes(layout, options)
         decoded = {field.name for field in layout.variable if options.decoder(field) is True}
-        self._videos = composition.videos & decoded
+        self._videos = self._composition.videos & decoded
         self._buffers = BufferPool(_BUFFERED_BYTES)
 
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:

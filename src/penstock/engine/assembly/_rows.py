@@ -54,10 +54,9 @@ def new_collator(
 ) -> Collator:
     """A collator; `images` are those that windows share."""
     if isinstance(layout.composition, WindowSamples):
-        return WindowCollator(reader, layout, options, accelerator, layout.composition, images)
-    if isinstance(layout.composition, PackedSamples):
-        return PackedCollator(reader, layout, options, layout.composition)
-    return Collator(reader, layout, options, accelerator)
+        return WindowCollator(reader, layout, options, accelerator, images)
+    kind = PackedCollator if isinstance(layout.composition, PackedSamples) else Collator
+    return kind(reader, layout, options, accelerator)
 
 
 class TableRows(NamedTuple):

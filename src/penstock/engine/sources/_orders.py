@@ -45,9 +45,9 @@ class Order:
     shares: Sequence[float] = (1.0,)
     """For each table the largest share of the rows of a batch that come from it."""
 
-    def __init__(self, names: Sequence[str], layouts: Layouts) -> None:
-        """`names` are the columns of batches; `layouts` take the place of those that derive from the tables."""
-        self.names, self._given = tuple(names), layouts
+    def __init__(self, layouts: Layouts) -> None:
+        """`layouts` take the place of those that derive from the tables."""
+        self._given = layouts
         self.layouts: dict[str | None, ShuffleLayout] = {}
         """Those that derive from the tables, or were given in their place."""
         self.tables: list[OrderedSource] = []
@@ -109,7 +109,7 @@ class TableOrder(Order):
     """The order of a single table."""
 
     def __init__(self, source: Source, world: World, options: LoaderOptions, layouts: Layouts) -> None:
-        super().__init__(source.names, layouts)
+        super().__init__(layouts)
         options.decode.check(source.reader.snapshot.schema)
         self._add(None, source, options.shuffle, options.seed)
         [table] = self.tables
@@ -144,7 +144,7 @@ class MixedOrder(Order):
     partitioner: MixturePartitioner
 
     def __init__(self, source: MixtureSource, world: World, options: LoaderOptions, layouts: Layouts) -> None:
-        super().__init__(source.names, layouts)
+        super().__init__(layouts)
         columns = {field.name for each in source.sources.values() for field in each.fields.values()}
         for name in () if isinstance(options.decode.decode, bool) else options.decode.decode:
             if name not in columns:
