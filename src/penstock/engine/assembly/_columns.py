@@ -152,9 +152,8 @@ def _joined(name: str, parts: Sequence[tuple[Int64Array, Any]], memory: "MixedMe
         whole = memory.array(name, shape, dtype)
         if whole.shape[1:] != shape or whole.dtype != dtype:  # 8-bit and 16-bit grayscale
             whole = np.empty((memory.rows, *shape), dtype)
-        base = whole.array if isinstance(whole, RowsAt) else whole
         for indices, values in parts:
-            if not (isinstance(values, RowsAt) and values.array is base):
+            if not (isinstance(values, RowsAt) and values.array is whole):
                 whole[indices] = values[:]
         return whole
     listed: list[Any] = [None] * memory.rows
