@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,8 +103,13 @@ class TorchFormatter(BatchFormatter):
     def to_transport(self, value: Any) -> Any:
         return map_leaves(_leaf_to_transport, value)
 
-    def from_transport(self, value: Any) -> Any:
-        return map_leaves(_leaf_from_transport, value, leaf_type=_TransportTensor)
+    def for_worker(self) -> BatchFormatter:
+        return replace(self, in_worker_process=True) if self.on_host else super().for_worker()
+
+    def from_worker(self, batch: Any) -> Any:
+        if not self.on_host:
+            return super().from_worker(batch)
+        return map_leaves(_leaf_from_transport, batch, leaf_type=_TransportTensor)
 
     def array(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """An array as a tensor; this method and those below are described in `BatchFormatter`."""
@@ -154,9 +159,11 @@ def _split(batch: dict[str, torch.Tensor], lengths: Sequence[int]) -> list[dict[
 
 def _nested(rows: Jagged) -> torch.Tensor:
     """Rows of different lengths as one nested tensor."""
+    lengths = np.diff(rows.offsets)
     return torch.nested.nested_tensor_from_jagged(
-        to_tensor(rows.values), torch.from_numpy(rows.offsets), min_seqlen=rows.shortest, max_seqlen=rows.longest
-    )
+        to_tensor(rows.values), torch.from_numpy(rows.offsets),
+        min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max()),
+    )  # fmt: skip
 
 
 class _TransportTensor(NamedTuple):
@@ -172,7 +179,7 @@ def _leaf_to_transport(leaf: Any) -> Any:
     if leaf.is_nested:
         nested: Any = leaf  # whose methods torch does not declare
         plain = leaf.layout == torch.jagged and not leaf.requires_grad and nested.lengths() is None
-        return Jagged.of_offsets(as_array(leaf.values().contiguous()), as_array(nested.offsets())) if plain else leaf
+        return Jagged(as_array(leaf.values().contiguous()), as_array(nested.offsets())) if plain else leaf
     return _TransportTensor(as_array(leaf.detach().contiguous()), leaf.requires_grad)
 
 

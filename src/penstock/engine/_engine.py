@@ -18,7 +18,6 @@ from penstock.engine.assembly import (
     BatchFormatter,
     BuiltBatches,
     Placement,
-    RowGatherer,
     SpanGatherer,
     array_bytes,
 )
@@ -147,20 +146,20 @@ class LoaderEngine:
         """What a worker process has to know; built once, and so the same for all runs."""
         options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
         return LoaderSource(
-            tables=tuple(self._tables), names=self.order.names, partitioner=self._partitioner, options=options,
+            tables=tuple(self._tables), names=tuple(self.source.names), partitioner=self._partitioner, options=options,
             pipeline=self._sizing.pipeline_options(),
         )  # fmt: skip
 
     @cached_property
-    def _parts(self) -> tuple[list[PageCache | None], list[RowGatherer]]:
+    def _parts(self) -> tuple[list[PageCache | None], SpanGatherer]:
         """What all runs in threads share: caches of pages, and what gathers rows."""
-        gatherers = self._source.gatherers(self._selections, self.collector, self._sizing.accelerator)
-        return self._source.page_caches(), gatherers
+        gatherer = self._source.gatherer(self._selections, self.collector, self._sizing.accelerator)
+        return self._source.page_caches(), gatherer
 
     def _threaded_run(self) -> ThreadedRun:
         source, options, collector = self._source, self._source.pipeline, self.collector
         accelerator, placement, formatter = self._sizing.accelerator, self.placement, self._formatter
-        page_caches, gatherers = self._parts
+        page_caches, gather = self._parts
         pinned = None if accelerator is None else accelerator.allocate_pinned
         window = source.window(
             self._selections, collector, page_caches, accelerator=accelerator,
@@ -169,10 +168,8 @@ class LoaderEngine:
         ahead = BuildAhead(options.spans)
         idle = (options.spans.depth + 2) * options.batches_per_span * self._sizing.memory_needs.batch_bytes
         buffers = BufferPool(max_idle_bytes=idle, allocator=pinned)
-        gather = SpanGatherer(
-            gatherers, [window.slab(number) for number in range(len(self._tables))], source.mixed_columns
-        )
-        assemble = BatchAssembler(formatter, placement, gatherers, collector, row_keys=source.row_keys)
+        slabs = [window.slab(number) for number in range(len(self._tables))]
+        assemble = BatchAssembler(formatter, placement, gather, collector, row_keys=source.row_keys)
         keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
         positions = source.needs_positions or formatter.on_host
 
@@ -180,7 +177,7 @@ class LoaderEngine:
             return window.task(span, source.key_ids(span) if keys else None, positions=positions)
 
         def build(task: BuildTask) -> BuiltBatches:
-            gathered = gather(task, lambda _: buffers.allocate)
+            gathered = gather(task, slabs, lambda _: buffers.allocate)
             size = array_bytes(gathered.columns)
             built = assemble(task, gathered)
             ahead.record(max(size, array_bytes(built.batches)))

@@ -9,7 +9,7 @@ from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly import Columns, MixedColumns, MixedMemory, Part, new_collator
 from penstock.engine.planning import ComposedRows, Layout, Rows
 from penstock.plan import MixtureOrder
-from penstock.table import RandomRowReader, Reader, take_positions
+from penstock.table import Int64Array, RandomRowReader, Reader, take_positions
 
 
 class RowReader:
@@ -31,11 +31,7 @@ class RowReader:
 
     def read(self, indices: Sequence[int]) -> Columns:
         """Columns of the rows at `indices`, in that order; raises `IndexError`, or the error of the first bad row."""
-        wanted = np.asarray(indices, np.int64)
-        outside = (wanted < -len(self)) | (wanted >= len(self))
-        if outside.any():
-            raise IndexError(f"there is no row {int(wanted[outside][0])}: there are {len(self)}")
-        positions = take_positions(self._rows, wanted % max(1, len(self)))
+        positions = take_positions(self._rows, _row_numbers(indices, len(self)))
         columns, bad = self._collator.rows(positions, self._random_reader)
         for index, error in bad.items():
             error.add_note(f"in row {int(positions[index])} of the table")
@@ -55,17 +51,19 @@ class MixedRowReader:
 
     def read(self, indices: Sequence[int]) -> Columns:
         """Columns of the rows at `indices`, in that order; raises `IndexError`, or the error of the first bad row."""
-        located = [self._locate(index) for index in indices]
+        located = [self._order.rows(row, row + 1) for row in _row_numbers(indices, len(self)).tolist()]
         sources, numbers = np.array(located, np.int64).reshape(-1, 2).T
         parts: list[Part] = []
-        for source in np.unique(sources).tolist():
+        for source in np.unique(sources).tolist() or [0]:  # without rows there are columns nevertheless
             here, reader = np.flatnonzero(sources == source), self._readers[source]
             parts.append(Part(source, here, reader.read((numbers[here] % len(reader)).tolist())))
-        return self._columns.join(parts, MixedMemory(len(located), lambda _: np.empty))
+        return self._columns.join(parts, MixedMemory(len(located)))
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        """The source of a row, and its number in the source."""
-        if not -self._rows <= index < self._rows:
-            raise IndexError(f"there is no row {index}: there are {self._rows}")
-        sources, numbers = self._order.rows(index % self._rows, index % self._rows + 1)
-        return int(sources[0]), int(numbers[0])
+
+def _row_numbers(indices: Sequence[int], rows: int) -> Int64Array:
+    """Numbers of rows, of which negative indices count from the end; raises `IndexError`."""
+    numbers = np.asarray(indices, np.int64)
+    outside = (numbers < -rows) | (numbers >= rows)
+    if outside.any():
+        raise IndexError(f"there is no row {int(numbers[outside][0])}: there are {rows}")
+    return numbers % max(1, rows)

@@ -14,7 +14,7 @@ from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection, page_reads
 from penstock.engine.window import MAX_READERS, on_device, reads_by_row
-from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
+from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
 from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
@@ -186,7 +186,7 @@ class LoaderSizing:
         """Why another process cannot get the table and the functions; None if it can."""
         readers = [each.reader for each in self._selections]
         try:
-            cloudpickle.dumps((readers, self._options.decode, worker_formatter(self._formatter)))
+            cloudpickle.dumps((readers, self._options.decode, self._formatter.for_worker()))
         except Exception as error:  # what a user's object raises
             return error
         return None

@@ -15,7 +15,7 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._image_cache import ImageCache, SharedImageCache, ThreadImageCache
-from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer, new_collator
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, SpanGatherer, TableRows, new_collator
 from penstock.engine.assembly._values import array_bytes, map_leaves
 
 __all__ = [
@@ -36,10 +36,10 @@ __all__ = [
     "MixedMemory",
     "Part",
     "Placement",
-    "RowGatherer",
     "RowKeys",
     "SharedImageCache",
     "SpanGatherer",
+    "TableRows",
     "ThreadImageCache",
     "accepts_generator",
     "array_bytes",

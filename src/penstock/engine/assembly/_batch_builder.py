@@ -4,15 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from penstock.device import Accelerator
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly._collate import split
-from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._formatter import BatchFormatter, RowKeys
-from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer
+from penstock.engine.assembly._rows import BadRowsError, GatheredRows, SpanGatherer
 from penstock.engine.window import BuildTask
 from penstock.plan import SpanSteps
 from penstock.table import Int64Array
@@ -57,20 +54,20 @@ class BatchAssembler:
         self,
         formatter: BatchFormatter,
         placement: Placement | None,
-        gatherers: Sequence[RowGatherer],
+        gatherer: SpanGatherer | None,
         collector: StatsCollector,
         *,
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
-        """The gatherer of each table, if there are functions, replaces rows that they reject.
+        """The gatherer, if there are functions, replaces rows that they reject.
 
         `row_keys` makes keys of those of a task.
         """
-        self._formatter, self._placement, self._gatherers, self._collector = formatter, placement, gatherers, collector
+        self._formatter, self._placement, self._gatherer, self._collector = formatter, placement, gatherer, collector
         self._row_keys = row_keys
 
     def __call__(self, task: BuildTask, gathered: GatheredRows) -> BuiltBatches:
-        """The batches of some rows. Raises the error of the first batch; a later one is a `Failure`."""
+        """The batches of some rows, up to the first that fails."""
         batch_rows = task.steps.batch_rows
         span_keys = None if task.keys is None else self._row_keys(task.steps, task.keys)
         if not self._formatter.on_host and gathered.failure is None:
@@ -88,29 +85,26 @@ class BatchAssembler:
             try:
                 if gathered.failure is not None and gathered.failure[0] < start + count:
                     raise gathered.failure[1]
-                batches.append(self._format_batch(task, GatheredRows(columns, gathered.bad), start, keys))
+                batches.append(self._format_batch(task, columns, start, keys, gathered.bad))
             except Exception as error:
-                if not batches:
-                    raise
                 batches.append(Failure(error))
                 break
             start += count
         return BuiltBatches(batches, gathered.bad)
 
-    def _format_batch(self, task: BuildTask, gathered: GatheredRows, start: int, keys: RowKeys | None) -> Any:
+    def _format_batch(
+        self, task: BuildTask, columns: Columns, start: int, keys: RowKeys | None, bad: dict[int, BadSample]
+    ) -> Any:
+        """The batch that starts at a row of the task; adds the rows that are replaced to `bad`."""
         tries = 0
         while True:
             try:
                 with self._collector.timed("transform", "busy"):
-                    finished = self._formatter(gathered.columns, keys if self._formatter.needs_keys else None)
+                    finished = self._formatter(columns, keys if self._formatter.needs_keys else None)
                     return finished if self._placement is None else self._placement.place(finished, keys)
-            except BadRowsError as bad:
+            except BadRowsError as rejected:
                 tries += 1
-                columns = gathered.columns
-                count = len(next(iter(columns.values())))
-                flags = np.asarray(columns[PAD]) if PAD in columns else np.zeros(count, bool)
-                for index, error in sorted(bad.failures.items()):
+                for index, error in sorted(rejected.failures.items()):
+                    assert self._gatherer is not None
                     row = task.identity(start + index)
-                    self._gatherers[row.table].replace(
-                        gathered, start + index, row, error, flags, start=start, first=tries
-                    )
+                    bad.setdefault(start + index, self._gatherer.replace(columns, index, row, error, first=tries))

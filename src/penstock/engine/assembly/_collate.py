@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from penstock.device import Accelerator, writable_view
 from penstock.engine._options import DecodeOptions
-from penstock.engine.assembly._decode import ColumnDecoder, Columns, with_mask
+from penstock.engine.assembly._decode import Columns, decode_column, with_mask
 from penstock.engine.assembly._values import Allocators, RowsAt
 from penstock.engine.planning import FixedColumn, Layout
 from penstock.engine.window import EncodedRows, SlabColumns, TableTask, WindowRows
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor, Values
-from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader
+from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader, as_batch
 from penstock.types import Buffer
 
 BadRows = dict[int, Exception]
@@ -32,7 +32,9 @@ class Collator:
     ) -> None:
         """The accelerator decodes images if it can."""
         self._reader, self._layout, self._options, self._accelerator = reader, layout, options, accelerator
-        self.decoder = ColumnDecoder(options, layout.variable)
+        self._composition = layout.composition
+        self.empty_any_shape: Allocator | None = None
+        """Memory for images of any shape: what is decoded to where the loop reads it need not be copied there."""
         self._view: Callable[[Buffer], Any] = unsigned if accelerator is None else writable_view
         self.on_read: Callable[[int, float], None] | None = None
         """Called with the bytes read from files, and the time that took."""
@@ -79,13 +81,18 @@ class Collator:
 
     def variable(self, field: Field, located: WindowRows, empty: Allocator, bad: BadRows) -> Columns:
         """A column of variable size from the window, decoded; adds the errors of bad rows to `bad`."""
-        images = located.encoded(field.name, self._view) if field.name in self.decoder.fields else None
+        images = located.encoded(field.name, self._view) if self._options.decodes(field) else None
         if images is None:
             return self._variable(field, located.raw_column(field.name), empty, bad)
-        there = self._decode_on_device(field, images)
-        if not there and self._accelerator is not None:
-            images = [None if image is None else image.data for image in images]
-        return there or self.decoder.column(field, images, empty, bad)
+        return self._decoded(field, images, empty, bad, self._accelerator)
+
+    def _decoded(
+        self, field: Field, encoded: Sequence[Any], empty: Allocator, bad: BadRows, accelerator: Accelerator | None
+    ) -> Columns:
+        return decode_column(
+            field, encoded, self._options, bad,
+            empty=empty, empty_any_shape=self.empty_any_shape, accelerator=accelerator,
+        )  # fmt: skip
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:
         """The same for any positions, read on demand."""
@@ -104,11 +111,8 @@ class Collator:
             if column.field is None:
                 columns[column.name] = self._reader.row_ids(rising)[places]
                 continue
-            filled = self._reader.decode(column.field, numbers.get(column.name) or cells[column.name])
-            columns[column.name] = filled.values
-            if column.nullable:
-                there = filled.mask
-                columns[f"{column.name}_mask"] = np.ones(len(positions), bool) if there is None else there
+            raw = numbers.get(column.name) or cells[column.name]
+            columns |= as_batch({column.name: self._reader.decode(column.field, raw)})
         for field in self._layout.variable:
             columns.update(self._variable(field, cells[field.name], np.empty, bad))
         return columns, bad
@@ -131,7 +135,11 @@ class Collator:
         return read
 
     def row_id(self, position: int) -> int:
-        """The id of a row, or of the row that stands for a sample."""
+        """The id of a row, or of the row that stands for a sample; the number of a sample of which none does."""
+        if self._composition is not None:
+            if self._composition.anchor is None:
+                return position
+            position = int(self._composition.draw(np.array([position])).positions[self._composition.anchor])
         return int(self._reader.row_ids(np.array([position]))[0])
 
     def row(self, position: int) -> Columns:
@@ -142,27 +150,23 @@ class Collator:
         return columns
 
     def _variable(self, field: Field, cells: RawColumn, empty: Allocator, bad: BadRows) -> Columns:
-        decoded = field.name in self.decoder.fields
-        if not decoded and not self._options.leaves_encoded(field):
+        decodes = self._options.decodes(field)
+        if not decodes and not self._options.leaves_encoded(field):
             return self._values(field, cells, bad)
-        assert cells.array is not None
         encoded = self._reader.load_external(field, cells)
-        if not decoded:
+        if not decodes:
             return {field.name: encoded.to_pylist()}
         values = EncodedRows([encoded], unsigned).values(np.arange(len(encoded)))
-        return self.decoder.column(field, values, empty, bad)
+        return self._decoded(field, values, empty, bad, None)
 
     def _values(self, field: Field, cells: RawColumn, bad: BadRows) -> Columns:
         try:
-            filled = self._reader.decode(field, cells)
-            values, mask = filled.values, filled.mask
+            columns = as_batch({field.name: self._reader.decode(field, cells)})
         except SampleError:
-            values, mask = self._values_by_row(field, cells, bad), None
-        columns: Columns = {field.name: values}
-        if field.nullable and isinstance(value_kind(field.kind), Tensor) and mask is None:  # ragged: a list
-            mask = np.array([value is not None for value in values], bool)
-        if mask is not None:
-            columns[f"{field.name}_mask"] = mask
+            columns = {field.name: self._values_by_row(field, cells, bad)}
+        values = columns[field.name]
+        if field.nullable and isinstance(value_kind(field.kind), Tensor) and isinstance(values, list):  # ragged
+            columns |= with_mask(field, values, values)
         return columns
 
     def _values_by_row(self, field: Field, cells: RawColumn, bad: BadRows) -> list[Any]:
@@ -177,15 +181,17 @@ class Collator:
                 decoded.append(None)
         return decoded
 
-    def _decode_on_device(self, field: Field, images: Sequence[Any]) -> Columns:
-        """Decode images on the accelerator; empty if it cannot decode these."""
-        shape = self._options.image_shape(field)
-        if self._accelerator is None or shape is None:
-            return {}
-        resize = self._options.resizes(field)
-        with self._accelerator.on_stream():
-            decoded = self._accelerator.decode_jpegs(images, shape, resize=resize)
-        return {} if decoded is None else with_mask(field, decoded, images)
+    def put_row(self, columns: Columns, index: int, row: Columns) -> None:
+        """Overwrite one row."""
+        for name, one in row.items():
+            values: Any = columns[name]
+            if self._accelerator is not None and not isinstance(values, np.ndarray | list):
+                with self._accelerator.on_stream():
+                    self._accelerator.put(np.array(one[0]), values[index])
+                continue
+            if isinstance(values, np.ndarray) and isinstance(one, np.ndarray) and one.dtype != values.dtype:
+                values = columns[name] = values.astype(np.result_type(values, one))  # 8-bit and 16-bit grayscale
+            values[index] = one[0]
 
 
 def pad(values: Sequence[Any], empty: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -228,16 +234,3 @@ def split(columns: Mapping[str, Values], lengths: Sequence[int]) -> list[Columns
         return [dict(columns)]
     bounds = pairwise(accumulate(lengths, initial=0))
     return [{name: values[start:end] for name, values in columns.items()} for start, end in bounds]
-
-
-def put_row(columns: Columns, index: int, row: Columns, accelerator: Accelerator | None = None) -> None:
-    """Overwrite one row."""
-    for name, values in columns.items():
-        one = row[name]
-        if accelerator is not None and not isinstance(values, np.ndarray | list):
-            with accelerator.on_stream():
-                accelerator.put(np.array(one[0]), values[index])
-            continue
-        if isinstance(values, np.ndarray) and isinstance(one, np.ndarray) and one.dtype != values.dtype:
-            values = columns[name] = values.astype(np.result_type(values, one))  # 8-bit and 16-bit grayscale
-        values[index] = one[0]

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous, unsigned
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, Layout, PackedSamples
+from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, PackedSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.format.kinds import Values
-from penstock.table import Int64Array, RandomRowReader, Reader
+from penstock.table import Int64Array, RandomRowReader
 from penstock.types import cached_property
 
 _SEQUENCES_PER_CHUNK = 8
@@ -59,17 +58,11 @@ class _Pieces(NamedTuple):
 class PackedCollator(Collator):
     """Collates sequences of tokens."""
 
-    def __init__(self, reader: Reader, layout: Layout, options: DecodeOptions, composition: PackedSamples) -> None:
-        super().__init__(reader, layout, options)
-        self._composition = composition
+    _composition: PackedSamples
 
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:  # noqa: ARG002
         assert task.samples is not None
         return self._pack(task.samples.numbers, self._documents(task.located), empty), {}
-
-    def row_id(self, position: int) -> int:
-        """The number of a sequence."""
-        return position
 
     def rows(self, positions: Int64Array, random_reader: RandomRowReader | None = None) -> tuple[Columns, BadRows]:  # noqa: ARG002
         """The same for sequences by number, read on demand."""
@@ -95,18 +88,18 @@ class PackedCollator(Collator):
         return _Documents(memory, starts)
 
     def _pack(self, sequences: Int64Array, documents: _Documents, empty: Allocators) -> Columns:
-        pieces = self._pieces(sequences)
+        pieces, shapes = self._pieces(sequences), self._composition.shapes()
         made: Columns = {}
-        for name, (dtype, shape) in self._composition.shapes().items():
-            if name in self._layout.names:
-                made[name] = out = contiguous(empty(name), (len(sequences), *shape), dtype)
-                if name == self._composition.column:
-                    self._write_tokens(out, documents, pieces)
-                elif name == CU_SEQLENS:
-                    self._write_ends(out, pieces)
-                else:
-                    self._write_ids(name, out, pieces)
-        return {name: made[name] for name in self._layout.names}
+        for name in self._layout.names:
+            dtype, shape = shapes[name]
+            made[name] = out = contiguous(empty(name), (len(sequences), *shape), dtype)
+            if name == self._composition.column:
+                self._write_tokens(out, documents, pieces)
+            elif name == CU_SEQLENS:
+                self._write_ends(out, pieces)
+            else:
+                self._write_ids(name, out, pieces)
+        return made
 
     def _pieces(self, sequences: Int64Array) -> _Pieces:
         packing = self._composition.packing

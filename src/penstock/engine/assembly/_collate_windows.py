@@ -27,27 +27,23 @@ _BUFFERED_BYTES = 16 << 20
 class WindowCollator(Collator):
     """Collates windows: columns with a time axis are of shape (windows, time, …)."""
 
+    _composition: WindowSamples
+
     def __init__(
         self,
         reader: Reader,
         layout: Layout,
         options: DecodeOptions,
         accelerator: Accelerator | None,
-        composition: WindowSamples,
         images: ImageCache | None,
     ) -> None:
         """`images` holds those of the columns of `shared_image_shapes`."""
         super().__init__(reader, layout, options, accelerator)
-        self._composition, self._images = composition, images
+        self._images = images
         self._shared_shapes = {} if images is None else shared_image_shapes(layout, options)
         decoded = {field.name for field in layout.variable if options.decoder(field) is True}
-        self._videos = composition.videos & decoded
-        self._undecoded = Collator(reader, layout, DecodeOptions(decode=False))
+        self._videos = self._composition.videos & decoded
         self._buffers = BufferPool(_BUFFERED_BYTES)
-
-    def row_id(self, position: int) -> int:
-        """The id of the row that stands for a window."""
-        return super().row_id(int(self._composition.draw(np.array([position])).positions[self._composition.anchor]))
 
     def columns(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> tuple[Columns, BadRows]:
         samples, located = task.samples, task.located
@@ -64,8 +60,9 @@ class WindowCollator(Collator):
             if field.name in self._videos:
                 rows = (located.block_index[draws] << 32) + located.rows[draws]
                 _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-                videos = self._undecoded.variable(field, located.take(draws[first]), np.empty, {})[field.name]
-                columns[field.name] = self._video_frames(field.name, videos, inverse, samples.numbers, bad)
+                videos = self._reader.load_external(field, located.take(draws[first]).raw_column(field.name))
+                frames = self._video_frames(field.name, videos.to_pylist(), inverse, samples.numbers, bad)
+                columns[field.name] = frames
                 continue
             columns.update(_reshaped(self._window_column(field, located, draws, samples, empty, bad_draws), draws))
             _add_bad(bad, bad_draws, draws)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import Columns
@@ -52,30 +51,16 @@ def sample_shapes(layout: Layout, decode: DecodeOptions) -> dict[str, ColumnShap
     return known
 
 
-@dataclass(frozen=True)
-class MixedColumn:
+class MixedColumn(NamedTuple):
     """A column of a mixture."""
 
     name: str
     fixed: ColumnShape | None
     """The type and shape of its values; None if they have a variable size."""
-    masked: bool
-    """Whether a table lacks it, or values can be missing."""
+    mask_shape: tuple[int, ...] | None
+    """Of its validity mask, which it has if a table lacks the column, or values can be missing; else None."""
     stacked: bool = True
     """Whether values of one shape are stacked; images of tables with different shapes are not."""
-
-    @property
-    def mask_name(self) -> str:
-        return f"{self.name}_mask"
-
-    @property
-    def mask_shape(self) -> tuple[int, ...]:
-        """Of the mask of a row."""
-        return () if self.fixed is None or self.fixed.mask_shape is None else self.fixed.mask_shape
-
-    def absent(self, rows: int) -> Any:
-        """Values of rows of a table that lacks it."""
-        return [None] * rows if self.fixed is None else np.zeros((rows, *self.fixed.shape), self.fixed.dtype)
 
 
 class Part(NamedTuple):
@@ -105,23 +90,31 @@ class MixedColumns:
 
     def join(self, parts: Sequence[Part], memory: "MixedMemory") -> Columns:
         """The columns of some rows, of which each part has those that its table has."""
-        joined: Columns = {}
-        for column in self.columns:
-            joined[column.name] = _joined(column, parts, memory)
-            if column.masked:
-                joined[column.mask_name] = _mask(column, parts, memory.rows)
-        joined[SOURCE] = tables = np.empty(memory.rows, np.int64)
-        for part in parts:
-            tables[part.indices] = part.table
-        if any(PAD in part.columns for part in parts):
-            joined[PAD] = flags = np.empty(memory.rows, bool)
-            for part in parts:
-                flags[part.indices] = part.columns[PAD]
-        return joined
+        completed = [(part.indices, self.completed(part.table, part.columns, len(part.indices))) for part in parts]
+        _, names = completed[0]
+        return {
+            name: _joined(name, [(indices, columns[name]) for indices, columns in completed], memory) for name in names
+        }
 
-    def row(self, table: int, columns: Columns) -> Columns:
-        """A row of one table as a row of the mixture."""
-        return self.join([Part(table, np.zeros(1, np.int64), columns)], MixedMemory(1, lambda _: np.empty))
+    def completed(self, table: int, columns: Columns, rows: int) -> Columns:
+        """Rows of one table as rows of the mixture."""
+        made: Columns = {}
+        for name, fixed, mask_shape, stacked in self.columns:
+            values: Any = columns.get(name)
+            if values is None:
+                values = [None] * rows if fixed is None else np.zeros((rows, *fixed.shape), fixed.dtype)
+            if name == CU_SEQLENS and fixed is not None:
+                [width] = fixed.shape
+                values = np.pad(values[:], ((0, 0), (0, width - values.shape[1])), "edge")
+            made[name] = values if stacked else list(values)
+            if mask_shape is None:
+                continue
+            mask = columns.get(f"{name}_mask") if name in columns else None
+            if mask is None and isinstance(values, list):
+                mask = np.array([value is not None for value in values], bool)
+            made[f"{name}_mask"] = np.full((rows, *mask_shape), name in columns) if mask is None else mask
+        made[SOURCE] = np.full(rows, table, np.int64)
+        return made | ({PAD: columns[PAD]} if PAD in columns else {})
 
 
 def _mixed_column(
@@ -139,8 +132,10 @@ def _mixed_column(
         widest = max(shape.shape for shape in known if shape is not None)  # which ends fill up
         known = [first := first._replace(shape=widest)]
     if first is None or any(shape is None or shape[:2] != first[:2] for shape in known):
-        return MixedColumn(name, None, masked, stacked=len({decode.image_shape(field) for field in fields}) == 1)
-    return MixedColumn(name, first._replace(mask_shape=(*masks, ())[0] if masked else None), masked)
+        stacked = len({decode.image_shape(field) for field in fields}) == 1
+        return MixedColumn(name, None, () if masked else None, stacked)
+    mask_shape = (*masks, ())[0] if masked else None
+    return MixedColumn(name, first._replace(mask_shape=mask_shape), mask_shape)
 
 
 def _has_mask(field: Field, decode: DecodeOptions) -> bool:
@@ -149,48 +144,29 @@ def _has_mask(field: Field, decode: DecodeOptions) -> bool:
     return field.nullable and (tensor or decode.image_shape(field) is not None)
 
 
-def _joined(column: MixedColumn, parts: Sequence[Part], memory: "MixedMemory") -> Any:
-    values: list[tuple[Int64Array, Any]] = [
-        (part.indices, part.columns[column.name] if column.name in part.columns else column.absent(len(part.indices)))
-        for part in parts
-    ]
-    if column.name == CU_SEQLENS and column.fixed is not None:
-        [width] = column.fixed.shape
-        values = [(indices, np.pad(part[:], ((0, 0), (0, width - part.shape[1])), "edge")) for indices, part in values]
-    arrays = column.stacked and not any(isinstance(part, list) for _, part in values)
-    if arrays and len({part.shape[1:] for _, part in values}) == 1:
-        shape, dtype = values[0][1].shape[1:], np.result_type(*(part.dtype for _, part in values))
-        whole = memory.array(column.name, shape, dtype)
+def _joined(name: str, parts: Sequence[tuple[Int64Array, Any]], memory: "MixedMemory") -> Any:
+    """A column, of which each part has the values at some indices."""
+    arrays = not any(isinstance(values, list) for _, values in parts)
+    if arrays and len({values.shape[1:] for _, values in parts}) == 1:
+        shape, dtype = parts[0][1].shape[1:], np.result_type(*(values.dtype for _, values in parts))
+        whole = memory.array(name, shape, dtype)
         if whole.shape[1:] != shape or whole.dtype != dtype:  # 8-bit and 16-bit grayscale
             whole = np.empty((memory.rows, *shape), dtype)
-        base = whole.array if isinstance(whole, RowsAt) else whole
-        for indices, part in values:
-            if not (isinstance(part, RowsAt) and part.array is base):
-                whole[indices] = part[:]
+        for indices, values in parts:
+            if not (isinstance(values, RowsAt) and values.array is whole):
+                whole[indices] = values[:]
         return whole
     listed: list[Any] = [None] * memory.rows
-    for indices, part in values:
-        for place, value in zip(indices.tolist(), part, strict=True):
+    for indices, values in parts:
+        for place, value in zip(indices.tolist(), values, strict=True):
             listed[place] = value
     return listed
-
-
-def _mask(column: MixedColumn, parts: Sequence[Part], rows: int) -> npt.NDArray[np.bool_]:
-    mask = np.ones((rows, *column.mask_shape), bool)
-    for _, indices, columns in parts:
-        if column.name not in columns:
-            mask[indices] = False
-        elif column.mask_name in columns:
-            mask[indices] = columns[column.mask_name]
-        elif isinstance(columns[column.name], list):
-            mask[indices] = [value is not None for value in columns[column.name]]
-    return mask
 
 
 class MixedMemory:
     """Columns of a mixture that its tables write to."""
 
-    def __init__(self, rows: int, empty: Allocators) -> None:
+    def __init__(self, rows: int, empty: Allocators = lambda _: np.empty) -> None:
         self.rows, self._empty = rows, empty
         self._arrays: dict[str, Any] = {}
 

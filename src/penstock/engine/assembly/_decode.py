@@ -7,44 +7,53 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs import decode_audio, decode_image, decode_images, decode_video
-from penstock.engine._options import DecodeOptions, Decoder
+from penstock.device import Accelerator
+from penstock.engine._options import DecodeOptions
 from penstock.errors import SampleError, text_of
 from penstock.format import Field, value_kind
-from penstock.format.kinds import Image, Kind, Values, Video
+from penstock.format.kinds import Image, Values, Video
 from penstock.table import Allocator
 from penstock.types import Buffer
 
 Columns = dict[str, Values]
 
 
-class ColumnDecoder:
-    """Decodes columns, a batch at a time."""
+def decode_column(
+    field: Field,
+    encoded: Sequence[Any],
+    options: DecodeOptions,
+    bad: dict[int, Exception],
+    *,
+    empty: Allocator,
+    empty_any_shape: Allocator | None,
+    accelerator: Accelerator | None,
+) -> Columns:
+    """Decode a column, on the accelerator if it can; adds the errors of bad rows to `bad`, whose values are undefined.
 
-    def __init__(self, options: DecodeOptions, fields: Sequence[Field]) -> None:
-        """Decodes those of the fields that are encoded and selected for decoding."""
-        self._options = options
-        self.empty: Allocator | None = None
-        """Memory for images of any shape: what is decoded to where the loop reads it need not be copied there."""
-        self.fields = {field.name: field for field in fields if options.decodes(field)}
-
-    def column(
-        self, field: Field, encoded: Sequence[Buffer | None], empty: Allocator, bad: dict[int, Exception]
-    ) -> Columns:
-        """Decode a column; adds the errors of bad rows to `bad`, whose values are then undefined."""
-        shape = self._options.image_shape(field)
-        if shape is None:
-            choice = self._options.decoder(field)
-            decode = choice if callable(choice) else self._decoder_of(value_kind(field.kind))
-            return {field.name: _each(encoded, decode, field.name, bad)}
-        out, errors = decode_images(encoded, shape, resize=self._options.resizes(field), empty=empty)
+    `empty_any_shape` allocates images whose shape varies.
+    """
+    shape, resize = options.image_shape(field), options.resizes(field)
+    if accelerator is not None:
+        if shape is not None:
+            with accelerator.on_stream():
+                decoded = accelerator.decode_jpegs(encoded, shape, resize=resize)
+            if decoded is not None:
+                return with_mask(field, decoded, encoded)
+        encoded = [None if image is None else image.data for image in encoded]
+    if shape is not None:
+        out, errors = decode_images(encoded, shape, resize=resize, empty=empty)
         for row, error in errors.items():
             bad.setdefault(row, SampleError(f"column {field.name!r}: {error}"))
         return with_mask(field, out, encoded)
-
-    def _decoder_of(self, kind: Kind) -> Decoder:
-        if isinstance(kind, Image):
-            return partial(decode_image, empty=self.empty)
-        return lambda data: (decode_video if isinstance(kind, Video) else decode_audio)(data)[0]
+    choice, kind = options.decoder(field), value_kind(field.kind)
+    if callable(choice):
+        decode = choice
+    elif isinstance(kind, Image):
+        decode = partial(decode_image, empty=empty_any_shape)
+    else:
+        decode_media = decode_video if isinstance(kind, Video) else decode_audio
+        decode = lambda data: decode_media(data)[0]  # noqa: E731
+    return {field.name: _each(encoded, decode, field.name, bad)}
 
 
 def with_mask(field: Field, values: Any, encoded: Sequence[Any]) -> Columns:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any
 
@@ -54,21 +54,13 @@ class Jagged:
     values: npt.NDArray[Any]
     offsets: npt.NDArray[np.int64]
     """The start of each row, and the end of the last one."""
-    shortest: int
-    longest: int
 
     @classmethod
     def of(cls, rows: Sequence[npt.NDArray[Any]]) -> "Jagged":
         """Concatenate rows."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
-        return cls.of_offsets(np.concatenate(rows), offsets)
-
-    @classmethod
-    def of_offsets(cls, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> "Jagged":
-        """Rows that are concatenated already."""
-        lengths = np.diff(offsets)
-        return cls(values, offsets, int(lengths.min()), int(lengths.max()))
+        return cls(np.concatenate(rows), offsets)
 
 
 @dataclass
@@ -110,14 +102,13 @@ class BatchFormatter:
 
     def __call__(self, columns: Columns, keys: RowKeys | None) -> Any:
         """One batch; raises `BadRowsError` for rows that cannot be transformed."""
-        if self.transform is None and self.collate_fn is None:
+        if not self.by_rows:
             batch: Any = self._arrays(columns)
         else:
-            flags = columns.get(PAD) if self.transform is not None else None
-            if self.transform is None:
-                samples = inputs = samples_of(columns, self.array)
-            else:
-                inputs = samples_of({name: values for name, values in columns.items() if name != PAD}, self.array)
+            columns = dict(columns)
+            flags = None if self.transform is None else columns.pop(PAD, None)
+            samples = inputs = samples_of(columns, self.array)
+            if self.transform is not None:
                 samples = self._transform_samples(self.transform, inputs, keys)
             batch = self._collate(samples, inputs) if self.collate_fn is None else self.collate_fn(samples)
             if flags is not None and isinstance(batch, dict):
@@ -132,21 +123,20 @@ class BatchFormatter:
             return None
         return self.split(self._arrays(columns), batch_rows)
 
-    def without_framework(self) -> "BatchFormatter":
-        """A formatter of numpy batches that `from_numpy` converts; only if there are no functions (`on_host`)."""
-        return BatchFormatter(None, None, None, self.ragged, self.ragged_columns, self.tolerant)
-
-    def from_numpy(self, batch: Any) -> Any:
-        """A batch that `without_framework` made, as this formatter would have made it."""
-        return self._converted(batch)
+    def for_worker(self) -> "BatchFormatter":
+        """The formatter that runs in worker processes, without a framework; `from_worker` converts its batches."""
+        return BatchFormatter(
+            self.transform, self.batch_transform, self.collate_fn, self.ragged, self.ragged_columns, self.tolerant,
+            in_worker_process=True,
+        )  # fmt: skip
 
     def to_transport(self, value: Any) -> Any:
         """A batch with numpy arrays in place of a framework's, for transport to another process."""
         return value
 
-    def from_transport(self, value: Any) -> Any:
-        """Inverse of `to_transport`."""
-        return value
+    def from_worker(self, batch: Any) -> Any:
+        """The batch of a worker process, as this formatter would have made it."""
+        return batch if self.on_host else self._converted(batch)
 
     def array(self, array: npt.NDArray[Any]) -> Any:
         """An array that the user may write to."""
@@ -169,8 +159,18 @@ class BatchFormatter:
         return np.asarray(array)
 
     def stack(self, values: list[Any]) -> Any:
-        """Stack the values of all rows; values without arrays stay a list."""
-        return _stack_values(values, self.empty)
+        """Stack the values of all rows, inside dictionaries and tuples too; values that are not numbers stay a list."""
+        first = values[0]
+        if isinstance(first, dict):
+            return {key: self.stack([value[key] for value in values]) for key in first}
+        if isinstance(first, tuple):
+            parts = [self.stack(list(part)) for part in zip(*values, strict=True)]
+            return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        if all(type(value) is np.ndarray and value.dtype == first.dtype for value in values):
+            return np.stack(values, out=self.empty((len(values), *first.shape), first.dtype))
+        if all(isinstance(value, np.ndarray | np.generic | bool | int | float | complex) for value in values):
+            return np.stack(values)
+        return values
 
     def format_ragged(self, name: str, values: Sequence[Any], empty: npt.NDArray[Any] | None) -> dict[str, Any]:
         """A column of arrays with different shapes, in numpy arrays."""
@@ -285,15 +285,8 @@ class ConvertedFormatter(BatchFormatter):
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:  # noqa: ARG002
         return None  # arrays are converted one by one
 
-    def from_numpy(self, batch: Any) -> Any:
-        return self.put(super().from_numpy(batch))
-
-    def from_transport(self, value: Any) -> Any:
-        return self.put(value)
-
-    def __reduce__(self) -> tuple[type[BatchFormatter], tuple[Any, ...]]:
-        """Copies of it run in worker processes."""
-        return BatchFormatter, tuple(getattr(self, known.name) for known in fields(BatchFormatter))
+    def from_worker(self, batch: Any) -> Any:
+        return self.put(super().from_worker(batch))
 
 
 def ragged_columns(fields: Mapping[str, Field]) -> dict[str, npt.NDArray[Any]]:
@@ -319,21 +312,6 @@ def _convert(values: Any, array: Callable[[npt.NDArray[Any]], Any]) -> Any:
     if isinstance(values, list) and any(isinstance(value, np.ndarray) for value in values):
         return [array(value) if isinstance(value, np.ndarray) else value for value in values]
     return values  # no arrays, or on a device already
-
-
-def _stack_values(values: list[Any], empty: Allocator) -> Any:
-    """Stack the values of all rows, inside dictionaries and tuples too; values that are not numbers stay a list."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: _stack_values([value[key] for value in values], empty) for key in first}
-    if isinstance(first, tuple):
-        parts = [_stack_values(list(part), empty) for part in zip(*values, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    if all(type(value) is np.ndarray and value.dtype == first.dtype for value in values):
-        return np.stack(values, out=empty((len(values), *first.shape), first.dtype))
-    if all(isinstance(value, np.ndarray | np.generic | bool | int | float | complex) for value in values):
-        return np.stack(values)
-    return values
 
 
 def accepts_generator(function: Callable[..., Any]) -> bool:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.device import Accelerator
 from penstock.engine._options import BadSamples, DecodeOptions
 from penstock.engine._stats import BadSample
-from penstock.engine.assembly._collate import Collator, put_row
+from penstock.engine.assembly._collate import Collator
 from penstock.engine.assembly._collate_packed import PackedCollator
 from penstock.engine.assembly._collate_windows import WindowCollator
 from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
@@ -54,125 +54,38 @@ def new_collator(
 ) -> Collator:
     """A collator; `images` are those that windows share."""
     if isinstance(layout.composition, WindowSamples):
-        return WindowCollator(reader, layout, options, accelerator, layout.composition, images)
-    if isinstance(layout.composition, PackedSamples):
-        return PackedCollator(reader, layout, options, layout.composition)
-    return Collator(reader, layout, options, accelerator)
+        return WindowCollator(reader, layout, options, accelerator, images)
+    kind = PackedCollator if isinstance(layout.composition, PackedSamples) else Collator
+    return kind(reader, layout, options, accelerator)
 
 
-class RowGatherer:
-    """Gathers rows of one table, and replaces bad ones, each by one that depends only on the row and the epoch."""
+class TableRows(NamedTuple):
+    """Makes and replaces the rows of a table."""
 
-    def __init__(
-        self,
-        collator: Collator,
-        selection: Selection,
-        policy: BadSamples,
-        accelerator: Accelerator | None,
-        *,
-        table: int,
-        seed: int,
-        flag: bool,
-        mixed: MixedColumns | None,
-    ) -> None:
-        """`mixed` are the columns of the mixture that the table belongs to; with `flag`, rows get a `_pad` column."""
-        self._collator, self._selection, self._policy, self._accelerator = collator, selection, policy, accelerator
-        self._table, self._seed, self._flag, self._mixed = table, seed, flag, mixed
-        self._name = None if mixed is None else mixed.sources[table]
-
-    def __call__(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> GatheredRows:
-        """The columns of the rows, in the memory that `empty` allocates."""
-        columns, bad = self._collator.columns(task, slab, empty)
-        gathered = GatheredRows(columns)
-        flags = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
-        for index in task.damaged:
-            self._repair(gathered, index, task.identity(index), flags)
-        for index, error in sorted(bad.items()):
-            if not self._policy.tolerant:
-                gathered.failure = index, self._with_location(task.identity(index), error)
-                break
-            if index not in task.damaged:
-                self.replace(gathered, index, task.identity(index), error, flags)
-        if self._flag:
-            columns[PAD] = flags
-        return gathered
-
-    def _repair(self, gathered: GatheredRows, index: int, row: RowIdentity, flags: Any) -> None:
-        """Read a row of a damaged block by itself, because its own page may be intact; replace it if not."""
-        try:
-            put_row(gathered.columns, index, self._collator.row(row.position), self._accelerator)
-        except (SampleError, CorruptError) as reason:
-            self.replace(gathered, index, row, reason, flags)
-
-    def replace(
-        self,
-        gathered: GatheredRows,
-        index: int,
-        row: RowIdentity,
-        error: Exception,
-        flags: Any,
-        *,
-        start: int = 0,
-        first: int = 0,
-    ) -> None:
-        """Replace a bad row and flag it, or raise its error.
-
-        The columns, of this table or of a batch, start at row `start` of those in `gathered.bad`; `first` counts the
-        replacements tried before.
-        """
-        if not self._policy.tolerant:
-            raise self._with_location(row, error)
-        row_id, epoch = self._collator.row_id(row.position), row.epoch
-        gathered.bad.setdefault(index, BadSample(row_id, epoch, text_of(error), self._name))
-        key = derive_key(self._seed, epoch, row_id)
-        selection = self._selection.at(epoch)
-        picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
-        for position in selection.positions(picks.astype(np.int64)).tolist():
-            try:
-                put_row(gathered.columns, index - start, self._row(position, gathered.columns), self._accelerator)
-            except (SampleError, CorruptError):
-                continue
-            flags[index - start] = True
-            return
-        raise SampleError(
-            f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: " + text_of(error)
-        )
-
-    def _with_location(self, row: RowIdentity, error: Exception) -> Exception:
-        """The error with a note that names its row."""
-        table = "the table" if self._name is None else f"source {self._name!r}"
-        error.add_note(f"in row {row.position} of {table} (row id {self._collator.row_id(row.position)})")
-        return error
-
-    def _row(self, position: int, columns: Columns) -> Columns:
-        """A row to put into some columns: those of the table, or of a batch."""
-        row = self._collator.row(position)
-        if self._mixed is not None and SOURCE in columns:
-            row = self._mixed.row(self._table, row)
-        if PAD in columns:
-            row[PAD] = np.ones(1, bool)
-        return row
+    collator: Collator
+    selection: Selection
+    seed: int
 
 
 class SpanGatherer:
-    """Gathers the rows of tasks, of a table or of a mixture."""
+    """Gathers the rows of tasks, and replaces bad ones, each by one that depends only on the row and the epoch."""
 
     def __init__(
-        self, gatherers: Sequence[RowGatherer], slabs: Sequence[SlabColumns], mixed: MixedColumns | None
+        self, tables: Sequence[TableRows], policy: BadSamples, *, flag: bool, mixed: MixedColumns | None
     ) -> None:
-        """`mixed` are the columns of a mixture; None for a single table."""
-        self._gatherers, self._slabs, self._mixed = gatherers, slabs, mixed
+        """`mixed` are the columns of a mixture, None for a single table; with `flag`, rows get a `_pad` column."""
+        self._tables, self._policy, self._flag, self._mixed = tables, policy, flag, mixed
 
-    def __call__(self, task: BuildTask, empty: Allocators) -> GatheredRows:
+    def __call__(self, task: BuildTask, slabs: Sequence[SlabColumns], empty: Allocators) -> GatheredRows:
         """The columns of a task, in the memory that `empty` allocates."""
         if self._mixed is None:
-            return self._gatherers[0](task.tables[0], self._slabs[0], empty)
+            return self._table_rows(task.tables[0], slabs[0], empty)
         memory = MixedMemory(len(task), empty)
         gathered = GatheredRows({})
         parts: list[Part] = []
         for rows in task.tables:
             indices = np.arange(len(task))[rows.places]
-            part = self._gatherers[rows.table](rows, self._slabs[rows.table], memory.allocators(indices))
+            part = self._table_rows(rows, slabs[rows.table], memory.allocators(indices))
             gathered.bad |= {int(indices[index]): bad for index, bad in part.bad.items()}
             if part.failure is not None:
                 place = int(indices[part.failure[0]])
@@ -181,3 +94,59 @@ class SpanGatherer:
             parts.append(Part(rows.table, indices, part.columns))
         gathered.columns = self._mixed.join(parts, memory)
         return gathered
+
+    def _table_rows(self, task: TableTask, slab: SlabColumns, empty: Allocators) -> GatheredRows:
+        """The rows of one table."""
+        collator = self._tables[task.table].collator
+        columns, bad = collator.columns(task, slab, empty)
+        gathered = GatheredRows(columns)
+        if self._flag:
+            columns[PAD] = np.zeros(len(task), bool) if task.padding is None else task.padding.copy()
+        for index in task.damaged:
+            row = task.identity(index)
+            try:  # its own page may be intact
+                collator.put_row(columns, index, collator.row(row.position))
+            except (SampleError, CorruptError) as reason:
+                gathered.bad[index] = self.replace(columns, index, row, reason)
+        for index, error in sorted(bad.items()):
+            if not self._policy.tolerant:
+                gathered.failure = index, self._with_location(task.identity(index), error)
+                break
+            if index not in task.damaged:
+                gathered.bad[index] = self.replace(columns, index, task.identity(index), error)
+        return gathered
+
+    def replace(self, columns: Columns, index: int, row: RowIdentity, error: Exception, *, first: int = 0) -> BadSample:
+        """Replace a bad row and flag it, or raise its error.
+
+        The columns are those of its table, or of a batch; `first` counts the replacements tried before.
+        """
+        if not self._policy.tolerant:
+            raise self._with_location(row, error)
+        collator, selection, seed = self._tables[row.table]
+        row_id, selection = collator.row_id(row.position), selection.at(row.epoch)
+        key = derive_key(seed, row.epoch, row_id)
+        picks = random_u64(key, np.arange(first, _MAX_ATTEMPTS)) % np.uint64(len(selection))
+        for position in selection.positions(picks.astype(np.int64)).tolist():
+            try:
+                replacement = collator.row(position)
+            except (SampleError, CorruptError):
+                continue
+            if self._mixed is not None and SOURCE in columns:
+                replacement = self._mixed.completed(row.table, replacement, 1)
+            collator.put_row(columns, index, replacement | {PAD: np.ones(1, bool)})
+            return BadSample(row_id, row.epoch, text_of(error), self._source(row))
+        raise SampleError(
+            f"row id {row_id} is bad, and so is every other row tried in its place; the first reason: " + text_of(error)
+        )
+
+    def _with_location(self, row: RowIdentity, error: Exception) -> Exception:
+        """The error with a note that names its row."""
+        source, row_id = self._source(row), self._tables[row.table].collator.row_id(row.position)
+        table = "the table" if source is None else f"source {source!r}"
+        error.add_note(f"in row {row.position} of {table} (row id {row_id})")
+        return error
+
+    def _source(self, row: RowIdentity) -> str | None:
+        """The name of a row's source in a mixture."""
+        return None if self._mixed is None else self._mixed.sources[row.table]

@@ -20,7 +20,6 @@ from penstock.plan import (
     RankPartitioner,
     Shuffle,
     ShuffleLayout,
-    State,
     derive_key,
     resolve_shuffle,
 )
@@ -46,9 +45,9 @@ class Order:
     shares: Sequence[float] = (1.0,)
     """For each table the largest share of the rows of a batch that come from it."""
 
-    def __init__(self, names: Sequence[str], layouts: Layouts) -> None:
-        """`names` are the columns of batches; `layouts` take the place of those that derive from the tables."""
-        self.names, self._given = tuple(names), layouts
+    def __init__(self, layouts: Layouts) -> None:
+        """`layouts` take the place of those that derive from the tables."""
+        self._given = layouts
         self.layouts: dict[str | None, ShuffleLayout] = {}
         """Those that derive from the tables, or were given in their place."""
         self.tables: list[OrderedSource] = []
@@ -94,23 +93,6 @@ class Order:
         """For each table the largest number of its lanes that a rank reads from."""
         return [self.partitioner.lanes_per_rank]
 
-    def state(self, epoch: int, consumed: int) -> State:
-        """A position; raises `InvalidInputError` for one before a change of sources or weights."""
-        raise NotImplementedError
-
-    def resume(self, value: Mapping[str, Any]) -> State:
-        """The position of a state, which may change the order; raises `InvalidInputError` if it belongs to another."""
-        raise NotImplementedError
-
-    def layouts_of(self, value: Mapping[str, Any]) -> Layouts:
-        """The same as a state has them: another release may have derived others."""
-        orders = self._orders_of(value)
-        return {name: orders[name].shuffle if name in orders else own for name, own in self.layouts.items()}
-
-    def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
-        """The order of each table in a state, by name; raises `InvalidInputError` if it is none of this kind."""
-        raise NotImplementedError
-
     @property
     def version(self) -> str:
         """The name of the version, or of those of all tables."""
@@ -127,7 +109,7 @@ class TableOrder(Order):
     """The order of a single table."""
 
     def __init__(self, source: Source, world: World, options: LoaderOptions, layouts: Layouts) -> None:
-        super().__init__(source.names, layouts)
+        super().__init__(layouts)
         options.decode.check(source.reader.snapshot.schema)
         self._add(None, source, options.shuffle, options.seed)
         [table] = self.tables
@@ -135,12 +117,16 @@ class TableOrder(Order):
         self.partitioner = RankPartitioner(len(source), self._spec.lanes, world, options.batch_size, options.drop_last)
 
     def state(self, epoch: int, consumed: int) -> LoaderState:
+        """A position."""
         return LoaderState(self._spec, epoch, consumed)
 
-    def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
-        return {None: LoaderState.from_json(value).order}
+    def layouts_of(self, value: Mapping[str, Any]) -> Layouts:
+        """`layouts` as a state has them: another release may have derived others."""
+        shuffle = LoaderState.from_json(value).order.shuffle
+        return dict.fromkeys(self.layouts, shuffle)
 
     def resume(self, value: Mapping[str, Any]) -> LoaderState:
+        """The position of a state; raises `InvalidInputError` if it belongs to another order."""
         loaded = LoaderState.from_json(value)
         difference = self._spec.difference(loaded.order)
         if difference is not None:
@@ -158,7 +144,7 @@ class MixedOrder(Order):
     partitioner: MixturePartitioner
 
     def __init__(self, source: MixtureSource, world: World, options: LoaderOptions, layouts: Layouts) -> None:
-        super().__init__(source.names, layouts)
+        super().__init__(layouts)
         columns = {field.name for each in source.sources.values() for field in each.fields.values()}
         for name in () if isinstance(options.decode.decode, bool) else options.decode.decode:
             if name not in columns:
@@ -204,15 +190,19 @@ class MixedOrder(Order):
         return [self.partitioner.source_lanes_per_rank(order.lanes) for order in self._spec.sources]
 
     def state(self, epoch: int, consumed: int) -> MixtureState:
+        """A position; raises `InvalidInputError` for one before a change of sources or weights."""
         state = MixtureState(self._spec, self._origin, epoch, consumed)
         assert state.point
         return state
 
-    def _orders_of(self, value: Mapping[str, Any]) -> Mapping[str | None, OrderSpec]:
+    def layouts_of(self, value: Mapping[str, Any]) -> Layouts:
+        """See `TableOrder`; those of sources that the state lacks are derived."""
         order = MixtureState.from_json(value).order
-        return dict(zip(order.names, order.sources, strict=True))
+        orders = dict(zip(order.names, order.sources, strict=True))
+        return {name: orders[name].shuffle if name in orders else own for name, own in self.layouts.items()}
 
     def resume(self, value: Mapping[str, Any]) -> MixtureState:
+        """The position of a state, which may change the order; raises `InvalidInputError` if it belongs to another."""
         loaded = MixtureState.from_json(value)
         point = self._spec.resume(loaded.order, loaded.origin)
         self._begin_at(point)

@@ -1,7 +1,7 @@
 """Reads and builds the rows of a rank: in threads, or in a process that reads and others that build."""
 
 from penstock.engine.workers._counts import WorkerCounts, choose_workers
-from penstock.engine.workers._pool import ProcessPool, worker_formatter
+from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._process_run import ProcessRun
 from penstock.engine.workers._source import LoaderSource, PipelineOptions, SpanStream, TableOptions
 from penstock.engine.workers._threads import ThreadedRun
@@ -16,5 +16,4 @@ __all__ = [
     "ThreadedRun",
     "WorkerCounts",
     "choose_workers",
-    "worker_formatter",
 ]

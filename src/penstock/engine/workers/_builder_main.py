@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
-from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
+from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows
 from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
 from penstock.engine.workers._messages import Build, Built, Reap, StatsUpdate
 from penstock.engine.workers._process import ProcessStats, run_process, serve_loader
@@ -142,11 +142,10 @@ class _Builder:
         memory = SharedMemory(images[0]) if images else None
         self._memory: SlotMemory | None = None
         """Where values go that need no copy then."""
-        self._gatherers = source.gatherers(source.selections(), collector, images=memory, empty=self._allocate)
+        self._gather = source.gatherer(source.selections(), collector, images=memory, empty=self._allocate)
         if formatter.batch_transform is None:  # else what it stacks is no result
             formatter.empty = self._allocate
-        self._assemble = BatchAssembler(formatter, None, self._gatherers, collector, row_keys=source.row_keys)
-        self._mixed = source.mixed_columns
+        self._assemble = BatchAssembler(formatter, None, self._gather, collector, row_keys=source.row_keys)
         self._window: _MappedWindow | None = None
         self._slots: dict[int, npt.NDArray[np.uint8]] = {}
 
@@ -189,13 +188,13 @@ class _Builder:
     def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
         assert self._window is not None
         task, slot = self._window.task(message.places), self._slots[message.slot]
-        gather = SpanGatherer(self._gatherers, self._window.slabs, self._mixed)
+        gather = partial(self._gather, slabs=self._window.slabs)
         memory, self._memory = SlotMemory(slot), None
         columns = self._layout.arrays(memory, task.steps.rows)
         if message.rows is not None:
             first, end = message.rows
             task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
-            gathered = gather(task, partial(_allocator, columns))
+            gathered = gather(task, empty=partial(_allocator, columns))
             _write(columns, gathered)
             gathered.bad = {first + index: bad for index, bad in gathered.bad.items()}
             if gathered.failure is not None:
@@ -203,7 +202,7 @@ class _Builder:
             return gathered, None, None
         functions = self._formatter.on_host
         self._memory = None if functions else memory
-        gathered = gather(task, partial(_allocator, {} if functions else columns))
+        gathered = gather(task, empty=partial(_allocator, {} if functions else columns))
         self._memory = SlotMemory(slot) if functions else None
         built = self._assemble(task, gathered)
         to_transport = self._formatter.to_transport

@@ -9,7 +9,6 @@ import subprocess
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from threading import RLock
 from typing import Any, cast
 
@@ -158,7 +157,7 @@ class ProcessPool:
         self.slots = SlotPool(size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin)
         self.keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
         """Whether tasks have keys of random numbers."""
-        worker = worker_formatter(formatter)
+        worker = formatter.for_worker()
         positions = source.needs_positions or formatter.on_host
         self._specs = [
             cloudpickle.dumps(ReaderSpec(source, self.keys or worker.needs_keys, positions)),
@@ -343,15 +342,6 @@ def _shared(data: bytes) -> SharedMemory:
     memory = SharedMemory.create(len(data))
     memory.bytes[: len(data)] = memoryview(data)
     return memory
-
-
-def worker_formatter(formatter: BatchFormatter) -> BatchFormatter:
-    """The formatter that runs in worker processes: one that needs no framework, unless it calls functions."""
-    if not formatter.on_host:
-        return formatter.without_framework()
-    made = copy(formatter)
-    made.in_worker_process = True
-    return made
 
 
 def _end_all(*groups: list[WorkerProcess]) -> None:

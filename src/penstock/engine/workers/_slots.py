@@ -71,7 +71,7 @@ class Delivery:
         row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
     ) -> None:
         self._layout, self._formatter, self._placement, self._row_keys = layout, formatter, placement, row_keys
-        self._assemble = BatchAssembler(formatter, placement, (), collector, row_keys=row_keys)
+        self._assemble = BatchAssembler(formatter, placement, None, collector, row_keys=row_keys)
 
     def of_slot(
         self,
@@ -95,8 +95,7 @@ class Delivery:
             if isinstance(packed, RemoteError):
                 made.append(Failure(packed.revive()))
                 break
-            batch = expand(packed)
-            batch = formatter.from_transport(batch) if formatter.on_host else formatter.from_numpy(batch)
+            batch = formatter.from_worker(expand(packed))
             if placement is not None:
                 batch = placement.place(batch, None if keys is None else keys.part(start, rows))
             made.append(batch)

@@ -1,4 +1,4 @@
-"""What a rank reads, and how: the planner, the window and the gatherers of its tables, in any process."""
+"""What a rank reads, and how: the planner, the window and the gatherer of its rows, in any process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from penstock.engine.assembly import (
     ColumnShape,
     ImageCache,
     MixedColumns,
-    RowGatherer,
     RowKeys,
     SharedImageCache,
+    SpanGatherer,
+    TableRows,
     ThreadImageCache,
     new_collator,
     sample_shapes,
@@ -233,34 +234,30 @@ class LoaderSource:
                 start += SharedImageCache.bytes_for(size, shapes) // 8 * 8
         return caches
 
-    def gatherers(
+    def gatherer(
         self,
         selections: Sequence[Selection],
         collector: StatsCollector,
         accelerator: Accelerator | None = None,
         images: SharedMemory | None = None,
         empty: Allocator | None = None,
-    ) -> list[RowGatherer]:
-        """For each table what gathers its rows, and replaces bad ones.
+    ) -> SpanGatherer:
+        """What gathers rows, and replaces bad ones.
 
         Decoded images of windows may be in memory of all processes, `images`, and images of any shape in that of
         `empty`.
         """
-        mixed, caches = self.mixed_columns, self.image_caches(images)
+        mixed = self.mixed_columns
         there = accelerator if mixed is None else None
-        gatherers: list[RowGatherer] = []
-        for number, table in enumerate(self.tables):
+        tables: list[TableRows] = []
+        for table, selection, cache in zip(self.tables, selections, self.image_caches(images), strict=True):
             collator = new_collator(
                 table.reader, table.layout, self.options.decode.only(table.layout.names), there,
-                images=caches[number] if there is None else None,
+                images=cache if there is None else None,
             )  # fmt: skip
-            collator.on_read, collator.decoder.empty = collector.record_get, empty
-            gatherer = RowGatherer(
-                collator, selections[number], self.options.bad_samples, there,
-                table=number, seed=table.order.seed, flag=self.flags_rows, mixed=mixed,
-            )  # fmt: skip
-            gatherers.append(gatherer)
-        return gatherers
+            collator.on_read, collator.empty_any_shape = collector.record_get, empty
+            tables.append(TableRows(collator, selection, table.order.seed))
+        return SpanGatherer(tables, self.options.bad_samples, flag=self.flags_rows, mixed=mixed)
 
 
 class DeliveredSpan(NamedTuple):
