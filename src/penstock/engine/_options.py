@@ -218,9 +218,7 @@ class RunLength:
 
     def total_steps(self, epoch_steps: int) -> int | None:
         """Steps of an iteration, given those of an epoch; None if it never ends."""
-        if self.steps is not None:
-            return self.steps
-        return None if self.epochs is None else self.epochs * epoch_steps
+        return self.steps if self.epochs is None else self.epochs * epoch_steps
 
     def check(self, epoch_steps: int) -> None:
         """Raise `InvalidInputError` if an iteration would look for its next step forever."""

@@ -7,14 +7,6 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.engine._memory_budget import (
-    UNMEASURED,
-    MemoryBudget,
-    MemoryNeeds,
-    fitting_budget,
-    fitting_shuffle,
-    split_budget,
-)
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
@@ -24,7 +16,17 @@ from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
-from penstock.plan import Shuffle, ShuffleLayout, expected_blocks
+from penstock.plan import (
+    UNMEASURED,
+    MemoryBudget,
+    MemoryNeeds,
+    Shuffle,
+    ShuffleLayout,
+    expected_blocks,
+    fitting_budget,
+    fitting_shuffle,
+    split_budget,
+)
 from penstock.runners import available_cores, available_memory
 from penstock.types import cached_property
 
@@ -196,10 +198,9 @@ class LoaderSizing:
 
     @cached_property
     def tables(self) -> list[SizedTable]:
-        by_row = 0
+        order, by_row = self._order, 0
         if self.accelerator is None:
             by_row = _ROWS_PER_PAGE if self.workers.processes else 1
-        order = self._order
         each = zip(order.tables, order.selections, order.lanes_per_rank, order.shares, strict=True)
         return [
             SizedTable(selection, table.layout, table.order.shuffle, lanes, share, by_row)
@@ -358,10 +359,7 @@ class LoaderSizing:
         return max((count for count in range(1, most + 1) if lanes % count == 0), default=1)
 
     def _small_window_note(self, given: Shuffle, budget: MemoryBudget, reads: float) -> str:
-        """Says how often pages are read, and which budget, or which shuffle, reads them once.
-
-        Of mixed tables, only the spread can be changed together.
-        """
+        """What to do if pages are read so many times; of mixed tables, only the spread can be changed together."""
         tables, needs = self.tables, self.memory_needs
 
         def fits(new: ShuffleLayout) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.device import Accelerator, Arena, BufferPool, ByteAllocator, SharedMemory, SharedRegions
-from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
@@ -27,7 +26,7 @@ from penstock.engine.assembly import (
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
 from penstock.engine.window import DeviceSlab, Fetcher, PageCache, Slab, TableWindow, Window
-from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
+from penstock.plan import BuildAhead, RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
 from penstock.table import Allocator, Int64Array
 
 _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8

@@ -1,11 +1,11 @@
-"""Split memory between the window and prefetched batches, on the host and on a device; pure."""
+"""Split memory between the window and prefetched batches, on the host and on a device."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.plan import ShuffleLayout
+from penstock.plan._options import ShuffleLayout
 
 _MIN_SPAN_BYTES, _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 64
 _SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
