@@ -12,10 +12,9 @@ from penstock.plan._memory import (
     split_budget,
 )
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
-from penstock.plan._partition import RankPartitioner
+from penstock.plan._partition import RankPartitioner, Schedule
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
-from penstock.plan._schedule import Schedule
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
 from penstock.plan._steps import Places, SourceRows, SpanSteps
