@@ -74,7 +74,7 @@ def measure(fragments: int, lanes: int | None = None) -> dict[str, object]:
     ds = penstock.load(store)
     loader = ds.pytorch(batch_size=256, shuffle=penstock.Shuffle(lanes=lanes), num_workers=1)
     engine = loader._engine
-    planner = engine._source.planner(engine._selections)
+    planner = engine._source.planner(engine.order.selections)
     spans = (span for planned in planner.planned_spans(0, 0) for span in planned.spans)
     first = next(spans)
     planned = time.perf_counter() - start

@@ -111,7 +111,7 @@ def test_a_byte_less_than_the_window_is_read_once_too() -> None:
 
     def reads(budget: int) -> float:
         with loader_of(ds, budget) as loader:
-            return float(loader._engine._sizing.pipeline_options().tables[0].plan.page_reads)
+            return float(loader._engine._sizing.pipeline_options().tables[0].page_reads)
 
     too_small, enough = window_bytes(ds), 2 * window_bytes(ds)
     assert reads(too_small) > 1

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 import pyarrow as pa
 
@@ -55,11 +55,9 @@ class BadSamples:
 
     def check(self, count: int, rows: int, epoch_rows: int) -> None:
         """Raise `SampleError` if `count` bad samples in `rows` rows, of `epoch_rows` in all, are over the limit."""
-        limit = _DEFAULT_LIMIT if self.limit is None else self.limit
+        limit, grace = (_DEFAULT_LIMIT, _DEFAULT_GRACE) if self.limit is None else (self.limit, 0)
         share = int(limit * max(rows, min(_LIMIT_ROWS, epoch_rows)))
-        allowed = (
-            limit if isinstance(limit, Integral) else share if self.limit is not None else max(_DEFAULT_GRACE, share)
-        )
+        allowed = limit if isinstance(limit, Integral) else max(grace, share)
         if count > allowed:
             raise SampleError(
                 f"{count} samples were bad, more than BadSamples(limit={limit}) allows; "
@@ -81,7 +79,11 @@ class DecodeOptions:
         if size is None:
             return
         sizes = (size, size) if isinstance(size, Integral) else size
-        if not isinstance(sizes, Sequence) or len(sizes) != 2 or any(not _is_length(length) for length in sizes):
+        if (
+            not isinstance(sizes, Sequence)
+            or len(sizes) != 2
+            or not all(_is_whole(length, minimum=1) for length in sizes)
+        ):
             raise InvalidInputError(
                 f"image_size is a height and a width in pixels, or one number for both, not {size!r}"
             )
@@ -135,10 +137,6 @@ class DecodeOptions:
             assert isinstance(self.image_size, tuple)
             return (*self.image_size, *(kind.shape[2:] if kind.shape and not kind.inferred else (3,)))
         return kind.shape
-
-
-def _is_length(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 @dataclass(frozen=True)
@@ -220,9 +218,7 @@ class RunLength:
 
     def total_steps(self, epoch_steps: int) -> int | None:
         """Steps of an iteration, given those of an epoch; None if it never ends."""
-        if self.steps is not None:
-            return self.steps
-        return None if self.epochs is None else self.epochs * epoch_steps
+        return self.steps if self.epochs is None else self.epochs * epoch_steps
 
     def check(self, epoch_steps: int) -> None:
         """Raise `InvalidInputError` if an iteration would look for its next step forever."""
@@ -302,7 +298,11 @@ class LoaderOptions:
         return self.bad_samples.tolerant or (world.num_ranks > 1 and not self.drop_last)
 
 
+def _is_whole(value: object, *, minimum: int) -> TypeGuard[Integral]:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
+
+
 def _whole_number(name: str, value: object, *, minimum: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+    if not _is_whole(value, minimum=minimum):
         raise InvalidInputError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
     return int(value)  # numpy integers are not JSON serialisable

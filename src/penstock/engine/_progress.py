@@ -1,6 +1,7 @@
 """A live progress display of a loader: one line, or a table."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from penstock.engine._stats import LoaderStats
@@ -22,11 +23,11 @@ class ProgressDisplay:
     """
 
     def __init__(
-        self, progress: Progress | None, stats: Callable[[], LoaderStats], steps: int | None, done: int = 0
+        self, progress: Progress | None, stats: Callable[[], LoaderStats], steps: int | None, done: int
     ) -> None:
-        self._progress, self._stats, self._steps = progress, stats, steps
-        self._done = done
-        self._live: RichLive | None = None
+        """Of `steps` batches, `done` were delivered before."""
+        self._progress, self._stats, self._steps, self._done = progress, stats, steps, done
+        self._live: RichLive | nullcontext[None] = nullcontext()
         if progress is not None:
             from rich.console import Console  # worker processes would import it too
             from rich.live import Live
@@ -36,13 +37,11 @@ class ProgressDisplay:
             )
 
     def __enter__(self) -> "ProgressDisplay":
-        if self._live is not None:
-            self._live.start()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._live.__exit__(None, None, None)
 
     def tick(self) -> None:
         """Count a delivered batch."""

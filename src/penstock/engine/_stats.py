@@ -99,7 +99,37 @@ class LoaderStats:
     @property
     def bottleneck(self) -> str:
         """One sentence that names what the loop waits for."""
-        return _bottleneck(self)
+        loop, work, fetch = self.stages["loop"], self.stages["worker"], self.stages["fetch"]
+        waited = loop.starved_s / max(loop.starved_s + loop.busy_s, 1e-9)
+        if self.unanswered_s > _UNANSWERED_S:
+            return f"the store does not answer: no response for {self.unanswered_s:.0f} s"
+        if not self.batches:
+            return "bottleneck: nothing has been read yet"
+        if waited < 0.05:
+            return f"bottleneck: the training loop; it waited for data {waited:.1%} of the time"
+        cores, waits = available_cores(), work.starved_s > work.busy_s
+        all_busy = self.cpu_s > _BUSY_CORES * cores * self.seconds
+        if waits and not all_busy:
+            if fetch.blocked_s > max(fetch.busy_s * 0.5, work.busy_s):
+                return (
+                    "bottleneck: memory; fetching waited for room in the window, raise memory_budget "
+                    f"(waited {waited:.0%})"
+                )
+            if fetch.busy_s < _PENDING_READS * loop.starved_s:
+                return f"bottleneck: planning; the loop waited {waited:.0%} of the time, and reads took little of that"
+            rate = self.bytes / max(self.seconds, 1e-9) / 1e6
+            return (
+                f"bottleneck: storage; the loop waited {waited:.0%} of the time for {rate:,.0f} MB/s "
+                f"with a GET taking {1e3 * self.latency_s[0]:.0f} ms"
+            )
+        transform = self.stages["transform"].busy_s
+        what = "reading, decoding and gathering" if waits else "decoding and gathering"
+        if transform > 0.5 * max(work.busy_s, fetch.busy_s * waits):
+            what = "your transform"
+        workers = max(1, self.processes) * self.threads
+        used = f"raise num_workers, {workers} of {cores} cores are used"
+        advice = f"all {cores} cores are used" if all_busy or workers >= cores else used
+        return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, and {advice}"
 
     def __str__(self) -> str:
         median, slow, slowest = (1e3 * value for value in self.latency_s)
@@ -131,11 +161,13 @@ class Counters:
     """Counters of a thread or a process, or their sums over all of them."""
 
     seconds: float = 0.0
+    first_batch_s: float = 0.0
     rows: int = 0
     batches: int = 0
     blocks_drawn: int = 0
     """Sum over batches of the number of blocks that a batch draws from."""
     batches_drawn: int = 0
+    bad_count: int = 0
     bytes: int = 0
     gets: int = 0
     device_bytes: int = 0
@@ -190,39 +222,6 @@ class Counters:
 _SUMMED = [each.name for each in fields(Counters) if each.default == 0]
 
 
-def _bottleneck(stats: LoaderStats) -> str:
-    loop, work, fetch = stats.stages["loop"], stats.stages["worker"], stats.stages["fetch"]
-    waited = loop.starved_s / max(loop.starved_s + loop.busy_s, 1e-9)
-    if stats.unanswered_s > _UNANSWERED_S:
-        return f"the store does not answer: no response for {stats.unanswered_s:.0f} s"
-    if not stats.batches:
-        return "bottleneck: nothing has been read yet"
-    if waited < 0.05:
-        return f"bottleneck: the training loop; it waited for data {waited:.1%} of the time"
-    cores, waits = available_cores(), work.starved_s > work.busy_s
-    all_busy = stats.cpu_s > _BUSY_CORES * cores * stats.seconds
-    if waits and not all_busy:
-        if fetch.blocked_s > max(fetch.busy_s * 0.5, work.busy_s):
-            return (
-                f"bottleneck: memory; fetching waited for room in the window, raise memory_budget (waited {waited:.0%})"
-            )
-        if fetch.busy_s < _PENDING_READS * loop.starved_s:
-            return f"bottleneck: planning; the loop waited {waited:.0%} of the time, and reads took little of that"
-        rate = stats.bytes / max(stats.seconds, 1e-9) / 1e6
-        return (
-            f"bottleneck: storage; the loop waited {waited:.0%} of the time for {rate:,.0f} MB/s "
-            f"with a GET taking {1e3 * stats.latency_s[0]:.0f} ms"
-        )
-    transform = stats.stages["transform"].busy_s
-    what = "reading, decoding and gathering" if waits else "decoding and gathering"
-    if transform > 0.5 * max(work.busy_s, fetch.busy_s * waits):
-        what = "your transform"
-    workers = max(1, stats.processes) * stats.threads
-    used = f"raise num_workers, {workers} of {cores} cores are used"
-    advice = f"all {cores} cores are used" if all_busy or workers >= cores else used
-    return f"bottleneck: {what}; the loop waited {waited:.0%} of the time, and {advice}"
-
-
 class StatsCollector(Counters):
     """Collects statistics. Its own counters are those that only one thread at a time changes.
 
@@ -231,8 +230,6 @@ class StatsCollector(Counters):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first_batch_s = 0.0
-        self.bad_count = 0
         self.bad: deque[BadSample] = deque(maxlen=_MAX_BAD_SAMPLES)
         self._threads: dict[Thread, Counters] = {}
         self._finished_threads = Counters()
@@ -299,7 +296,7 @@ class StatsCollector(Counters):
         """The counters of this process, if it is a worker."""
         total = self.totals()
         total.retries, total.cpu_s = retries, time.process_time() - self._cpu_before_s
-        total.times.update(((stage, state), 0.0) for stage, state in total.times if stage == "loop")
+        total.times.update(dict.fromkeys(product(["loop"], _STATES), 0.0))
         return total
 
     def totals(self) -> Counters:

@@ -2,11 +2,19 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
+from penstock.plan._memory import (
+    UNMEASURED,
+    BuildAhead,
+    MemoryBudget,
+    MemoryNeeds,
+    fitting_budget,
+    fitting_shuffle,
+    split_budget,
+)
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
-from penstock.plan._partition import RankPartitioner
+from penstock.plan._partition import RankPartitioner, Schedule
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
-from penstock.plan._schedule import Schedule
 from penstock.plan._spread import BoundedSpread
 from penstock.plan._state import LoaderState, OrderSpec
 from penstock.plan._steps import Places, SourceRows, SpanSteps
@@ -37,11 +45,15 @@ from penstock.plan.samples import (
 
 __all__ = [
     "SEQUENTIAL",
+    "UNMEASURED",
     "BoundedSpread",
+    "BuildAhead",
     "DrawnGroups",
     "Epoch",
     "GroupedRows",
     "LoaderState",
+    "MemoryBudget",
+    "MemoryNeeds",
     "MixtureOrder",
     "MixturePartitioner",
     "MixturePoint",
@@ -65,6 +77,8 @@ __all__ = [
     "derive_key",
     "expected_blocks",
     "find_windows",
+    "fitting_budget",
+    "fitting_shuffle",
     "group_rows",
     "mixture_rows",
     "pack_concat",
@@ -73,5 +87,6 @@ __all__ = [
     "resolve_shuffle",
     "segments_of",
     "split_blocks",
+    "split_budget",
     "whole_weights",
 ]

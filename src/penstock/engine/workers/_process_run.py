@@ -23,13 +23,13 @@ The contract; if the code disagrees with this list, the code is wrong:
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from threading import RLock
 from typing import Any, NamedTuple
 
 from penstock.device import SharedRegions, arena_bytes
-from penstock.engine._memory_budget import BuildAhead
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.window import joined_keys, read_task
 from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
@@ -71,7 +71,7 @@ class ProcessRun(SpanStream):
         self._pool, self._placement = pool, placement
         self._source = pool.source
         self._delivery = Delivery(pool.slot_layout, formatter, placement, pool.collector, self._source.row_keys)
-        self._ahead = BuildAhead(self._source.pipeline.spans)
+        self._ahead = replace(self._source.pipeline.spans)
         self._schedule: Iterator[SpanSteps] = iter(())
         self._steps: dict[int, SpanSteps] = {}
         """Spans that are not published yet, as far as they are known."""

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.device import Accelerator, Arena, BufferPool, ByteAllocator, SharedMemory, SharedRegions
-from penstock.engine._memory_budget import SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
@@ -28,7 +27,7 @@ from penstock.engine.assembly import (
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
 from penstock.engine.window import DeviceSlab, Fetcher, PageCache, Slab, TableWindow, Window
-from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
+from penstock.plan import BuildAhead, RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
 from penstock.table import Allocator, Int64Array
 
 _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
@@ -36,15 +35,12 @@ _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableOptions:
+class TableOptions(PlanOptions):
     """How the rows of a table are read."""
 
-    plan: PlanOptions
     by_row: int
     """Builders read large rows of local files themselves, if a page holds at most so many of them."""
     slab_rows: int
-    cache_pages: bool
-    """Whether pages of light columns are cached."""
     image_cache_bytes: int
     """For decoded images that windows share."""
 
@@ -57,8 +53,8 @@ class PipelineOptions:
     plan_rows: int
     """Rows that are planned together."""
     batches_per_span: int
-    spans: SpanMemory
-    """Spans that are built ahead of the loop."""
+    spans: BuildAhead
+    """Spans that are built ahead of the loop; to be copied by each run."""
     window_bytes: int
     on_device: bool
     """Whether the slab is in device memory."""
@@ -156,7 +152,7 @@ class LoaderSource:
     def planner(self, selections: Sequence[Selection], reader: int = 0) -> Planner:
         """A planner of the rows of a reader."""
         tables = [
-            TablePlanner(number, selections[number], self.tables[number].order, options.plan)
+            TablePlanner(number, selections[number], self.tables[number].order, options)
             for number, options in enumerate(self.pipeline.tables)
         ]
         share = ReaderShare(reader, self.pipeline.readers)
@@ -204,7 +200,7 @@ class LoaderSource:
     def page_caches(self) -> list[PageCache | None]:
         """For each table one that all its windows share, if its light columns are cached."""
         each = zip(self.tables, self.pipeline.tables, strict=True)
-        return [PageCache(table.reader.store) if options.cache_pages else None for table, options in each]
+        return [PageCache(table.reader.store) if options.pages_cached else None for table, options in each]
 
     @property
     def _shared_images(self) -> list[tuple[int, dict[str, tuple[int, ...]]]]:

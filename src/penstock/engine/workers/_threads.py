@@ -14,12 +14,12 @@ from heapq import heappop, heappush
 from threading import Condition
 from typing import Any
 
-from penstock.engine._memory_budget import BuildAhead
 from penstock.engine.assembly import BuiltBatches
 from penstock.engine.planning import Span
 from penstock.engine.window import BuildTask
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import DeliveredSpan
+from penstock.plan import BuildAhead
 
 Builder = Callable[[BuildTask], BuiltBatches]
 

@@ -1,12 +1,11 @@
-"""Split memory between the window and prefetched batches, on the host and on a device; pure."""
+"""Split memory between the window and prefetched batches, on the host and on a device."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from penstock.plan import ShuffleLayout
+from penstock.plan._options import ShuffleLayout
 
 _MIN_SPAN_BYTES, _SPAN_BYTES, _MAX_SPAN_BATCHES = 4 << 20, 16 << 20, 64
 _SPAN_SHARE, _SMALL_SPAN_SHARE = 32, 8
@@ -18,7 +17,7 @@ _LEAST_BYTES = 1_000_000
 _DEVICE_SPAN_BYTES = 512 << 20
 _DEVICE_SPAN_SHARE, _DEVICE_BATCHES_SHARE, _DEVICE_WINDOW_SHARE = 128, 8, 4
 """Largest fractions (1/n) of free device memory for a span, for prefetched batches, and for the window."""
-_UNMEASURED = 4
+UNMEASURED = 4
 """Size of the first results of functions, relative to what they get: 8 bits often become 32."""
 _TOLERANCE = 1.25
 """Spans may be larger by this factor than planned before fewer are built ahead."""
@@ -36,7 +35,6 @@ class MemoryNeeds:
     batch_bytes: int
     """Bytes of a batch in host memory."""
     device_batch_bytes: int
-    """Bytes of a batch on a device."""
     by_rows: bool
     """Whether batches are built one at a time."""
     workers: int
@@ -45,10 +43,9 @@ class MemoryNeeds:
     """Copies of a span that a worker needs besides it to make its batches: what functions get and return."""
     shares_spans: bool
     """Whether several workers can build a span together."""
-    functions: bool
-    """Whether functions make the batches, so that their size is unknown."""
-    sizes_known: bool
-    """Whether `batch_bytes` has the decoded size of all values."""
+    growth: float
+    """How much larger than `batch_bytes` the first batches may be: those of functions `UNMEASURED` times, and without
+    limit if the decoded size of some values is unknown."""
     window_rows: float
     """Rows in a window that holds all blocks that rows are drawn from, with some in flight."""
     window_bytes: int
@@ -56,79 +53,74 @@ class MemoryNeeds:
     flight_bytes: int
     """Of them, those of blocks in flight."""
     window_row_bytes: float
-    """Bytes of a row there."""
     spans_read: int
     """Spans that builders read at a time, or are to read next, while the window moves on: their rows stay in it."""
     device_row_bytes: int
     """Bytes of a row's columns whose window may be on the device."""
     cache_bytes: int
-    """Bytes of the page cache."""
     device_free_bytes: int | None
     """None if batches are built in host memory."""
     device_memory: int | None
     """Device memory that the user allows for the window."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanMemory:
-    """Memory for the spans that are built ahead of the loop."""
+@dataclass(slots=True, kw_only=True)
+class BuildAhead:
+    """How many spans may be built ahead of the loop; each run has a copy, and records the spans that it builds."""
 
-    depth: int
+    most: int
     """Spans built ahead, if they have the expected size."""
     room_bytes: int
     span_bytes: int
     """Expected bytes of a span."""
-    first_bytes: int
-    """The same until the first one is measured."""
+    growth: float
+    """See `MemoryNeeds`."""
     at_once: int
     """Workers that make batches."""
     copies: int
     """Copies of a span that a worker needs besides it."""
-
-    def depth_for(self, span_bytes: float) -> int:
-        """Spans of a size that have room; the next one is always built."""
-        few = self.room_bytes // (max(1, span_bytes) * (1 + self.copies))
-        many = self.room_bytes // max(1, span_bytes) - self.at_once * self.copies
-        return max(1, min(self.depth, int(max(many, min(few, self.at_once)))))
-
-
-class BuildAhead:
-    """How many spans may be built ahead of the loop, given the sizes of those that were built."""
-
-    def __init__(self, memory: SpanMemory) -> None:
-        self._memory = memory
-        self._measured = 0.0
+    measured_bytes: float = 0.0
 
     def record(self, span_bytes: int) -> None:
         """Count a span that was built; larger ones count at once, smaller ones by and by."""
-        self._measured = max(span_bytes, 0.9 * self._measured + 0.1 * span_bytes)
+        self.measured_bytes = max(span_bytes, 0.9 * self.measured_bytes + 0.1 * span_bytes)
 
     @property
     def depth(self) -> int:
-        memory, size = self._memory, self._measured
-        if not size:
-            return memory.depth_for(memory.first_bytes)
-        return memory.depth_for(size if size > _TOLERANCE * memory.span_bytes else memory.span_bytes)
+        """Spans that have room, given the sizes of those that were built; the next one is always built."""
+        if not self.measured_bytes:
+            return self.depth_for(self.growth * self.span_bytes)
+        return self.depth_for(
+            self.measured_bytes if self.measured_bytes > _TOLERANCE * self.span_bytes else self.span_bytes
+        )
+
+    def depth_for(self, span_bytes: float) -> int:
+        """The same for spans of one size."""
+        few = self.room_bytes // (max(1, span_bytes) * (1 + self.copies))
+        many = self.room_bytes // max(1, span_bytes) - self.at_once * self.copies
+        return max(1, min(self.most, int(max(many, min(few, self.at_once)))))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """How memory is split."""
 
-    window_need: int
-    """Bytes of a window that holds all blocks that rows are drawn from."""
-
     batches_per_span: int
     """Batches built together."""
-    spans: SpanMemory
+    spans: BuildAhead
+    window_need: int
+    """Bytes of a window that holds all blocks that rows are drawn from."""
     window_bytes: int
-    device_rows: int
-    """Rows of the window on the device; 0 if it is in host memory."""
-    window_fits: bool
-    """Whether the window holds all blocks that rows are drawn from."""
     held_share: float
     """The share of these blocks' rows that it has room for, besides what is in flight."""
+    device_rows: int
+    """Rows of the window on the device; 0 if it is in host memory."""
     notes: tuple[str, ...]
+
+    @property
+    def window_fits(self) -> bool:
+        """Whether the window holds all blocks that rows are drawn from."""
+        return self.window_need <= self.window_bytes
 
 
 def split_budget(needs: MemoryNeeds) -> MemoryBudget:
@@ -136,14 +128,13 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     free = needs.device_free_bytes
     least = min(_MIN_SPAN_BYTES, needs.budget_bytes // _SMALL_SPAN_SHARE)
     span_bytes = min(_SPAN_BYTES, max(least, needs.budget_bytes // _SPAN_SHARE))
-    batch_bytes = max(1, needs.batch_bytes)
+    batch_bytes, copies, at_once = max(1, needs.batch_bytes), needs.copies, needs.workers
     if free is not None:
         span_bytes = min(_DEVICE_SPAN_BYTES, free // _DEVICE_SPAN_SHARE)
-        batch_bytes = max(1, needs.device_batch_bytes)
-    alone = needs.by_rows or not needs.sizes_known
-    copies, at_once = (needs.copies, needs.workers) if free is None else (0, 0)
-    if copies:  # every worker has its copies at the same time
+        batch_bytes, copies, at_once = max(1, needs.device_batch_bytes), 0, 0
+    elif copies:  # every worker has its copies at the same time
         span_bytes = min(span_bytes, needs.budget_bytes // (2 * at_once * (1 + copies)))
+    alone = needs.by_rows or math.isinf(needs.growth)
     batches_per_span = 1 if alone else min(max(1, span_bytes // batch_bytes), _MAX_SPAN_BATCHES)
     device_rows, notes = _device_rows(needs, batches_per_span * needs.batch_size)
     need = needs.window_bytes - (round(needs.window_rows * needs.device_row_bytes) if device_rows else 0)
@@ -155,20 +146,20 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     spare = left - max(quarter, need + round(spans_read * rows_bytes))
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
-    spans = SpanMemory(
-        depth=wanted, room_bytes=room, span_bytes=size, at_once=at_once, copies=copies,
-        first_bytes=size * (_UNMEASURED if needs.functions else 1) if needs.sizes_known else room,
-    )  # fmt: skip
+    spans = BuildAhead(
+        most=wanted, room_bytes=room, span_bytes=size, growth=needs.growth, at_once=at_once, copies=copies
+    )
     prefetch_spans = spans.depth_for(size)
-    waiting = batches_per_span * needs.batch_bytes  # batches on a device are queued there
+    if not math.isinf(needs.growth):
+        spans.most = prefetch_spans
     if free is None:
         waiting = size * (prefetch_spans + min(prefetch_spans, at_once) * copies)
-        if needs.functions or not needs.sizes_known:  # they may turn out larger
+        if needs.growth > 1:  # they may turn out larger
             waiting = max(waiting, min(max(quarter, 2 * waiting), spare))
-        spans = replace(spans, room_bytes=waiting)
-    spans = replace(spans, depth=prefetch_spans if needs.sizes_known else wanted)
+        spans.room_bytes = waiting
+    else:  # batches on a device are queued there
+        waiting = batches_per_span * needs.batch_bytes
     window_bytes = max(quarter, left - min(waiting, max(room, quarter)))  # the next span is built even over budget
-    window_fits = need <= window_bytes
     if free is None and prefetch_spans < needs.workers and not needs.shares_spans:
         notes = (
             *notes,
@@ -176,9 +167,10 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
             f"{needs.batch_bytes / 1e6:,.0f} MB at a time, so {prefetch_spans} of {needs.workers} workers are "
             "busy; raise it",
         )
-    held = 1.0 if window_fits else _held_share(need, window_bytes, needs.flight_bytes, round(rows_bytes))
-    device_rows = device_rows if window_fits else 0
-    return MemoryBudget(need, batches_per_span, spans, window_bytes, device_rows, window_fits, held, notes)
+    held = 1.0
+    if need > window_bytes:
+        held, device_rows = _held_share(need, window_bytes, needs.flight_bytes, round(rows_bytes)), 0
+    return MemoryBudget(batches_per_span, spans, need, window_bytes, held, device_rows, notes)
 
 
 def _held_share(need: int, room: int, flight: int, span: int) -> float:
@@ -197,15 +189,15 @@ def fitting_budget(needs: MemoryNeeds) -> int:
 
 
 def fitting_shuffle(
-    shuffle: ShuffleLayout, needs: Callable[[ShuffleLayout], MemoryNeeds], *, block_bytes: int
+    shuffle: ShuffleLayout, fits: Callable[[ShuffleLayout], bool], *, block_bytes: int
 ) -> ShuffleLayout | None:
-    """The settings nearest to some whose window fits; None if there are none.
+    """The settings nearest to some whose window `fits`; None if there are none.
 
     They have less spread, and blocks of `block_bytes` at least, which are smaller only if a spread of 1 does not fit.
     """
 
     def is_too_large(hundredths: int) -> bool:
-        return not split_budget(needs(replace(shuffle, spread=hundredths / 100))).window_fits
+        return not fits(replace(shuffle, spread=hundredths / 100))
 
     most = int(100 * shuffle.spread)
     while is_too_large(least := min(100, most)):
@@ -214,23 +206,6 @@ def fitting_shuffle(
         shuffle, most = replace(shuffle, block_bytes=max(block_bytes, shuffle.block_bytes // 2)), min(2 * most, 99_999)
     more = range(least + 1, most + 1)
     return replace(shuffle, spread=(least + bisect_left(more, True, key=is_too_large)) / 100)
-
-
-def small_window_note(needs: MemoryNeeds, reads: float, cache_bytes: int, changes: Mapping[str, Any]) -> str:
-    """Says how often pages are read, and that a larger budget, or a shuffle with some changes, reads them once.
-
-    `cache_bytes` are those of the page cache with a larger budget.
-    """
-    budget, times = split_budget(needs), "repeatedly" if math.isinf(reads) else f"about {reads:.1f} times"
-    room, need = f"{budget.window_bytes / 1e6:,.0f} MB", f"{budget.window_need / 1e6:,.0f} MB"
-    more = f'memory_budget="{fitting_budget(replace(needs, cache_bytes=cache_bytes)) // 10**6}MB"'
-    note = (
-        f"memory_budget ({needs.budget_bytes / 1e6:,.0f} MB) leaves {room} for the window of the shuffle, which needs "
-        f"{need}, so pages are read {times}; {more} reads them once, in the same order"
-    )
-    call = ", ".join(f"{name}={value}" for name, value in changes.items())
-    fewer = f"; so does shuffle=penstock.Shuffle({call}), in another order that mixes only {room} of rows at a time"
-    return note + fewer if changes else note
 
 
 def _device_rows(needs: MemoryNeeds, span_rows: int) -> tuple[int, tuple[str, ...]]:

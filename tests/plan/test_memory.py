@@ -1,21 +1,17 @@
 """The split of the memory budget between the window and prefetched batches."""
 
+import math
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine._memory_budget import BuildAhead, MemoryNeeds, split_budget
-from penstock.engine.planning import Layout
-from penstock.engine.window import Slab
-from penstock.format import Field, Schema
-from penstock.format.kinds import Tensor
+from penstock.plan import MemoryNeeds, split_budget
 
 MB = 1_000_000
 IMAGES = MemoryNeeds(
     budget_bytes=400 * MB, batch_size=64, batch_bytes=14 * MB, device_batch_bytes=0, by_rows=False, workers=2,
-    prefetch_factor=2, copies=0, shares_spans=False, functions=False, sizes_known=True,
+    prefetch_factor=2, copies=0, shares_spans=False, growth=1,
     window_rows=2_000, window_bytes=48 * MB, flight_bytes=0, window_row_bytes=0, spans_read=0, device_row_bytes=0,
     cache_bytes=0, device_free_bytes=None, device_memory=None,
 )  # fmt: skip
@@ -63,7 +59,7 @@ def test_a_note_reports_workers_without_memory() -> None:
 
 
 def test_spans_that_turn_out_larger_are_built_less_far_ahead() -> None:
-    ahead = BuildAhead(split_budget(replace(IMAGES, functions=True, copies=1)).spans)
+    ahead = split_budget(replace(IMAGES, growth=4, copies=1)).spans
     first = ahead.depth
     ahead.record(14 * MB)
     expected = ahead.depth
@@ -78,28 +74,8 @@ def test_spans_that_turn_out_larger_are_built_less_far_ahead() -> None:
 
 
 def test_spans_of_unknown_size_are_built_one_at_a_time_until_one_is_measured() -> None:
-    budget = split_budget(replace(IMAGES, batch_bytes=MB, sizes_known=False))
-    ahead = BuildAhead(budget.spans)
+    budget = split_budget(replace(IMAGES, batch_bytes=MB, growth=math.inf))
+    ahead = budget.spans
     assert (budget.batches_per_span, ahead.depth) == (1, 1)
     ahead.record(14 * MB)
     assert ahead.depth > 1
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_a_slab_that_is_too_small_grows_and_keeps_its_rows(sizes: list[int], random: Any) -> None:
-    schema = Schema((Field(1, "n", Tensor("int64"), True, "none", 1 << 20, 1 << 18),))
-    columns = Layout(schema, ["n"], range(0)).fixed
-    slab = Slab(columns, 25)
-    held: dict[int, int] = {}
-    for number, rows in enumerate(sizes):
-        start = slab.allocate(rows)
-        start = slab.grow(rows) if start is None else start
-        slab.buffer("n", start, rows)[:] = number
-        slab.masks["n"][start : start + rows] = number % 2
-        held[number] = start
-        if random.random() < 0.3:
-            gone = random.choice(sorted(held))
-            slab.free(held.pop(gone), sizes[gone])
-        for known, first in held.items():
-            assert (slab.buffer("n", first, sizes[known]) == known).all()
-            assert (slab.masks["n"][first : first + sizes[known]] == bool(known % 2)).all()
