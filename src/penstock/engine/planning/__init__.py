@@ -2,7 +2,8 @@
 
 from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
 from penstock.engine.planning._composed import make_selection
-from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions, ReaderShare, TablePlanner
+from penstock.engine.planning._locators import PlanOptions
+from penstock.engine.planning._planner import PlannedSpans, Planner, ReaderShare, TablePlanner
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
     CU_SEQLENS,

@@ -1,6 +1,6 @@
 """Samples as a selection: blocks are runs of samples, read with all rows that they draw."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -91,8 +91,8 @@ class SampleSelection(SelectionOf[SampleBlock]):
         ends = self._clean(np.arange(1, count + 1) * len(self.rows) // count, self.rows)
         return [SampleBlock(self.rows[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
 
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
-        yield SampleBlock(positions)
+    def blocks_at(self, positions: Int64Array) -> list[SampleBlock]:
+        return [SampleBlock(positions)]
 
     def part_ends(self, block: SampleBlock, part_bytes: int, *, pages_cached: bool) -> Int64Array:  # noqa: ARG002
         step = self.block_rows(max(part_bytes, _MIN_PART_BYTES))

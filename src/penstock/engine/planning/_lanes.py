@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.engine.planning._selection import Selection
+from penstock.engine.planning._spans import Planned
 from penstock.plan import Epoch
 from penstock.table import Int64Array
 
@@ -25,16 +26,15 @@ class LaneBlock:
     """Lane row at which the block starts."""
     end: int
     """Lane row before which rows belong to this or an earlier block, or have been read."""
-    remaining: int
+    remaining: int = 0
     """Rows that the lane has not reached yet."""
     last_offset: int = -1
     """The offset of its last row; -1 while unknown."""
     unread: Int64Array | None = None
     """Its rows that were not consumed before a resume; None for all."""
-    whole: "LaneBlock | None" = None
-    """The block of which it is a part, whose last row counts."""
     parts: Sequence["LaneBlock"] = ()
     """Blocks that are read instead of it."""
+    planned: Planned | None = None
 
 
 class _Ordered(NamedTuple, Generic[ItemT]):

@@ -1,7 +1,7 @@
 """The selected rows or samples, in sections that are read as blocks; and the implementation for rows."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -132,7 +132,7 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
         """Where to split a block of which only the rows `left` are unread."""
         return []
 
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[BlockT]:
+    def blocks_at(self, positions: Int64Array) -> Iterable[BlockT]:
         """Blocks of some increasing positions."""
 
     def planned(self, block: BlockT) -> Planned:
@@ -266,9 +266,8 @@ class RowSelection(SelectionOf[Block]):
         points: list[int] = left[starts].tolist()
         return points
 
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[Block]:
-        for block in self.leaves.blocks_at(positions):
-            yield from self.split(block, block_bytes)
+    def blocks_at(self, positions: Int64Array) -> Iterator[Block]:
+        return self.leaves.blocks_at(positions)
 
     def planned(self, block: Block) -> PlannedBlock:
         return PlannedBlock(block)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
-from penstock.engine.planning._locators import BlockLocations, LaneLocator
+from penstock.engine.planning._locators import LaneLocator, PlanOptions
 from penstock.engine.planning._samples import groups
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Planned, PlannedBlock
+from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock
 from penstock.table import Int64Array
 
 _PARTS = 3
@@ -45,17 +45,17 @@ class SplitBlocks(LaneLocator):
     So the window holds few rows that have been read, and few that are read much later.
     """
 
-    def __init__(self, blocks: EpochBlocks, *, page_reads: float, page_bytes: int) -> None:
-        """Pages are read `page_reads` times on average; about `page_bytes` of the heaviest column together."""
-        super().__init__(blocks)
-        self._page_reads, self._page_bytes = page_reads, page_bytes
+    def __init__(self, blocks: EpochBlocks, options: PlanOptions, closed: list[Planned]) -> None:
+        super().__init__(blocks, options, closed)
         self._opened: dict[int, dict[LaneBlock, _SplitBlock]] = defaultdict(dict)
         self._count = 0
 
-    def open_blocks(self) -> list[Planned]:
-        return [planned for lane in self._opened.values() for block in lane.values() for planned in block.close(np.inf)]
+    def close(self) -> None:
+        self._closed += [
+            part for lane in self._opened.values() for block in lane.values() for part in block.close(np.inf)
+        ]
 
-    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:
+    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> LocatedRows:
         opened = self._opened[lane]
         parts: list[Planned] = []
         block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
@@ -72,16 +72,16 @@ class SplitBlocks(LaneLocator):
             self._closed += split.close(now)
             if split.end <= now:
                 del opened[block]
-        return BlockLocations(parts, block_index, local)
+        return LocatedRows(parts, block_index, local)
 
     def _new_split(self, lane: int, block: LaneBlock) -> "_SplitBlock":
         order = self._blocks.epoch.lane_order(lane)
         times = order.read_times(block.first, block.first + len(block.block))
         self._count += 1
-        stretches = int(self._page_reads + self._count * _GOLDEN % 1)
+        stretches = int(self._options.page_reads + self._count * _GOLDEN % 1)
         shift = _SHIFT * (self._count * _SILVER % 1 - 0.5) if order.is_whole else 0.0
         edges = (np.arange(1, stretches) + shift) / stretches
-        return _SplitBlock(self._selection, block.block, times, edges, self._page_bytes)
+        return _SplitBlock(self._selection, block.block, times, edges, self._options.page_bytes)
 
 
 class _SplitBlock:
