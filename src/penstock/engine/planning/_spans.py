@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._samples import flat_ranges, groups
+from penstock.engine.planning._samples import distinct, flat_ranges, groups
 from penstock.format import Fragment
 from penstock.plan import Places, SpanSteps
 from penstock.table import FragmentRows, Int64Array, take_positions
@@ -164,10 +164,8 @@ class LocatedRows:
         block_index, rows = self.block_index[first:end], self.rows[first:end]
         if self.resident:
             return LocatedRows(self.blocks, block_index, rows, resident=True)
-        needed = np.flatnonzero(np.bincount(block_index))
-        number = np.empty(len(self.blocks), np.int64)
-        number[needed] = np.arange(len(needed))
-        return LocatedRows([self.blocks[each] for each in needed.tolist()], number[block_index], rows, samples=samples)
+        needed, index = distinct(block_index)
+        return LocatedRows([self.blocks[number] for number in needed.tolist()], index, rows, samples=samples)
 
     def drawn(self) -> "LocatedRows":
         """Samples that are composed of rows, and the blocks of the rows that they draw."""

@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
+from penstock.engine.planning._lanes import EpochBlocks, LaneBlock, LaneRows
 from penstock.engine.planning._locators import BlockLocator, LaneLocator, PlanOptions, by_lane
+from penstock.engine.planning._samples import distinct
 from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock
 from penstock.table import Int64Array
 
-_NO_ROWS = np.zeros(0, np.int64)
 _FIRST_BYTES, _FIRST_LOCAL_BYTES = 128 << 10, 1 << 20
 """Of the smallest parts; a local read has no latency that is worth many of them."""
 
@@ -73,8 +73,7 @@ class WholeBlocks(LaneLocator):
                 here = holders == number
                 local[here] = block.planned.inverse[local[here]]
             planned.append(block.planned)
-        next_offset = self._cursors[lane].next_offset
-        read = [block for block in opened if 0 <= block.last_offset < next_offset]
+        read = [block for block in opened if not block.remaining]
         for block in read:
             del opened[block]
         self._close(read)
@@ -95,8 +94,8 @@ class WholeBlocks(LaneLocator):
         parts = [part for block in blocks for part in block.parts or (block,)]
         parts.sort(key=lambda part: part.first)
         holders = np.searchsorted([part.end for part in parts], rows, side="right")
-        used = np.flatnonzero(np.bincount(holders))
-        return [parts[number] for number in used.tolist()], np.searchsorted(used, holders)
+        used, index = distinct(holders)
+        return [parts[number] for number in used.tolist()], index
 
     def _splits(self, block: LaneBlock) -> bool:
         return self._part_bytes < self._block_bytes or (self._options.trim and block.unread is not None)
@@ -109,7 +108,8 @@ class WholeBlocks(LaneLocator):
         if known.planned is None and len(needed):
             if self._part_bytes < self._block_bytes:
                 ends = self._selection.part_ends(block, self._part_bytes, pages_cached=self._options.pages_cached)
-                points.update(_ends_of_needed(ends, needed))
+                used = np.bincount(np.searchsorted(ends, needed, side="right"), minlength=len(ends)) > 0
+                points.update(ends[:-1][used[1:] != used[:-1]].tolist())
             if unread is not None:
                 points.update(self._selection.split_points(block, unread))
         if known.planned is not None or (not points and unread is None):
@@ -123,13 +123,6 @@ class WholeBlocks(LaneLocator):
                 left = left - low
             part_end = known.first + end if end < len(block) else known.end
             yield LaneBlock(block.part(low, high), known.first + low, part_end, unread=left)
-
-
-def _ends_of_needed(ends: Int64Array, rows: Int64Array) -> list[int]:
-    """The ends of parts, without the last one, at which those that hold some rows begin or end."""
-    needed = np.bincount(np.searchsorted(ends, rows, side="right"), minlength=len(ends)) > 0
-    points: list[int] = ends[:-1][needed[1:] != needed[:-1]].tolist()
-    return points
 
 
 def _ranges(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -173,13 +166,12 @@ class ResidentBlocks(BlockLocator):
         """For each place of the epoch the index of the block that holds its row."""
         self._rows = rows - np.cumsum([0, *lengths])[self._block_index]
         """For each place of the epoch its row in that block."""
-        self._read: dict[int, tuple[int, Int64Array, int]] = {}
-        """For each lane some offsets of it: the first one, the places there, and the chunk that follows them."""
+        self._lanes: dict[int, LaneRows] = {}
 
     def find(self, positions: Int64Array) -> LocatedRows:
         places = np.empty(len(positions), np.int64)
         for lane, here in by_lane(positions, self._epoch.lanes):
-            places[here] = self._lane(lane, positions[here] // self._epoch.lanes)
+            places[here] = self._places(lane, positions[here] // self._epoch.lanes)
         located = LocatedRows(self._all, self._block_index[places], self._rows[places], not self._unread)
         if self._unread:
             added = self._unread.intersection(self._all[number] for number in np.unique(located.block_index))
@@ -187,18 +179,10 @@ class ResidentBlocks(BlockLocator):
             self._resident += added
         return located
 
-    def _lane(self, lane: int, offsets: Int64Array) -> Int64Array:
+    def _places(self, lane: int, offsets: Int64Array) -> Int64Array:
         """The places of the epoch at some offsets of a lane."""
-        first, last = int(offsets.min()), int(offsets.max())
-        start, places, number = self._read.get(lane, (0, _NO_ROWS, 0))
-        if first < start or last >= start + len(places):
-            order, lane_start = self._epoch.lane_order(lane), self._epoch.lane_start(lane)
-            if first < start or not number:
-                number = order.chunk_of(first)
-                start, places = order.rows_before(number), _NO_ROWS
-            while last >= start + len(places):
-                kept = places[max(0, first - start) :]
-                start += len(places) - len(kept)
-                places, number = np.concatenate([kept, order.chunk(number) + lane_start]), number + 1
-            self._read[lane] = start, places, number
-        return places[offsets - start]
+        first, rows = int(offsets.min()), self._lanes.get(lane)
+        if rows is None or rows.next_offset > first:
+            rows = self._lanes[lane] = LaneRows(self._epoch.lane_order(lane), first)
+        start = rows.next_offset
+        return rows.until(int(offsets.max()) + 1)[offsets - start] + self._epoch.lane_start(lane)
