@@ -12,12 +12,12 @@ from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, fitting_sh
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Layout, PlanOptions, Selection, page_reads
+from penstock.engine.planning import Layout, PlanOptions, Selection
 from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
-from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
+from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout, page_reads
 from penstock.runners import available_cores, available_memory
 from penstock.types import cached_property
 

@@ -7,9 +7,10 @@ from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
 from penstock.plan._schedule import Schedule
-from penstock.plan._spread import BoundedSpread
+from penstock.plan._spread import BoundedSpread, LaneRows
 from penstock.plan._state import LoaderState, OrderSpec
 from penstock.plan._steps import Places, SourceRows, SpanSteps
+from penstock.plan._stretches import STRETCH_PARTS, page_reads, stretch_parts
 from penstock.plan.mixture import (
     MixtureOrder,
     MixturePartitioner,
@@ -37,10 +38,12 @@ from penstock.plan.samples import (
 
 __all__ = [
     "SEQUENTIAL",
+    "STRETCH_PARTS",
     "BoundedSpread",
     "DrawnGroups",
     "Epoch",
     "GroupedRows",
+    "LaneRows",
     "LoaderState",
     "MixtureOrder",
     "MixturePartitioner",
@@ -69,9 +72,11 @@ __all__ = [
     "mixture_rows",
     "pack_concat",
     "pack_fit",
+    "page_reads",
     "random_u64",
     "resolve_shuffle",
     "segments_of",
     "split_blocks",
+    "stretch_parts",
     "whole_weights",
 ]

@@ -3,7 +3,7 @@
 from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
 from penstock.engine.planning._composed import make_selection
 from penstock.engine.planning._locators import PlanOptions
-from penstock.engine.planning._planner import PlannedSpans, Planner, ReaderShare, TablePlanner
+from penstock.engine.planning._planner import PlannedSpans, Planner, TablePlanner
 from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
     CU_SEQLENS,
@@ -17,7 +17,6 @@ from penstock.engine.planning._samples import (
 )
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
-from penstock.engine.planning._split_blocks import page_reads
 
 __all__ = [
     "CU_SEQLENS",
@@ -32,7 +31,6 @@ __all__ = [
     "PlannedBlock",
     "PlannedSpans",
     "Planner",
-    "ReaderShare",
     "RowIdentity",
     "Rows",
     "Selection",
@@ -44,6 +42,5 @@ __all__ = [
     "compaction_advice",
     "groups",
     "make_selection",
-    "page_reads",
     "sample_fields",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.engine.planning._samples import distinct
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Planned
-from penstock.plan import BoundedSpread, Epoch
+from penstock.plan import Epoch, LaneRows
 from penstock.table import Int64Array
 
 SECTIONS_CACHED = 64
@@ -90,44 +90,20 @@ class EpochBlocks:
                     yield block.part(first - place, stop - place), first, stop
 
 
-class LaneRows:
-    """The rows of a lane in the order in which it is read, from an offset on; offsets count rows in that order."""
-
-    def __init__(self, order: BoundedSpread, offset: int) -> None:
-        self._order, self._chunk = order, order.chunk_of(offset)
-        self._rows, self._first_offset = order.chunk(self._chunk), order.rows_before(self._chunk)
-        """The rows at some offsets, up to the end of the chunk."""
-        self.next_offset = offset
-        """Offsets before this one have been read."""
-
-    def until(self, offset: int) -> Int64Array:
-        """The rows from the next offset to another."""
-        while self._first_offset + len(self._rows) < offset:
-            left = self._rows[self.next_offset - self._first_offset :]
-            self._chunk, self._first_offset = self._chunk + 1, self.next_offset
-            self._rows = np.concatenate([left, self._order.chunk(self._chunk)])
-        rows = self._rows[self.next_offset - self._first_offset : offset - self._first_offset]
-        self.next_offset = offset
-        return rows
-
-
 class LaneCursor(LaneRows):
     """Finds the blocks that hold the rows of a lane, from an offset on."""
 
     def __init__(self, blocks: EpochBlocks, lane: int, offset: int) -> None:
         super().__init__(blocks.epoch.lane_order(lane), offset)
-        order, chunk_start = self._order, self._chunk * self._order.chunk_width
-        first = self._rows_loaded = max(chunk_start - order.spread_rows, 0)
         self._lane_start = blocks.epoch.lane_start(lane)
-        self._blocks = blocks.between(self._lane_start + first, self._lane_start + order.length)
+        first, end, read = self.near()
+        self._rows_loaded = first
+        self._blocks = blocks.between(self._lane_start + first, self._lane_start + self.order.length)
         self._set_active([])
-        self._load_blocks(int(self._rows.max()) + 1)  # eagerly, because cursors are created concurrently
-        unread = np.zeros(self._rows_loaded - first, bool)
-        unread[order.pending_rows(self._chunk) - first] = True
-        unread[chunk_start - first :] = True
-        unread[self._rows[: offset - self._first_offset] - first] = False
-        holders = np.searchsorted(self._ends - first, np.flatnonzero(~unread), side="right")
-        for number in distinct(holders)[0].tolist():
+        self._load_blocks(end)  # eagerly, because cursors are created concurrently
+        unread = np.ones(self._rows_loaded - first, bool)
+        unread[read - first] = False
+        for number in distinct(np.searchsorted(self._ends, read, side="right"))[0].tolist():
             block = self._active[number]
             block.unread = np.flatnonzero(unread[block.first - first : block.end - first])
             block.remaining = len(block.unread)

@@ -28,29 +28,15 @@ class PlannedSpans(NamedTuple):
     """Whether the epoch ends with them."""
 
 
-class ReaderShare(NamedTuple):
-    """The rows of a rank that one of its readers reads: those of some of its lanes."""
-
-    reader: int
-    readers: int
-
-    def of(self, rows: SourceRows, order: OrderSpec, num_ranks: int) -> SourceRows:
-        """Some of a table's rows."""
-        if self.readers == 1:
-            return rows
-        lanes = order.lanes
-        lane = rows.numbers % order.rows % lanes // (num_ranks if lanes % num_ranks == 0 else 1)
-        return rows.take(np.flatnonzero(lane % self.readers == self.reader))
-
-
 class Planner:
     """Plans the spans of one epoch after another."""
 
     def __init__(
-        self, tables: Sequence["TablePlanner"], schedule: Schedule, plan_rows: int, share: ReaderShare
+        self, tables: Sequence["TablePlanner"], schedule: Schedule, plan_rows: int, *, reader: int, readers: int
     ) -> None:
-        """`plan_rows` are planned together, at least a span; of these, only a share of the rows."""
-        self._tables, self._schedule, self._plan_rows, self._share = tables, schedule, plan_rows, share
+        """`plan_rows` are planned together, at least a span; of these, the rows of one of some readers."""
+        self._tables, self._schedule, self._plan_rows = tables, schedule, plan_rows
+        self._reader, self._readers = reader, readers
 
     def planned_spans(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> Iterator[PlannedSpans]:
         """The spans from a position of an epoch on and of all later epochs, planned a few thousand rows at a time.
@@ -74,15 +60,22 @@ class Planner:
                 together, size = [], 0
 
     def _plan(self, together: list[SpanSteps], *, last: bool) -> PlannedSpans:
-        partitioner, share = self._schedule.partitioner, self._share
-        sources = [partitioner.source_rows(steps) for steps in together]
+        sources = [self._schedule.partitioner.source_rows(steps) for steps in together]
         spans = [Span(steps, []) for steps in together]
         for number, table in enumerate(self._tables):
-            mine = [share.of(each[number], table.order, partitioner.world.num_ranks) for each in sources]
+            mine = [self._of_reader(each[number], table.order) for each in sources]
             for span, rows in zip(spans, table.plan(together, mine), strict=True):
                 if len(rows):
                     span.tables.append(rows)
         return PlannedSpans(spans, [block for table in self._tables for block in table.take_closed()], last)
+
+    def _of_reader(self, rows: SourceRows, order: OrderSpec) -> SourceRows:
+        """Those of a table's rows that the reader reads: the rows of some lanes."""
+        if self._readers == 1:
+            return rows
+        num_ranks = self._schedule.partitioner.world.num_ranks
+        lane = rows.numbers % order.rows % order.lanes // (num_ranks if order.lanes % num_ranks == 0 else 1)
+        return rows.take(np.flatnonzero(lane % self._readers == self._reader))
 
 
 class TablePlanner:
