@@ -2,6 +2,7 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
+from penstock.plan._grouping import distinct, flat_ranges, groups, take_positions
 from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_shuffle
 from penstock.plan._partition import RankPartitioner
 from penstock.plan._quality import ShuffleQuality, expected_blocks
@@ -24,12 +25,23 @@ from penstock.plan.mixture import (
     whole_weights,
 )
 from penstock.plan.samples import (
+    CU_SEQLENS,
+    POSITION_IDS,
+    SEGMENT_IDS,
+    ComposedRows,
+    Composition,
     DrawnGroups,
+    Draws,
     GroupedRows,
+    GroupNames,
+    PackedSamples,
     Packing,
+    Rows,
     Splits,
     WeightedDraw,
     Windows,
+    WindowSamples,
+    digest_of,
     find_windows,
     group_rows,
     pack_concat,
@@ -37,11 +49,18 @@ from penstock.plan.samples import (
 )
 
 __all__ = [
+    "CU_SEQLENS",
+    "POSITION_IDS",
+    "SEGMENT_IDS",
     "SEQUENTIAL",
     "STRETCH_PARTS",
     "BoundedSpread",
+    "ComposedRows",
+    "Composition",
     "DrawnGroups",
+    "Draws",
     "Epoch",
+    "GroupNames",
     "GroupedRows",
     "LaneRows",
     "LoaderState",
@@ -51,9 +70,11 @@ __all__ = [
     "MixtureSpec",
     "MixtureState",
     "OrderSpec",
+    "PackedSamples",
     "Packing",
     "Places",
     "RankPartitioner",
+    "Rows",
     "Schedule",
     "Segment",
     "Shuffle",
@@ -64,11 +85,16 @@ __all__ = [
     "Splits",
     "State",
     "WeightedDraw",
+    "WindowSamples",
     "Windows",
     "derive_key",
+    "digest_of",
+    "distinct",
     "expected_blocks",
     "find_windows",
+    "flat_ranges",
     "group_rows",
+    "groups",
     "mixture_rows",
     "pack_concat",
     "pack_fit",
@@ -78,5 +104,6 @@ __all__ = [
     "segments_of",
     "split_blocks",
     "stretch_parts",
+    "take_positions",
     "whole_weights",
 ]

@@ -7,19 +7,21 @@ import numpy as np
 
 from penstock.engine.planning._leaves import Leaves
 from penstock.engine.planning._row_sizes import RowSizes
-from penstock.engine.planning._samples import (
+from penstock.engine.planning._selection import EpochRows, Selection, sorted_rows
+from penstock.engine.planning._shared_images import shared_images
+from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
+from penstock.plan import (
     ComposedRows,
     Composition,
     Rows,
+    ShuffleLayout,
+    WeightedDraw,
     WindowSamples,
     digest_of,
     groups,
-    shared_images,
+    take_positions,
 )
-from penstock.engine.planning._selection import EpochRows, Selection, sorted_rows
-from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
-from penstock.plan import ShuffleLayout, WeightedDraw
-from penstock.table import Int64Array, Reader, take_positions
+from penstock.table import Int64Array, Reader
 from penstock.types import cached_property
 
 _HEAVY_BYTES = 4 << 10

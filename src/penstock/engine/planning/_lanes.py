@@ -7,10 +7,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.engine.planning._samples import distinct
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Planned
-from penstock.plan import Epoch, LaneRows
+from penstock.plan import Epoch, LaneRows, distinct
 from penstock.table import Int64Array
 
 SECTIONS_CACHED = 64

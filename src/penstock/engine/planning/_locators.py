@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock, LaneCursor
-from penstock.engine.planning._samples import flat_ranges, groups
 from penstock.engine.planning._spans import LocatedRows, Planned
+from penstock.plan import flat_ranges, groups
 from penstock.storage import thread_map
 from penstock.table import Int64Array
 

@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from penstock.engine.planning._lanes import SECTIONS_CACHED, EpochBlocks
 from penstock.engine.planning._locators import BlockLocator, PartialBlocks, PlanOptions, ScatteredLocator
-from penstock.engine.planning._samples import groups
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock, PlannedSamples, Span, TableRows
 from penstock.engine.planning._split_blocks import SplitBlocks
 from penstock.engine.planning._whole_blocks import ResidentBlocks, WholeBlocks
-from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps
+from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps, groups
 from penstock.table import Int64Array
 
 

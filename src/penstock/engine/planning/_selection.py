@@ -11,12 +11,12 @@ import numpy as np
 
 from penstock.engine.planning._leaves import Leaves, SortedRows, rows_between
 from penstock.engine.planning._row_sizes import RowSizes, SampleSizes, linked_bytes
-from penstock.engine.planning._samples import Composition, SharedImages
+from penstock.engine.planning._shared_images import SharedImages
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
 from penstock.format import DataFile, encode_snapshot
 from penstock.format.kinds import Linked
-from penstock.plan import ShuffleLayout, WeightedDraw, split_blocks
-from penstock.table import FragmentRows, Int64Array, page_requests, take_positions
+from penstock.plan import Composition, ShuffleLayout, WeightedDraw, split_blocks, take_positions
+from penstock.table import FragmentRows, Int64Array, page_requests
 from penstock.types import cached_property
 
 _EPOCHS_CACHED = 2

@@ -7,10 +7,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.planning._samples import distinct, flat_ranges, groups
 from penstock.format import Fragment
-from penstock.plan import Places, SpanSteps
-from penstock.table import FragmentRows, Int64Array, take_positions
+from penstock.plan import Places, SpanSteps, distinct, flat_ranges, groups, take_positions
+from penstock.table import FragmentRows, Int64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

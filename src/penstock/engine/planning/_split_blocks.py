@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
 from penstock.engine.planning._locators import LaneLocator, PlanOptions
-from penstock.engine.planning._samples import groups
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock
-from penstock.plan import STRETCH_PARTS, stretch_parts
+from penstock.plan import STRETCH_PARTS, groups, stretch_parts
 from penstock.table import Int64Array
 
 Floats = npt.NDArray[np.float64]

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
 from penstock.engine.planning._locators import BlockLocator, LaneLocator, PlanOptions, by_lane
-from penstock.engine.planning._samples import distinct
 from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock
-from penstock.plan import LaneRows
+from penstock.plan import LaneRows, distinct
 from penstock.table import Int64Array
 
 _FIRST_BYTES, _FIRST_LOCAL_BYTES = 128 << 10, 1 << 20
