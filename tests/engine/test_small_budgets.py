@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Column, Dataset, Epochs, Image, Shuffle, Steps, Tensor, Text, Workers
-from penstock.engine.planning import page_reads
+from penstock.plan import page_reads
 from tests.engine.reading import batch_of, few
 from tests.servers import new_location
 

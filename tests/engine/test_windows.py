@@ -14,7 +14,7 @@ import penstock
 from penstock import BadSamples, Column, Dataset, Image, Shuffle, Tensor, Text, Workers
 from penstock.codecs import decode_images
 from penstock.engine.assembly import _decode
-from penstock.engine.planning import _samples
+from penstock.engine.planning import _shared_images
 from penstock.errors import InvalidInputError, NotFoundError, SampleError
 from penstock.storage import open_store
 from penstock.testing import CountingStore
@@ -230,7 +230,7 @@ def test_windows_share_what_is_read_and_decoded(monkeypatch: pytest.MonkeyPatch)
         return decode_images(encoded, *rest, **options)
 
     monkeypatch.setattr(_decode, "decode_images", counted)
-    monkeypatch.setattr(_samples, "_CACHE_BYTES", 1 << 20)
+    monkeypatch.setattr(_shared_images, "_CACHE_BYTES", 1 << 20)
     shuffle = Shuffle(block_bytes=256 << 10, lanes=4, spread=4)
     store.reset()
     epochs = 3

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.plan import BoundedSpread, derive_key
+from penstock.plan import BoundedSpread, LaneRows, derive_key
 
 spread_sizes = st.one_of(st.integers(0, 70), st.integers(0, 7000), st.sampled_from([2047, 2048, 2049, 4096]))
 lengths = st.one_of(st.integers(0, 50), st.integers(0, 14_000), st.sampled_from([2047, 2048, 2049, 4096, 4097]))
@@ -60,6 +60,25 @@ def test_chunk_of_finds_the_chunk_of_an_offset(spread: BoundedSpread, data: st.D
     if spread.length:
         for offset in {0, spread.length - 1, data.draw(st.integers(0, spread.length - 1))}:
             assert spread.chunk_of(offset) == int(np.searchsorted(ends, offset, side="right"))
+
+
+@given(spreads, st.data())
+@steady
+def test_a_lane_is_read_from_any_offset(spread: BoundedSpread, data: st.DataObject) -> None:
+    assume(spread.length)
+    order = whole(spread)
+    offset = data.draw(st.integers(0, spread.length - 1))
+    rows = LaneRows(spread, offset)
+    first, end, read = rows.near()
+    before, after = order[:offset], order[offset:]
+    assert (after >= first).all()
+    assert np.array_equal(np.sort(read), np.sort(before[(before >= first) & (before < end)]))
+    while offset < spread.length:
+        upto = data.draw(st.integers(offset, spread.length) | st.integers(offset, min(offset + 50, spread.length)))
+        assert np.array_equal(rows.until(upto), order[offset:upto])
+        if upto == offset:
+            break
+        offset = rows.next_offset
 
 
 @given(spreads)

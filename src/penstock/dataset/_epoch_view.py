@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.dataset._streaming import Streaming
 from penstock.dataset._weights import Weights
-from penstock.engine import Rows, Source, VersionFollower, schema_of
+from penstock.engine import Source, VersionFollower, schema_of
 from penstock.errors import InvalidInputError
 from penstock.format import Schema, encode_snapshot
 from penstock.history import Refs, find_version, format_version, newest_commit, open_table, read_snapshot
-from penstock.plan import WeightedDraw
+from penstock.plan import Rows, WeightedDraw
 from penstock.table import ROW_ID, Int64Array, Reader, without_quarantined
 
 if TYPE_CHECKING:

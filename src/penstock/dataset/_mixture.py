@@ -12,11 +12,11 @@ from penstock.dataset._options import as_shuffle
 from penstock.dataset._samples import SampleView
 from penstock.dataset._streaming import Streaming
 from penstock.dataset._view import View
-from penstock.engine import CU_SEQLENS, SOURCE, MixtureSource, Source, schema_of
+from penstock.engine import SOURCE, MixtureSource, Source, schema_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Tensor, any_shape
-from penstock.plan import Shuffle, whole_weights
+from penstock.plan import CU_SEQLENS, Shuffle, whole_weights
 from penstock.table import ROW_ID, is_position, without_quarantined
 
 Weights = Mapping[str, float]

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidInputError
 from penstock.format import value_kind
 from penstock.format.kinds import Kind
-from penstock.plan import derive_key, random_u64
+from penstock.plan import derive_key, random_u64, take_positions
 from penstock.query import (
     ComputedColumn,
     Condition,
@@ -24,7 +24,7 @@ from penstock.query import (
     Udf,
     run_sql,
 )
-from penstock.table import ROW_ID, Int64Array, Reader, find_positions, memory_table, take_positions, with_computed
+from penstock.table import ROW_ID, Int64Array, Reader, find_positions, memory_table, with_computed
 from penstock.types import parse_size
 
 TIMEOUT_S = 600.0

@@ -14,8 +14,9 @@ from penstock.dataset._saved_views import save_view
 from penstock.errors import InvalidInputError
 from penstock.format import Schema
 from penstock.format.kinds import Values
+from penstock.plan import take_positions
 from penstock.query import Explanation, Params, Relation, TableScan, Udf, as_dataset, explain_sql
-from penstock.table import ROW_ID, Int64Array, Reader, as_batch, is_position, resolve_positions, take_positions
+from penstock.table import ROW_ID, Int64Array, Reader, as_batch, is_position, resolve_positions
 
 if TYPE_CHECKING:
     import pandas

@@ -10,31 +10,23 @@ import numpy as np
 from penstock.dataset._epoch_view import EpochChoices
 from penstock.dataset._splits import split_rows
 from penstock.dataset._weights import Weights
-from penstock.engine import (
-    ComposedRows,
-    DecodeOptions,
-    GroupNames,
-    PackedSamples,
-    RowReader,
-    Source,
-    WindowSamples,
-    samples_of,
-    schema_of,
-)
+from penstock.engine import DecodeOptions, RowReader, Source, samples_of, schema_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.format import Schema, value_kind
 from penstock.format.kinds import Tensor, Values, Video
-from penstock.plan import Splits, find_windows, group_rows, pack_concat, pack_fit
-from penstock.table import (
-    ROW_ID,
-    Int64Array,
-    Reader,
-    is_position,
-    resolve_positions,
-    row_values,
+from penstock.plan import (
+    ComposedRows,
+    GroupNames,
+    PackedSamples,
+    Splits,
+    WindowSamples,
+    find_windows,
+    group_rows,
+    pack_concat,
+    pack_fit,
     take_positions,
-    without_quarantined,
 )
+from penstock.table import ROW_ID, Int64Array, Reader, is_position, resolve_positions, row_values, without_quarantined
 
 Offsets = Mapping[str, Sequence[int] | range]
 OffsetsS = Mapping[str, Sequence[float]]

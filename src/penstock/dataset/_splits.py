@@ -9,9 +9,9 @@ import pyarrow as pa
 from penstock.errors import InvalidInputError
 from penstock.format import Field
 from penstock.format.kinds import Bytes, Label, Tensor, Text
-from penstock.plan import Splits
+from penstock.plan import Splits, take_positions
 from penstock.storage import Prefetch, read_ahead
-from penstock.table import ROW_ID, Int64Array, Reader, take_positions
+from penstock.table import ROW_ID, Int64Array, Reader
 
 _READ_ROWS = 1 << 16
 _NULL_KEY = 0x4E554C4C5E5DA7A1

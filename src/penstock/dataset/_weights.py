@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.engine import ComposedRows, Rows
 from penstock.errors import InvalidInputError
-from penstock.plan import WeightedDraw
+from penstock.plan import ComposedRows, Rows, WeightedDraw
 from penstock.table import ColumnValues, Int64Array, Reader
 
 _READ_ROWS = 1 << 16

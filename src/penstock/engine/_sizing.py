@@ -10,7 +10,7 @@ import cloudpickle
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.planning import Layout, Selection, page_reads
+from penstock.engine.planning import Layout, Selection
 from penstock.engine.sources import Order
 from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers
@@ -25,6 +25,7 @@ from penstock.plan import (
     expected_blocks,
     fitting_budget,
     fitting_shuffle,
+    page_reads,
     split_budget,
 )
 from penstock.runners import available_cores, available_memory

@@ -2,6 +2,7 @@
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
+from penstock.plan._grouping import distinct, flat_ranges, groups, take_positions
 from penstock.plan._memory import (
     UNMEASURED,
     BuildAhead,
@@ -15,9 +16,10 @@ from penstock.plan._options import SEQUENTIAL, Shuffle, ShuffleLayout, resolve_s
 from penstock.plan._partition import RankPartitioner, Schedule
 from penstock.plan._quality import ShuffleQuality, expected_blocks
 from penstock.plan._random import derive_key, random_u64
-from penstock.plan._spread import BoundedSpread
+from penstock.plan._spread import BoundedSpread, LaneRows
 from penstock.plan._state import LoaderState, OrderSpec
 from penstock.plan._steps import Places, SourceRows, SpanSteps
+from penstock.plan._stretches import STRETCH_PARTS, page_reads, stretch_parts
 from penstock.plan.mixture import (
     MixtureOrder,
     MixturePartitioner,
@@ -31,12 +33,23 @@ from penstock.plan.mixture import (
     whole_weights,
 )
 from penstock.plan.samples import (
+    CU_SEQLENS,
+    POSITION_IDS,
+    SEGMENT_IDS,
+    ComposedRows,
+    Composition,
     DrawnGroups,
+    Draws,
     GroupedRows,
+    GroupNames,
+    PackedSamples,
     Packing,
+    Rows,
     Splits,
     WeightedDraw,
     Windows,
+    WindowSamples,
+    digest_of,
     find_windows,
     group_rows,
     pack_concat,
@@ -44,13 +57,22 @@ from penstock.plan.samples import (
 )
 
 __all__ = [
+    "CU_SEQLENS",
+    "POSITION_IDS",
+    "SEGMENT_IDS",
     "SEQUENTIAL",
+    "STRETCH_PARTS",
     "UNMEASURED",
     "BoundedSpread",
     "BuildAhead",
+    "ComposedRows",
+    "Composition",
     "DrawnGroups",
+    "Draws",
     "Epoch",
+    "GroupNames",
     "GroupedRows",
+    "LaneRows",
     "LoaderState",
     "MemoryBudget",
     "MemoryNeeds",
@@ -60,9 +82,11 @@ __all__ = [
     "MixtureSpec",
     "MixtureState",
     "OrderSpec",
+    "PackedSamples",
     "Packing",
     "Places",
     "RankPartitioner",
+    "Rows",
     "Schedule",
     "Segment",
     "Shuffle",
@@ -73,20 +97,28 @@ __all__ = [
     "Splits",
     "State",
     "WeightedDraw",
+    "WindowSamples",
     "Windows",
     "derive_key",
+    "digest_of",
+    "distinct",
     "expected_blocks",
     "find_windows",
     "fitting_budget",
     "fitting_shuffle",
+    "flat_ranges",
     "group_rows",
+    "groups",
     "mixture_rows",
     "pack_concat",
     "pack_fit",
+    "page_reads",
     "random_u64",
     "resolve_shuffle",
     "segments_of",
     "split_blocks",
     "split_budget",
+    "stretch_parts",
+    "take_positions",
     "whole_weights",
 ]

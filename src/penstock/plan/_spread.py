@@ -108,6 +108,39 @@ class BoundedSpread:
         return moves
 
 
+class LaneRows:
+    """Reads the rows of a lane in order, from an offset on; offsets count rows in that order."""
+
+    def __init__(self, order: BoundedSpread, offset: int) -> None:
+        self.order, self._chunk = order, order.chunk_of(offset)
+        self._rows, self._first_offset = order.chunk(self._chunk), order.rows_before(self._chunk)
+        """The rows at some offsets, up to the end of the chunk."""
+        self.next_offset = offset
+        """Offsets before this one have been read."""
+
+    def until(self, offset: int) -> Int64Array:
+        """The rows from the next offset to another."""
+        while self._first_offset + len(self._rows) < offset:
+            left = self._rows[self.next_offset - self._first_offset :]
+            self._chunk, self._first_offset = self._chunk + 1, self.next_offset
+            self._rows = np.concatenate([left, self.order.chunk(self._chunk)])
+        rows = self._rows[self.next_offset - self._first_offset : offset - self._first_offset]
+        self.next_offset = offset
+        return rows
+
+    def near(self) -> tuple[int, int, Int64Array]:
+        """A range of rows with all that are read in this chunk, and those in it that have been read.
+
+        No row before the range is unread.
+        """
+        start, end = self._chunk * self.order.chunk_width, int(self._rows.max(initial=-1)) + 1
+        first = max(start - self.order.spread_rows, 0)
+        earlier = np.ones(max(min(start, end) - first, 0), bool)
+        earlier[self.order.pending_rows(self._chunk) - first] = False
+        read = self._rows[: self.next_offset - self._first_offset]
+        return first, end, np.append(np.flatnonzero(earlier) + first, read)
+
+
 def _uniform(key: int, counters: Int64Array) -> npt.NDArray[np.float64]:
     """Random numbers in [0, 1)."""
     return (random_u64(key, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -25,14 +25,7 @@ from penstock.table._random_read import RandomRowReader
 from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch, native_type
 from penstock.table._row_index import row_values
 from penstock.table._rows import append_rows, delete_rows, update_rows
-from penstock.table._select import (
-    find_positions,
-    find_row_ids,
-    is_position,
-    resolve_positions,
-    sorted_distinct,
-    take_positions,
-)
+from penstock.table._select import find_positions, find_row_ids, is_position, resolve_positions, sorted_distinct
 from penstock.table._session import Session, author
 from penstock.table._verify import Verifier, VerifyReport
 from penstock.table.merging import Conflict, OnConflict, merge
@@ -102,7 +95,6 @@ __all__ = [
     "split_uri",
     "storable",
     "take",
-    "take_positions",
     "update_rows",
     "with_computed",
     "without_quarantined",

@@ -6,9 +6,9 @@ import numpy as np
 
 from penstock.errors import NotFoundError
 from penstock.format import decode_quarantine, encode_quarantine, new_id
+from penstock.plan import take_positions
 from penstock.table._pages import Int64Array
 from penstock.table._read import Reader
-from penstock.table._select import take_positions
 from penstock.table._stage import Stage
 
 

@@ -67,11 +67,6 @@ def resolve_positions(where: Any, count: int) -> Int64Array:
     return np.where(rows < 0, rows + count, rows)
 
 
-def take_positions(positions: range | Int64Array, indices: Int64Array) -> Int64Array:
-    """Positions by index."""
-    return positions.start + positions.step * indices if isinstance(positions, range) else positions[indices]
-
-
 def sorted_distinct(positions: Int64Array) -> Int64Array:
     """Positions ascending and without repeats; several times as fast as `numpy.unique`, which hashes integers."""
     rows = np.sort(positions)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous, unsigned
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.planning import CU_SEQLENS, POSITION_IDS, PackedSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.format.kinds import Values
+from penstock.plan import CU_SEQLENS, POSITION_IDS, PackedSamples
 from penstock.table import Int64Array, RandomRowReader
 from penstock.types import cached_property
 

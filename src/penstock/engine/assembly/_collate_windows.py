@@ -12,11 +12,12 @@ from penstock.engine.assembly._collate import BadRows, Collator, contiguous
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._image_cache import ImageCache, copy_images
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.planning import Layout, SpanSamples, WindowSamples
+from penstock.engine.planning import Layout, SpanSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows
 from penstock.errors import SampleError
 from penstock.format import Field
 from penstock.format.kinds import Values
+from penstock.plan import WindowSamples
 from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
 
 _GROUP_IMAGES = 16

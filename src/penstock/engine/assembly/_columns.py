@@ -13,9 +13,10 @@ import numpy as np
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators, RowsAt
-from penstock.engine.planning import CU_SEQLENS, Layout, PackedSamples
+from penstock.engine.planning import Layout
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
+from penstock.plan import CU_SEQLENS, PackedSamples
 from penstock.table import Int64Array
 
 PAD = "_pad"

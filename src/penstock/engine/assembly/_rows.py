@@ -16,10 +16,10 @@ from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMe
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._image_cache import ImageCache
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.planning import Layout, PackedSamples, RowIdentity, Selection, WindowSamples
+from penstock.engine.planning import Layout, RowIdentity, Selection
 from penstock.engine.window import BuildTask, SlabColumns, TableTask
 from penstock.errors import CorruptError, SampleError, text_of
-from penstock.plan import derive_key, random_u64
+from penstock.plan import PackedSamples, WindowSamples, derive_key, random_u64
 from penstock.table import Reader
 
 _MAX_ATTEMPTS = 64

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.planning._samples import ComposedRows, PackedSamples, Rows, WindowSamples
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Image, Label, List, Tensor, Video
+from penstock.plan import ComposedRows, PackedSamples, Rows, WindowSamples
 from penstock.table import ROW_ID
 from penstock.types import cached_property
 

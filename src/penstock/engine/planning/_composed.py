@@ -6,19 +6,22 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.engine.planning._leaves import Leaves
-from penstock.engine.planning._samples import (
+from penstock.engine.planning._row_sizes import RowSizes
+from penstock.engine.planning._selection import EpochRows, Selection, sorted_rows
+from penstock.engine.planning._shared_images import shared_images
+from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
+from penstock.plan import (
     ComposedRows,
     Composition,
     Rows,
+    ShuffleLayout,
+    WeightedDraw,
     WindowSamples,
     digest_of,
     groups,
-    shared_images,
+    take_positions,
 )
-from penstock.engine.planning._selection import EpochRows, RowSelection, Selection, SelectionOf, sorted_rows
-from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
-from penstock.plan import ShuffleLayout, WeightedDraw
-from penstock.table import Int64Array, Reader, take_positions
+from penstock.table import Int64Array, Reader
 from penstock.types import cached_property
 
 _HEAVY_BYTES = 4 << 10
@@ -34,43 +37,42 @@ def make_selection(
 ) -> Selection:
     """All of some rows, or samples, in each epoch, or with `draw` those that it draws."""
     if not isinstance(rows, ComposedRows):
-        return RowSelection(Leaves(reader, names), EpochRows(rows, draw, seed), shuffled=shuffled)
-    leaves = Leaves(reader, rows.composition.stored_columns(names))
-    every_row = RowSelection(leaves, EpochRows(rows.composition.rows), shuffled=True)
-    samples = EpochRows(rows.samples, draw, seed)
-    return SampleSelection(every_row, rows.composition, names, samples, shuffled=shuffled)
+        return Selection(Leaves(reader, names), EpochRows(rows, draw, seed), shuffled=shuffled)
+    composition, epoch_rows = rows.composition, EpochRows(rows.samples, draw, seed)
+    leaves = Leaves(reader, composition.stored_columns(names))
+    sizes = RowSizes(leaves, sorted_rows(composition.rows, shuffled=True), len(composition.rows))
+    return SampleSelection(leaves, epoch_rows, composition, names, shuffled=shuffled, epoch=0, sizes=sizes)
 
 
-class SampleSelection(SelectionOf[SampleBlock]):
-    """Samples of a composition; all of them are one section and one part."""
+class SampleSelection(Selection):
+    """Samples of a composition, read with all rows that they draw; all of them are one section and one part."""
 
+    composition: Composition
     repeats_rows, coarse = True, False  # neighbouring samples share rows
 
     def __init__(
         self,
-        every_row: RowSelection,
+        leaves: Leaves,
+        epoch_rows: EpochRows,
         composition: Composition,
         delivered: Sequence[str],
-        epoch_rows: EpochRows,
         *,
         shuffled: bool,
-        epoch: int = 0,
+        epoch: int,
+        sizes: RowSizes,
     ) -> None:
-        """The samples of an epoch; `every_row` has the rows that they may draw, and `delivered` are their columns."""
-        self.reader, self.names, self.fields = every_row.reader, every_row.names, every_row.fields
-        self.composition: Composition = composition
-        self.rows_per_sample, self.row_sizes = composition.rows_per_sample, every_row.row_sizes
-        self._every_row, self._delivered, self.epoch_rows = every_row, tuple(delivered), epoch_rows
-        self.requested = epoch_rows.at(epoch)
-        self.rows = sorted_rows(self.requested, shuffled=shuffled)
-        self.shared_images = None
+        """The samples of an epoch; `sizes` are those of the rows that they may draw, and `delivered` their columns."""
+        super().__init__(leaves, epoch_rows, shuffled=shuffled, epoch=epoch, sizes=sizes)
+        self.composition, self._delivered = composition, tuple(delivered)
+        self.rows_per_sample = composition.rows_per_sample
         if isinstance(composition, WindowSamples):
             self.shared_images = shared_images(composition, self.fields, self.average_bytes)
 
     def _later_epoch(self, epoch: int) -> "SampleSelection":
         return SampleSelection(
-            self._every_row, self.composition, self._delivered, self.epoch_rows, shuffled=True, epoch=epoch
-        )
+            self.leaves, self.epoch_rows, self.composition, self._delivered,
+            shuffled=True, epoch=epoch, sizes=self.row_sizes,
+        )  # fmt: skip
 
     @cached_property
     def digest(self) -> str:
@@ -81,7 +83,7 @@ class SampleSelection(SelectionOf[SampleBlock]):
     def largest_rows_bytes(self, count: float) -> float:
         return max(count, _OVERLAP * super().largest_rows_bytes(count * self.rows_per_sample))
 
-    @property
+    @cached_property
     def section_rows(self) -> Int64Array:
         return np.array([len(self)])
 
@@ -91,12 +93,18 @@ class SampleSelection(SelectionOf[SampleBlock]):
         ends = self._clean(np.arange(1, count + 1) * len(self.rows) // count, self.rows)
         return [SampleBlock(self.rows[start:end]) for start, end in pairwise([0, *ends.tolist()]) if end > start]
 
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
-        yield SampleBlock(positions)
+    def split(self, block: SampleBlock, block_bytes: int) -> Iterator[SampleBlock]:  # noqa: ARG002
+        yield block
+
+    def blocks_at(self, positions: Int64Array) -> list[SampleBlock]:
+        return [SampleBlock(positions)]
 
     def part_ends(self, block: SampleBlock, part_bytes: int, *, pages_cached: bool) -> Int64Array:  # noqa: ARG002
         step = self.block_rows(max(part_bytes, _MIN_PART_BYTES))
         return self._clean(np.append(np.arange(step, len(block), step), len(block)), block.samples)
+
+    def split_points(self, block: SampleBlock, left: Int64Array) -> list[int]:  # noqa: ARG002
+        return []
 
     @cached_property
     def _boundaries(self) -> Int64Array | None:
@@ -122,7 +130,7 @@ class SampleSelection(SelectionOf[SampleBlock]):
         for mask, chosen in groups(needs):
             left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
             fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
-            for part in self._every_row.leaves.blocks_at(wanted[chosen], fields):
+            for part in self.leaves.blocks_at(wanted[chosen], fields):
                 here, chosen = chosen[: len(part)], chosen[len(part) :]
                 block_of[here], row_of[here] = len(blocks), np.arange(len(part))
                 blocks.append(PlannedBlock(part))

@@ -1,4 +1,4 @@
-"""Walk along a lane: which block holds each row, in the order in which the lane is read."""
+"""Walk along a lane: its rows in the order in which it is read, and which block holds each."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.engine.planning._selection import Selection
-from penstock.plan import Epoch
+from penstock.engine.planning._spans import Planned
+from penstock.plan import Epoch, LaneRows, distinct
 from penstock.table import Int64Array
 
 SECTIONS_CACHED = 64
@@ -25,16 +26,13 @@ class LaneBlock:
     """Lane row at which the block starts."""
     end: int
     """Lane row before which rows belong to this or an earlier block, or have been read."""
-    remaining: int
-    """Rows that the lane has not reached yet."""
-    last_offset: int = -1
-    """The offset of its last row; -1 while unknown."""
+    remaining: int = 0
+    """Rows that the cursor has not passed yet."""
     unread: Int64Array | None = None
     """Its rows that were not consumed before a resume; None for all."""
-    whole: "LaneBlock | None" = None
-    """The block of which it is a part, whose last row counts."""
     parts: Sequence["LaneBlock"] = ()
     """Blocks that are read instead of it."""
+    planned: Planned | None = None
 
 
 class _Ordered(NamedTuple, Generic[ItemT]):
@@ -91,83 +89,52 @@ class EpochBlocks:
                     yield block.part(first - place, stop - place), first, stop
 
 
-class LaneCursor:
-    """Reads a lane from an offset on; offsets count rows in the order in which the lane is read."""
+class LaneCursor(LaneRows):
+    """Finds the blocks that hold the rows of a lane, from an offset on."""
 
     def __init__(self, blocks: EpochBlocks, lane: int, offset: int) -> None:
-        self._start, self._spread = blocks.epoch.lane_start(lane), blocks.epoch.lane_order(lane)
-        number = self._spread.chunk_of(offset)
-        self._next_chunk = number
-        self._chunk_start = self._chunk_end = self._spread.rows_before(number)
-        first = max(number * self._spread.chunk_width - self._spread.spread_rows, 0)
-        self._blocks = blocks.between(self._start + first, self._start + self._spread.length)
-        self._active: list[LaneBlock] = []
-        self._holders = self._rows = np.zeros(0, np.int64)
+        super().__init__(blocks.epoch.lane_order(lane), offset)
+        self._lane_start = blocks.epoch.lane_start(lane)
+        first, end, read = self.near()
         self._rows_loaded = first
-        """Lane rows before this one belong to loaded blocks."""
-        self.next_offset = offset
-        """Offsets before this one have been read."""
-        if offset < self._spread.length:
-            chunk = self._spread.chunk(number)  # eagerly, because cursors are created concurrently
-            self._enter(chunk, number, offset)
-            self._read_chunk(chunk)
+        self._blocks = blocks.between(self._lane_start + first, self._lane_start + self.order.length)
+        self._set_active([])
+        self._load_blocks(end)  # eagerly, because cursors are created concurrently
+        unread = np.ones(self._rows_loaded - first, bool)
+        unread[read - first] = False
+        for number in distinct(np.searchsorted(self._ends, read, side="right"))[0].tolist():
+            block = self._active[number]
+            block.unread = np.flatnonzero(unread[block.first - first : block.end - first])
+            block.remaining = len(block.unread)
 
     def locate(self, offsets: Int64Array) -> tuple[list[LaneBlock], Int64Array, Int64Array]:
         """For increasing offsets: the blocks that hold them, and for each the index of its block and its lane row."""
-        index_of: dict[LaneBlock, int] = {}
-        holders, rows = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
-        done, last = 0, int(offsets[-1])
-        while done < len(offsets):
-            while int(offsets[done]) >= self._chunk_end:
-                self._read_chunk(self._spread.chunk(self._next_chunk))
-            upto = int(np.searchsorted(offsets, self._chunk_end)) if last >= self._chunk_end else len(offsets)
-            inside = offsets[done:upto] - self._chunk_start
-            active = self._holders[inside]
-            used = np.flatnonzero(np.bincount(active))
-            number = np.empty(len(self._active), np.int64)
-            number[used] = [index_of.setdefault(self._active[each], len(index_of)) for each in used.tolist()]
-            holders[done:upto], rows[done:upto] = number[active], self._rows[inside]
-            done = upto
-        self.next_offset = last + 1
-        return list(index_of), holders, rows
-
-    def _enter(self, chunk: Int64Array, number: int, offset: int) -> None:
-        """Load the blocks of the first chunk, and note which of their rows were consumed before."""
-        start, first = number * self._spread.chunk_width, self._rows_loaded
-        self._load_blocks(int(chunk.max()) + 1)
-        remaining = np.zeros(self._rows_loaded - first, bool)  # as before the chunk: `_read_chunk` subtracts its rows
-        remaining[self._spread.pending_rows(number) - first] = True
-        remaining[start - first :] = True
-        unread = remaining.copy()
-        unread[chunk[: offset - self._chunk_start] - first] = False
-        ends = np.array([lane_block.end for lane_block in self._active]) - first
-        for index in np.flatnonzero(np.bincount(np.searchsorted(ends, np.flatnonzero(~unread), side="right"))).tolist():
-            lane_block = self._active[index]
-            here = slice(lane_block.first - first, lane_block.end - first)
-            lane_block.remaining = int(np.count_nonzero(remaining[here]))
-            lane_block.unread = np.flatnonzero(unread[here])
+        wanted = offsets - self.next_offset
+        rows = self.until(int(offsets[-1]) + 1)  # with those between, which others read
+        self._load_blocks(int(rows.max()) + 1)
+        holders = np.searchsorted(self._ends, rows, side="right")
+        used, index = distinct(holders[wanted])
+        blocks = [self._active[number] for number in used.tolist()]
+        counts = np.bincount(holders)
+        passed = False
+        for number in np.flatnonzero(counts).tolist():
+            block = self._active[number]
+            block.remaining -= int(counts[number])
+            passed |= not block.remaining
+        if passed:
+            self._set_active([block for block in self._active if block.remaining])
+        return blocks, index, rows[wanted]
 
     def _load_blocks(self, row: int) -> None:
         """Load the blocks up to a lane row."""
-        while self._rows_loaded < min(row, self._spread.length):
+        loaded: list[LaneBlock] = []
+        while self._rows_loaded < row:
             block, first, end = next(self._blocks)
-            self._rows_loaded = end - self._start
-            self._active.append(LaneBlock(block, first - self._start, self._rows_loaded, len(block)))
+            self._rows_loaded = end - self._lane_start
+            loaded.append(LaneBlock(block, first - self._lane_start, self._rows_loaded, len(block)))
+        if loaded:
+            self._set_active([*self._active, *loaded])
 
-    def _read_chunk(self, rows: Int64Array) -> None:
-        self._next_chunk += 1
-        self._active = [lane_block for lane_block in self._active if lane_block.remaining]
-        if len(rows):
-            self._load_blocks(int(rows.max()) + 1)
-        ends = np.array([lane_block.end for lane_block in self._active], np.int64)
-        holders = np.searchsorted(ends, rows, side="right")
-        counts = np.bincount(holders, minlength=len(self._active)).tolist()
-        self._chunk_start = self._chunk_end
-        self._chunk_end += len(rows)
-        last = np.full(len(self._active), -1)
-        last[holders] = np.arange(len(rows))
-        for number, lane_block in enumerate(self._active):
-            lane_block.remaining -= counts[number]
-            if not lane_block.remaining:
-                lane_block.last_offset = self._chunk_start + int(last[number])
-        self._holders, self._rows = holders, rows
+    def _set_active(self, blocks: list[LaneBlock]) -> None:
+        """The loaded blocks that have rows left."""
+        self._active, self._ends = blocks, np.array([block.end for block in blocks], np.int64)

@@ -1,46 +1,21 @@
 """Turn an epoch's order into spans and the blocks they need. A table is a mixture of one."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.planning._lanes import SECTIONS_CACHED, EpochBlocks
-from penstock.engine.planning._locators import BlockLocations, BlockLocator, PartialBlocks, ScatteredLocator
-from penstock.engine.planning._samples import groups
+from penstock.engine.planning._locators import BlockLocator, PartialBlocks, PlanOptions, ScatteredLocator
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Planned, PlannedBlock, PlannedSamples, Span, SpanSamples, TableRows
+from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock, PlannedSamples, Span, TableRows
 from penstock.engine.planning._split_blocks import SplitBlocks
-from penstock.engine.planning._whole_blocks import FirstParts, ResidentBlocks, WholeBlocks
-from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps
+from penstock.engine.planning._whole_blocks import ResidentBlocks, WholeBlocks
+from penstock.plan import Epoch, OrderSpec, Schedule, SourceRows, SpanSteps, groups
 from penstock.table import Int64Array
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """What the plan of a table depends on besides its order."""
-
-    page_bytes: int
-    """If only some pages of blocks are read: about how many bytes of the heaviest column are read together."""
-    by_blocks: bool
-    """Whether blocks stay in the window over several spans; otherwise a span reads only the pages of its rows."""
-    page_reads: float
-    """How often the pages of a block are read, on average; 0 if whole blocks stay in the window."""
-    resident: bool
-    """Whether blocks stay in the window over all epochs."""
-    trim: bool
-    """Whether a block may leave out rows consumed before a resume."""
-    pages_cached: bool
-    """Whether pages of all columns but the heaviest are cached."""
-
-    @property
-    def reads_again(self) -> bool:
-        """Whether pages are read repeatedly."""
-        return not self.by_blocks or self.page_reads > 0
 
 
 class PlannedSpans(NamedTuple):
@@ -52,29 +27,15 @@ class PlannedSpans(NamedTuple):
     """Whether the epoch ends with them."""
 
 
-class ReaderShare(NamedTuple):
-    """The rows of a rank that one of its readers reads: those of some of its lanes."""
-
-    reader: int
-    readers: int
-
-    def of(self, rows: SourceRows, order: OrderSpec, num_ranks: int) -> SourceRows:
-        """Some of a table's rows."""
-        if self.readers == 1:
-            return rows
-        lanes = order.lanes
-        lane = rows.numbers % order.rows % lanes // (num_ranks if lanes % num_ranks == 0 else 1)
-        return rows.take(np.flatnonzero(lane % self.readers == self.reader))
-
-
 class Planner:
     """Plans the spans of one epoch after another."""
 
     def __init__(
-        self, tables: Sequence["TablePlanner"], schedule: Schedule, plan_rows: int, share: ReaderShare
+        self, tables: Sequence["TablePlanner"], schedule: Schedule, plan_rows: int, *, reader: int, readers: int
     ) -> None:
-        """`plan_rows` are planned together, at least a span; of these, only a share of the rows."""
-        self._tables, self._schedule, self._plan_rows, self._share = tables, schedule, plan_rows, share
+        """`plan_rows` are planned together, at least a span; of these, the rows of one of some readers."""
+        self._tables, self._schedule, self._plan_rows = tables, schedule, plan_rows
+        self._reader, self._readers = reader, readers
 
     def planned_spans(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> Iterator[PlannedSpans]:
         """The spans from a position of an epoch on and of all later epochs, planned a few thousand rows at a time.
@@ -98,15 +59,22 @@ class Planner:
                 together, size = [], 0
 
     def _plan(self, together: list[SpanSteps], *, last: bool) -> PlannedSpans:
-        partitioner, share = self._schedule.partitioner, self._share
-        sources = [partitioner.source_rows(steps) for steps in together]
+        sources = [self._schedule.partitioner.source_rows(steps) for steps in together]
         spans = [Span(steps, []) for steps in together]
         for number, table in enumerate(self._tables):
-            mine = [share.of(each[number], table.order, partitioner.world.num_ranks) for each in sources]
+            mine = [self._of_reader(each[number], table.order) for each in sources]
             for span, rows in zip(spans, table.plan(together, mine), strict=True):
                 if len(rows):
                     span.tables.append(rows)
         return PlannedSpans(spans, [block for table in self._tables for block in table.take_closed()], last)
+
+    def _of_reader(self, rows: SourceRows, order: OrderSpec) -> SourceRows:
+        """Those of a table's rows that the reader reads: the rows of some lanes."""
+        if self._readers == 1:
+            return rows
+        num_ranks = self._schedule.partitioner.world.num_ranks
+        lane = rows.numbers % order.rows % order.lanes // (num_ranks if order.lanes % num_ranks == 0 else 1)
+        return rows.take(np.flatnonzero(lane % self._readers == self._reader))
 
 
 class TablePlanner:
@@ -125,8 +93,11 @@ class TablePlanner:
 
     def take_closed(self) -> list[PlannedBlock]:
         """The blocks that are no longer needed after the last `plan`."""
-        closed, self._closed = self._closed, []
-        return [part for block in closed for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))]
+        closed = [
+            part for block in self._closed for part in (block.blocks if isinstance(block, PlannedSamples) else (block,))
+        ]
+        self._closed.clear()
+        return closed
 
     def plan(self, together: Sequence[SpanSteps], sources: Sequence[SourceRows]) -> list[TableRows]:
         """The rows of this table in each of some spans."""
@@ -134,68 +105,52 @@ class TablePlanner:
         each_epoch = numbers // self.order.rows
         moved = [np.zeros(len(rows.numbers), bool) if rows.moved is None else rows.moved for rows in sources]
         located = self._locate(numbers, each_epoch, np.concatenate(moved))
-        one = int(each_epoch[0]) if len(numbers) and (each_epoch == each_epoch[0]).all() else None
-        samples = None
         if self._selection.composition is not None:
-            located, samples = located.drawn()
-        bounds = accumulate((len(rows.numbers) for rows in sources), initial=0)
+            located = located.drawn()
+        one = int(each_epoch[0]) if len(numbers) and (each_epoch == each_epoch[0]).all() else None
+        bounds = pairwise(accumulate((len(rows.numbers) for rows in sources), initial=0))
         return [
-            self._table_rows(steps, rows, each_epoch[first:end] if one is None else one, located, samples, first, end)
-            for steps, rows, (first, end) in zip(together, sources, pairwise(bounds), strict=True)
+            self._table_rows(steps, rows, each_epoch[first:end] if one is None else one, located.part(first, end))
+            for steps, rows, (first, end) in zip(together, sources, bounds, strict=True)
         ]
 
     def _table_rows(
-        self,
-        steps: SpanSteps,
-        rows: SourceRows,
-        epochs: int | Int64Array,
-        located: BlockLocations,
-        samples: SpanSamples | None,
-        first: int,
-        end: int,
+        self, steps: SpanSteps, rows: SourceRows, epochs: int | Int64Array, located: LocatedRows
     ) -> TableRows:
-        """The rows of a span, from row or sample `first` on of those that were located together."""
-        composition = self._selection.composition
-        if samples is not None:
-            rows_of = samples.offsets
-            samples, first, end = samples.part(first, end), int(rows_of[first]), int(rows_of[end])
-        located = located.part(slice(first, end))
+        """The rows of a span."""
+        composition, drawn_from = self._selection.composition, located.block_index
+        if located.samples is not None:
+            drawn_from = drawn_from[located.samples.offsets[:-1]]
         batch = np.repeat(np.arange(len(steps.batch_rows)), steps.batch_rows)[rows.places]
-        drawn_from = located.block_index if samples is None else located.block_index[samples.offsets[:-1]]
         return TableRows(
+            **vars(located),
             table=self._number,
             places=rows.places,
-            blocks=cast("list[PlannedBlock]", located.blocks),
-            block_index=located.block_index,
-            rows=located.rows,
-            samples=samples,
             anchor=None if composition is None else composition.anchor,
             padding=rows.padding,
             epochs=epochs,
             blocks_drawn=int(np.count_nonzero(np.bincount(batch * len(located.blocks) + drawn_from))),
-            resident=located.resident,
         )
 
-    def _locate(self, numbers: Int64Array, epochs: Int64Array, moved: npt.NDArray[np.bool_]) -> BlockLocations:
+    def _locate(self, numbers: Int64Array, epochs: Int64Array, moved: npt.NDArray[np.bool_]) -> LocatedRows:
         """The blocks of some rows; those that another rank owns are `moved`."""
         block_index, rows = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
         blocks: dict[Planned, int] = {}
         for key, here in groups(2 * epochs + moved):
             positions = numbers[here] - key // 2 * self.order.rows
-            locator = self._open(key // 2, by_pages=bool(key % 2))
-            located = locator.find(positions)
-            self._closed += locator.take_closed()
+            located = self._locator(key // 2, by_pages=bool(key % 2)).find(positions)
             if len(here) == len(numbers):
                 return located
             known = np.array([blocks.setdefault(block, len(blocks)) for block in located.blocks], np.int64)
             block_index[here], rows[here] = known[located.block_index], located.rows
-        return BlockLocations(list(blocks), block_index, rows)
+        return LocatedRows(list(blocks), block_index, rows)
 
-    def _open(self, index: int, *, by_pages: bool) -> BlockLocator:
+    def _locator(self, index: int, *, by_pages: bool) -> BlockLocator:
         """The locator of an epoch of the table."""
         if index != self._epoch:
             first, self._epoch = self._epoch < 0, index
-            self._closed += [block for locator in self._locators.values() for block in locator.open_blocks()]
+            for locator in self._locators.values():
+                locator.close()
             self._blocks = self._epoch_blocks(index)
             self._locators = {False: self._new_locator(first=first)}
         if by_pages and True not in self._locators:
@@ -220,20 +175,14 @@ class TablePlanner:
 
         The epoch may be the `first` one of a run.
         """
-        options, blocks = self._options, self._blocks
+        options, blocks, closed = self._options, self._blocks, self._closed
         if blocks.selection.scattered:
-            return ScatteredLocator(blocks.selection, options.page_bytes)
-        if self._resident and not by_pages:
-            return ResidentBlocks(blocks, self._resident)
+            return ScatteredLocator(blocks, options, closed)
         if by_pages or not options.by_blocks:
-            return PartialBlocks(blocks, options.page_bytes)
+            return PartialBlocks(blocks, options, closed)
+        if self._resident:
+            return ResidentBlocks(blocks, options, closed, self._resident)
         if options.page_reads:
-            return SplitBlocks(blocks, page_reads=options.page_reads, page_bytes=options.page_bytes)
-        parts = FirstParts(
-            blocks.selection, self.order.shuffle.block_bytes, trim=options.trim, pages_cached=options.pages_cached
-        )
-        return WholeBlocks(
-            blocks,
-            parts=parts if first else None,
-            resident=self._resident if options.resident else None,
-        )
+            return SplitBlocks(blocks, options, closed)
+        block_bytes = self.order.shuffle.block_bytes
+        return WholeBlocks(blocks, options, closed, self._resident, first=first, block_bytes=block_bytes)

@@ -1,28 +1,26 @@
-"""The selected rows or samples, in sections that are read as blocks; and the implementation for rows."""
+"""The selected rows, in sections that are read as blocks."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 
 from penstock.engine.planning._leaves import Leaves, SortedRows, rows_between
 from penstock.engine.planning._row_sizes import RowSizes, SampleSizes, linked_bytes
-from penstock.engine.planning._samples import Composition, SharedImages
+from penstock.engine.planning._shared_images import SharedImages
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
-from penstock.format import Field, encode_snapshot
+from penstock.format import DataFile, encode_snapshot
 from penstock.format.kinds import Linked
-from penstock.plan import ShuffleLayout, WeightedDraw, split_blocks
-from penstock.table import FragmentRows, Int64Array, Reader, page_requests, take_positions
+from penstock.plan import Composition, ShuffleLayout, WeightedDraw, split_blocks, take_positions
+from penstock.table import FragmentRows, Int64Array, page_requests
 from penstock.types import cached_property
 
 _EPOCHS_CACHED = 2
 """Later epochs that are held: the one being read, and the next one, which is prefetched."""
-
-BlockT = TypeVar("BlockT")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,38 +38,46 @@ class EpochRows:
         return np.sort(take_positions(self.population, self.draw.rows(self.seed, epoch)))
 
 
-class SelectionOf(SampleSizes, Protocol[BlockT]):
-    """Columns of a snapshot and the rows of an epoch, or its samples, which are read in one kind of blocks."""
+class Selection(SampleSizes):
+    """Columns of a snapshot and the rows of an epoch: sections are leaves of its manifest tree, blocks runs of pages.
 
-    reader: Reader
-    names: tuple[str, ...]
-    """The stored columns."""
-    fields: list[Field]
-    composition: Composition | None
+    Rows of a subclass may be samples that are composed of rows, and it has blocks of its own.
+    """
+
+    composition: Composition | None = None
     """How samples are composed of rows; None if a row is a sample."""
-    shared_images: SharedImages | None
-    epoch_rows: EpochRows
-    requested: range | Int64Array
-    """The rows of this epoch, or the numbers of its samples."""
-    rows: SortedRows
-    """The same in increasing order; None if they have an order of their own that must be preserved."""
+    shared_images: SharedImages | None = None
+    rows_per_sample = 1.0
+
+    def __init__(
+        self, leaves: Leaves, epoch_rows: EpochRows, *, shuffled: bool, epoch: int = 0, sizes: RowSizes | None = None
+    ) -> None:
+        """The rows of an epoch; `sizes` are by default those of its rows."""
+        self.leaves, self.epoch_rows = leaves, epoch_rows
+        self.reader, self.names, self.fields = leaves.reader, leaves.names, leaves.fields
+        self.requested = epoch_rows.at(epoch)
+        """The rows of this epoch, or the numbers of its samples."""
+        self.rows = sorted_rows(self.requested, shuffled=shuffled)
+        """The same in increasing order; None if they have an order of their own that must be preserved."""
+        self.row_sizes = sizes or RowSizes(leaves, self.rows, len(self.requested))
 
     def __len__(self) -> int:
         return len(self.requested)
 
-    def at(self, epoch: int) -> Self:
+    def at(self, epoch: int) -> "Selection":
         """The selection of an epoch; only weights draw other rows in later epochs."""
         return self if self.epoch_rows.draw is None or not epoch else self._later_epochs(epoch)
 
     @cached_property
-    def _later_epochs(self) -> Callable[[int], Self]:
+    def _later_epochs(self) -> Callable[[int], "Selection"]:
         return lru_cache(_EPOCHS_CACHED)(self._later_epoch)
 
-    def _later_epoch(self, epoch: int) -> Self:
+    def _later_epoch(self, epoch: int) -> "Selection":
         """A selection of the rows of a later epoch, with the sizes of this one.
 
         The order must not depend on where a run starts.
         """
+        return Selection(self.leaves, self.epoch_rows, shuffled=True, epoch=epoch, sizes=self.row_sizes)
 
     @property
     def scattered(self) -> bool:
@@ -81,6 +87,9 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
     @property
     def repeats_rows(self) -> bool:
         """Whether some rows may be read more than once in an epoch."""
+        if isinstance(self.rows, range):
+            return False
+        return self.epoch_rows.draw is not None or self.rows is None or not (np.diff(self.rows) > 0).all()
 
     @property
     def coarse(self) -> bool:
@@ -88,6 +97,7 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
 
         In smaller tables a section is one part, and blocks of all its fragments are mixed.
         """
+        return self.leaves.many
 
     def positions(self, places: Int64Array) -> Int64Array:
         """Table positions of rows, or numbers of samples, given by their index in the selection."""
@@ -98,81 +108,14 @@ class SelectionOf(SampleSizes, Protocol[BlockT]):
         assert self.rows is not None
         return position - self.rows.start if isinstance(self.rows, range) else int(np.searchsorted(self.rows, position))
 
-    @property
-    def digest(self) -> str:
-        """A digest of the columns, of the rows of all epochs, and of their weights."""
-
     @cached_property
     def snapshot_digest(self) -> str:
         """A digest of the snapshot's content, uncommitted changes included."""
         return hashlib.blake2b(encode_snapshot("", self.reader.snapshot)[1], digest_size=16).hexdigest()
 
-    @property
-    def section_rows(self) -> Int64Array:
-        """Number of selected rows in each section."""
-
-    def part_rows(self, section: int) -> Int64Array:
-        """Number of selected rows in each part of a section, by default one; parts are read one after the other."""
-        return self.section_rows[section : section + 1]
-
-    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[BlockT]:
-        """The blocks of a part of a section, in table order."""
-
-    def split(self, block: BlockT, block_bytes: int) -> Iterator[BlockT]:  # noqa: ARG002
-        """Split a block at pages of the heaviest column into blocks whose pages have about `block_bytes` of it."""
-        yield block
-
-    def part_ends(self, block: BlockT, part_bytes: int, *, pages_cached: bool) -> Int64Array:
-        """Where a block can be split into parts of about `part_bytes` of the heaviest column.
-
-        Parts share no pages, unless those of all other columns are cached.
-        """
-
-    def split_points(self, block: BlockT, left: Int64Array) -> list[int]:  # noqa: ARG002
-        """Where to split a block of which only the rows `left` are unread."""
-        return []
-
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[BlockT]:
-        """Blocks of some increasing positions."""
-
-    def planned(self, block: BlockT) -> Planned:
-        """A block to read."""
-
-
-Selection: TypeAlias = SelectionOf[Any]
-"""A selection of rows or of samples; it understands only its own blocks."""
-
-
-class RowSelection(SelectionOf[Block]):
-    """Rows of a snapshot: sections are the leaves of its manifest tree, blocks are runs of pages."""
-
-    composition, shared_images, rows_per_sample = None, None, 1.0
-
-    def __init__(
-        self, leaves: Leaves, epoch_rows: EpochRows, *, shuffled: bool, epoch: int = 0, sizes: RowSizes | None = None
-    ) -> None:
-        """The rows of an epoch; `sizes` are by default those of its rows."""
-        self.leaves, self.epoch_rows = leaves, epoch_rows
-        self.reader, self.names, self.fields = leaves.reader, leaves.names, leaves.fields
-        self.requested = epoch_rows.at(epoch)
-        self.rows = sorted_rows(self.requested, shuffled=shuffled)
-        self.row_sizes = sizes or RowSizes(leaves, self.rows, len(self.requested))
-
-    def _later_epoch(self, epoch: int) -> "RowSelection":
-        return RowSelection(self.leaves, self.epoch_rows, shuffled=True, epoch=epoch, sizes=self.row_sizes)
-
-    @property
-    def repeats_rows(self) -> bool:
-        if isinstance(self.rows, range):
-            return False
-        return self.epoch_rows.draw is not None or self.rows is None or not (np.diff(self.rows) > 0).all()
-
-    @property
-    def coarse(self) -> bool:
-        return self.leaves.many
-
     @cached_property
     def digest(self) -> str:
+        """A digest of the columns, of the rows of all epochs, and of their weights."""
         rows, draw = self.epoch_rows.population, self.epoch_rows.draw
         seen = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
         seen.update(repr(rows).encode() if isinstance(rows, range) else np.ascontiguousarray(rows).data)
@@ -183,15 +126,17 @@ class RowSelection(SelectionOf[Block]):
 
     @cached_property
     def section_rows(self) -> Int64Array:
+        """Number of selected rows in each section."""
         return np.array([len(self)]) if self.scattered else self.leaves.count(self.rows)
 
     def part_rows(self, section: int) -> Int64Array:
+        """Number of selected rows in each part of a section; parts are read one after the other."""
         if not self.coarse:
-            return super().part_rows(section)
+            return self.section_rows[section : section + 1]
         _, starts = self.leaves.load(section)
         return np.array([len(rows_between(self.rows, start, end)) for start, end in pairwise(starts)])
 
-    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[Block]:
+    def blocks(self, shuffle: ShuffleLayout, section: int, part: int) -> list[Any]:
         """The blocks of a part of a section, in table order.
 
         Where drawn rows do not move across their whole lane, blocks have no more rows than without repeats: all draws
@@ -213,12 +158,13 @@ class RowSelection(SelectionOf[Block]):
             block.part(start, min(start + most, len(block))) for block in blocks for start in range(0, len(block), most)
         ]
 
-    def split(self, block: Block, block_bytes: int) -> Iterator[Block]:
+    def split(self, block: Any, block_bytes: int) -> Iterator[Any]:
+        """Split a block at pages of the heaviest column into blocks whose pages have about `block_bytes` of it."""
         if not len(block):
             return
         rows, heaviest = block.stored_rows, self.heaviest
         between, linked = (int(rows[0]), int(rows[-1]) + 1), linked_bytes(heaviest)
-        files = block.fragment.files_between(heaviest.id, *between) if heaviest else ()
+        files: Sequence[DataFile] = block.fragment.files_between(heaviest.id, *between) if heaviest else ()
         if len(files) == 1 and not linked and files[0].length < 1.5 * block_bytes:
             yield block  # as `split_blocks` would, whose calls to numpy take longer than reading a tiny fragment
             return
@@ -237,7 +183,11 @@ class RowSelection(SelectionOf[Block]):
         for first, end in pairwise([0, *split_blocks(upto, sizes, numbers, block_bytes=block_bytes).tolist()]):
             yield block.part(first, end)
 
-    def part_ends(self, block: Block, part_bytes: int, *, pages_cached: bool) -> Int64Array:
+    def part_ends(self, block: Any, part_bytes: int, *, pages_cached: bool) -> Int64Array:
+        """Where a block can be split into parts of about `part_bytes` of the heaviest column.
+
+        Parts share no pages, unless those of all other columns are cached.
+        """
         rows, heaviest = block.stored_rows, self.heaviest
         fields = [heaviest] if pages_cached and heaviest else self.fields
         ends = None
@@ -252,7 +202,7 @@ class RowSelection(SelectionOf[Block]):
         number = ends // self.block_rows(part_bytes)
         return np.append(ends[np.diff(number, prepend=0) > 0], len(rows))
 
-    def split_points(self, block: Block, left: Int64Array) -> list[int]:
+    def split_points(self, block: Any, left: Int64Array) -> list[int]:
         """Where to split a block of which only the rows `left` are unread: between rows of different requests."""
         heaviest = self.heaviest
         if heaviest is None or len(left) == len(block):
@@ -266,11 +216,12 @@ class RowSelection(SelectionOf[Block]):
         points: list[int] = left[starts].tolist()
         return points
 
-    def scatter(self, positions: Int64Array, block_bytes: int) -> Iterator[Block]:
-        for block in self.leaves.blocks_at(positions):
-            yield from self.split(block, block_bytes)
+    def blocks_at(self, positions: Int64Array) -> Iterable[Any]:
+        """Blocks of some increasing positions."""
+        return self.leaves.blocks_at(positions)
 
-    def planned(self, block: Block) -> PlannedBlock:
+    def planned(self, block: Any) -> Planned:
+        """A block to read."""
         return PlannedBlock(block)
 
 

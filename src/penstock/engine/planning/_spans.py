@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.format import Fragment
-from penstock.plan import Places, SpanSteps
-from penstock.table import FragmentRows, Int64Array, take_positions
+from penstock.plan import Places, SpanSteps, distinct, flat_ranges, groups, take_positions
+from penstock.table import FragmentRows, Int64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +141,52 @@ class SpanSamples(NamedTuple):
         return SpanSamples(self.numbers[first:end], offsets - offsets[0])
 
 
+@dataclass(frozen=True, eq=False)
+class LocatedRows:
+    """Rows, or samples, and the blocks that hold them."""
+
+    blocks: Sequence[Planned]
+    block_index: Int64Array
+    """For each row, or each draw of a composed sample, the index of its block in `blocks`."""
+    rows: Int64Array
+    """For each of them its index in that block."""
+    resident: bool = False
+    """Whether `blocks` are all blocks of the table, in the same list for each span, and stay in the window."""
+    samples: SpanSamples | None = None
+    """The samples, if they are composed of rows."""
+
+    def part(self, first: int, end: int) -> "LocatedRows":
+        """Some consecutive rows or samples, with the blocks that hold these, or with all if they are resident."""
+        samples = self.samples
+        if samples is not None:
+            samples, first, end = samples.part(first, end), int(samples.offsets[first]), int(samples.offsets[end])
+        block_index, rows = self.block_index[first:end], self.rows[first:end]
+        if self.resident:
+            return LocatedRows(self.blocks, block_index, rows, resident=True)
+        needed, index = distinct(block_index)
+        return LocatedRows([self.blocks[number] for number in needed.tolist()], index, rows, samples=samples)
+
+    def drawn(self) -> "LocatedRows":
+        """Samples that are composed of rows, and the blocks of the rows that they draw."""
+        counts, numbers = np.empty(len(self.rows), np.int64), np.empty(len(self.rows), np.int64)
+        blocks: list[PlannedBlock] = []
+        parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        for index, here in groups(self.block_index):
+            block, local = self.blocks[index], self.rows[here]
+            assert isinstance(block, PlannedSamples)
+            starts = block.offsets[local]
+            numbers[here], counts[here] = block.samples[local], block.offsets[local + 1] - starts
+            source, _ = flat_ranges(starts, counts[here])
+            parts.append((here, block.block_index[source] + len(blocks), block.rows[source]))
+            blocks += block.blocks
+        offsets = np.append(0, np.cumsum(counts))
+        block_index, rows = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        for here, *drawn in parts:
+            target, _ = flat_ranges(offsets[here], counts[here])
+            block_index[target], rows[target] = drawn
+        return LocatedRows(blocks, block_index, rows, samples=SpanSamples(numbers, offsets))
+
+
 class RowIdentity(NamedTuple):
     """Which row of which table a row of a batch is."""
 
@@ -153,19 +199,13 @@ class RowIdentity(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TableRows:
-    """The rows of a span that come from one table, and the blocks that hold them."""
+class TableRows(LocatedRows):
+    """The rows of a span that come from one table."""
 
+    blocks: Sequence[PlannedBlock]
     table: int
     places: Places
     """Which rows of the span these are."""
-    blocks: list[PlannedBlock]
-    block_index: Int64Array
-    """For each row, or each draw of a composed sample, the index of its block in `blocks`."""
-    rows: Int64Array
-    """For each of them its index in that block."""
-    samples: SpanSamples | None
-    """The samples, if they are composed of rows."""
     anchor: int | None
     """The draw of each sample that stands for it; None if there is none."""
     padding: npt.NDArray[np.bool_] | None
@@ -174,8 +214,6 @@ class TableRows:
     """The epoch of all rows, or of each."""
     blocks_drawn: int
     """Sum over batches of the number of blocks that a batch draws from."""
-    resident: bool
-    """Whether `blocks` are all blocks of the table, in the same list for each span, and stay in the window."""
 
     def __len__(self) -> int:
         return len(self.block_index if self.samples is None else self.samples.numbers)

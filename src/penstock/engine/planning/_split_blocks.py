@@ -2,39 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.planning._lanes import EpochBlocks, LaneBlock
-from penstock.engine.planning._locators import BlockLocations, LaneLocator
-from penstock.engine.planning._samples import groups
+from penstock.engine.planning._locators import LaneLocator, PlanOptions
 from penstock.engine.planning._selection import Selection
-from penstock.engine.planning._spans import Planned, PlannedBlock
+from penstock.engine.planning._spans import LocatedRows, Planned, PlannedBlock
+from penstock.plan import STRETCH_PARTS, groups, stretch_parts
 from penstock.table import Int64Array
 
-_PARTS = 3
-"""Parts of a stretch of a block, each of which leaves the window by itself."""
-_SHIFT = 0.5
-"""How far the edges between stretches are moved at most, relative to a stretch."""
-_GOLDEN, _SILVER = (5**0.5 - 1) / 2, 2**0.5 - 1
-"""Multiples of these are spread evenly modulo one."""
-
 Floats = npt.NDArray[np.float64]
-
-
-def page_reads(share: float, *, whole_lanes: bool) -> float:
-    """How often pages are to be read on average, so that at most a share of the window's rows is held.
-
-    With `whole_lanes`, rows are spread over their whole lane, so that all blocks are first read at the same time.
-    """
-    held_of_stretch = 1.0 if whole_lanes else (1 + 1 / _PARTS) / 2
-    if share <= 0:
-        return np.inf
-    stretches = max(1, int(held_of_stretch / share))
-    return stretches + max(0.0, (stretches + 1) * (1 - stretches * share / held_of_stretch))
 
 
 class SplitBlocks(LaneLocator):
@@ -45,17 +25,17 @@ class SplitBlocks(LaneLocator):
     So the window holds few rows that have been read, and few that are read much later.
     """
 
-    def __init__(self, blocks: EpochBlocks, *, page_reads: float, page_bytes: int) -> None:
-        """Pages are read `page_reads` times on average; about `page_bytes` of the heaviest column together."""
-        super().__init__(blocks)
-        self._page_reads, self._page_bytes = page_reads, page_bytes
+    def __init__(self, blocks: EpochBlocks, options: PlanOptions, closed: list[Planned]) -> None:
+        super().__init__(blocks, options, closed)
         self._opened: dict[int, dict[LaneBlock, _SplitBlock]] = defaultdict(dict)
-        self._count = 0
+        self._divided = 0
 
-    def open_blocks(self) -> list[Planned]:
-        return [planned for lane in self._opened.values() for block in lane.values() for planned in block.close(np.inf)]
+    def close(self) -> None:
+        self._closed += [
+            part for lane in self._opened.values() for block in lane.values() for part in block.close(np.inf)
+        ]
 
-    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> BlockLocations:
+    def _plan(self, lane: int, blocks: list[LaneBlock], holders: Int64Array, rows: Int64Array) -> LocatedRows:
         opened = self._opened[lane]
         parts: list[Planned] = []
         block_index, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
@@ -70,30 +50,26 @@ class SplitBlocks(LaneLocator):
             now = max(now, float(split.times[inside[-1]]))
         for block, split in list(opened.items()):
             self._closed += split.close(now)
-            if split.end <= now:
+            if not block.remaining:
                 del opened[block]
-        return BlockLocations(parts, block_index, local)
+        return LocatedRows(parts, block_index, local)
 
     def _new_split(self, lane: int, block: LaneBlock) -> "_SplitBlock":
         order = self._blocks.epoch.lane_order(lane)
         times = order.read_times(block.first, block.first + len(block.block))
-        self._count += 1
-        stretches = int(self._page_reads + self._count * _GOLDEN % 1)
-        shift = _SHIFT * (self._count * _SILVER % 1 - 0.5) if order.is_whole else 0.0
-        edges = (np.arange(1, stretches) + shift) / stretches
-        return _SplitBlock(self._selection, block.block, times, edges, self._page_bytes)
+        self._divided += 1
+        reads = self._options.page_reads
+        parts = stretch_parts(times, self._divided, page_reads=reads, whole_lanes=order.is_whole)
+        return _SplitBlock(self._selection, block.block, times, parts, self._options.page_bytes)
 
 
 class _SplitBlock:
     """A block, the parts of it that have been planned, and which of them holds each row."""
 
-    def __init__(self, selection: Selection, block: Any, times: Floats, edges: Floats, page_bytes: int) -> None:
-        """`edges` are those between stretches, relative to the time from the first to the last row."""
+    def __init__(self, selection: Selection, block: Any, times: Floats, parts: Int64Array, page_bytes: int) -> None:
+        """`times` says when each row is read, and `parts` in which part it is."""
         self._selection, self._block, self._page_bytes = selection, block, page_bytes
-        self.times = times
-        start, self.end = float(times.min()), float(times.max())
-        stretches = np.concatenate([np.linspace(*each, _PARTS, endpoint=False) for each in pairwise([0, *edges, 1])])
-        self._part = np.searchsorted(start + (self.end - start) * stretches[1:], times)
+        self.times, self._part = times, parts
         self.planned: list[PlannedBlock] = []
         self._last: list[float] = []
         """When the last row of each of them is read; not a number once it is closed."""
@@ -108,7 +84,7 @@ class _SplitBlock:
 
     def _open_parts(self, first: int) -> None:
         """Plan a part and the later ones of its stretch, which are read together."""
-        rows = np.flatnonzero((self._part >= first) & (self._part < (first // _PARTS + 1) * _PARTS))
+        rows = np.flatnonzero((self._part >= first) & (self._part // STRETCH_PARTS == first // STRETCH_PARTS))
         source = self._block if len(rows) == len(self._block) else self._block.take(rows)
         for block in self._selection.split(source, self._page_bytes):
             here, rows = rows[: len(block)], rows[len(block) :]

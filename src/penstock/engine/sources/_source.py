@@ -7,11 +7,11 @@ from typing import Literal
 from penstock.engine._options import DecodeOptions
 from penstock.engine._row_reader import MixedRowReader, RowReader
 from penstock.engine.assembly import SOURCE, MixedColumns
-from penstock.engine.planning import Layout, Rows, Selection, make_selection, sample_fields
+from penstock.engine.planning import Layout, Selection, make_selection, sample_fields
 from penstock.errors import InvalidInputError
 from penstock.format import Field, Schema
 from penstock.format.kinds import Label
-from penstock.plan import MixtureOrder, Shuffle, WeightedDraw, mixture_rows, segments_of
+from penstock.plan import MixtureOrder, Rows, Shuffle, WeightedDraw, mixture_rows, segments_of
 from penstock.table import Reader
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.device import Arena
-from penstock.engine.planning import groups
+from penstock.plan import groups
 from penstock.table import Int64Array, RawColumn, RowPages, take
 from penstock.types import Buffer
 

@@ -24,7 +24,7 @@ from penstock.engine.assembly import (
     sample_shapes,
     shared_image_shapes,
 )
-from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
+from penstock.engine.planning import Planner, PlanOptions, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
 from penstock.engine.window import DeviceSlab, Fetcher, PageCache, Slab, TableWindow, Window
 from penstock.plan import BuildAhead, RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
@@ -155,8 +155,8 @@ class LoaderSource:
             TablePlanner(number, selections[number], self.tables[number].order, options)
             for number, options in enumerate(self.pipeline.tables)
         ]
-        share = ReaderShare(reader, self.pipeline.readers)
-        return Planner(tables, self.schedule, self.pipeline.plan_rows, share)
+        readers = self.pipeline.readers
+        return Planner(tables, self.schedule, self.pipeline.plan_rows, reader=reader, readers=readers)
 
     def fetcher(self, collector: StatsCollector) -> Fetcher | None:
         """Threads for remote stores; None if all are local."""

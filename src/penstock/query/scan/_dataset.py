@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from penstock.errors import InvalidInputError
+from penstock.plan import take_positions
 from penstock.query.scan._relation import Relation
 from penstock.query.scan._scan import TableScan
-from penstock.table import take_positions
 
 _UNREADABLE = "a dataset of Penstock (Arrow's own scanner cannot read it: use its to_table, to_batches or scanner)"
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Audio, Bytes, Image, Kind, Linked, List, Struct, Tensor
-from penstock.table import Int64Array, Reader, sorted_distinct, take_positions
+from penstock.plan import take_positions
+from penstock.table import Int64Array, Reader, sorted_distinct
 from penstock.types import cached_property
 
 HIDDEN = "\x1f"

@@ -1,26 +1,19 @@
 """Samples that are composed of several rows: windows of consecutive rows, and sequences of packed tokens."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.format import Field, value_kind
-from penstock.format.kinds import Image
-from penstock.plan import Packing, Windows
-from penstock.table import Int64Array, take_positions
+from penstock.plan._grouping import flat_ranges, take_positions
+from penstock.plan.samples._packing import Packing
+from penstock.plan.samples._windows import Windows
 from penstock.types import cached_property
 
-_MIN_RUN, _RUN_REACHES = 16, 4
-"""Least windows of a run, and its length relative to the rows of a window: few images are in two runs."""
-_MAX_JITTER = 4096
-_CACHE_BYTES, _CACHE_SLACK = 192 << 20, 1.25
-_DECODED_RATIO = 12.0
-"""Bytes of a decoded image relative to its file, if its shape is unknown."""
+Int64Array = npt.NDArray[np.int64]
 
 SEGMENT_IDS, POSITION_IDS, CU_SEQLENS = "segment_ids", "position_ids", "cu_seqlens"
 
@@ -236,24 +229,6 @@ Rows = range | Int64Array | ComposedRows
 """What a loader reads: rows by their positions in the table, or samples that are composed of rows."""
 
 
-def flat_ranges(starts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The numbers of some ranges, one range after the other, and where each range starts, with the end."""
-    ends = np.cumsum(lengths)
-    flat = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-    return flat, np.append(0, ends)
-
-
-def groups(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """The distinct ones of some numbers that are not negative, in increasing order, each with the indices of it."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        yield int(numbers[0]), np.arange(len(numbers))
-        return
-    order = np.argsort(numbers, kind="stable")
-    bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
-    for first, end in pairwise(bounds):
-        yield int(numbers[order[first]]), order[first:end]
-
-
 def digest_of(*parts: Any) -> str:
     """A digest of some values and arrays."""
     seen = hashlib.blake2b(digest_size=16)
@@ -265,36 +240,3 @@ def digest_of(*parts: Any) -> str:
             seen.update(repr(part).encode())
         seen.update(b"\0")
     return seen.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class SharedImages:
-    """Images that several windows need; their order depends on the table alone."""
-
-    run: int
-    """Consecutive windows that stay near each other."""
-    image_bytes: float
-    """Approximate bytes of the decoded images that a window adds to those before it."""
-
-    def jitter(self, lanes: int) -> int:
-        """How far from each other the windows of a run are read, in windows of a lane."""
-        return min(max(round(_CACHE_BYTES / (lanes * self.image_bytes)), 2 * self.run), _MAX_JITTER)
-
-    def cache_bytes(self, lanes: int) -> int:
-        """Bytes of a cache that holds images until the windows of their run have been built."""
-        return round(_CACHE_SLACK * lanes * (self.run + self.jitter(lanes)) * self.image_bytes)
-
-
-def shared_images(
-    windows: WindowSamples, fields: Sequence[Field], average_bytes: Callable[[Field], float]
-) -> SharedImages | None:
-    """The images that several windows need; None if there are none."""
-    step = windows.rows_per_sample
-    run, size = 0, 0.0
-    for field in fields:
-        times = windows.values_per_sample(field.name)
-        kind = value_kind(field.kind)
-        if isinstance(kind, Image) and times > step:
-            run = max(run, _MIN_RUN, round(_RUN_REACHES * windows.reach(field.name) / step))
-            size += step * (float(np.prod(kind.shape)) if kind.shape else _DECODED_RATIO * average_bytes(field))
-    return SharedImages(run, max(1.0, size)) if run else None
