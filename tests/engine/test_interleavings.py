@@ -15,6 +15,7 @@ from penstock.device import Slot
 from penstock.engine.assembly import BatchFormatter
 from penstock.engine.workers import ProcessPool, ProcessRun
 from penstock.engine.workers._messages import Build, Built, Published, Release, Run
+from penstock.engine.workers._pool import Worker
 from penstock.errors import InvalidInputError
 
 READER = 0
@@ -25,7 +26,7 @@ class ScriptedPool(ProcessPool):
     """A reader and a builder whose messages are those of a script; tasks of the builder are answered at once."""
 
     def start(self) -> None:
-        self.processes = [SimpleNamespace(started=True, memory=None, slots=set(), pid=0) for _ in range(2)]  # type: ignore[misc]
+        self.workers = [Worker(SimpleNamespace(pid=0)) for _ in range(2)]  # type: ignore[arg-type]
         self.inbox: list[tuple[int, Any, list[int]]] = []
         self.sent: list[Any] = []
 

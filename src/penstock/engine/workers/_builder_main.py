@@ -2,24 +2,19 @@
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- Builders are forked from a template, which was started by exec, and has imported the user's functions once for all of
-  them. It forks only while it has one thread: if what it imported has started others, it becomes a builder itself, and
-  each builder needs one. It waits for the end of a builder when it is told to, so that its pid is not used before.
+- Builders are forked from a process that has imported the user's functions once for all of them, if it can fork: the
+  contract of fork servers is in `runners`.
 - A builder has no state but its maps of shared memory: a task names a span, its rows in the window, and a slot.
 - It maps the window read-only, and functions get copies of what they may change.
 - It does one task after the other, in its main thread, so that nothing contends for its GIL. Whatever a user's
   function, its result or its error raises becomes a message.
 """
 
-import gc
-import os
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +22,11 @@ import numpy.typing as npt
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
 from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
 from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
-from penstock.engine.workers._messages import Build, Built, Reap, StatsUpdate
-from penstock.engine.workers._process import ProcessStats, run_process, serve_loader
+from penstock.engine.workers._messages import KINDS, Build, Built, StatsUpdate
+from penstock.engine.workers._process import ProcessStats, start_failure
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, compact, pack, portable
+from penstock.runners import Channel, compact, load_spec, pack, portable, serve, serve_forks
 from penstock.table import Allocator
 
 _BLOCKS_CACHED = 256
@@ -39,62 +34,22 @@ _IDLE_S = 0.2
 """A builder that has no task for so long sends its statistics."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuilderSpec:
+class BuilderSpec(NamedTuple):
     """Everything that a builder has to know."""
 
     source: bytes
     """A `LoaderSource`, pickled, because to open a store may start threads."""
-    formatter: bytes
-    """A `BatchFormatter`, pickled."""
+    formatter: BatchFormatter
     slots: SlotLayout
 
 
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
-    run_process(channel_fd, spec_fd, _Template, threads=False)
+    serve_forks(Channel(channel_fd, KINDS), lambda: partial(_serve_builder, load_spec(spec_fd)))
 
 
-class _Template:
-    """What a process is before it is a builder, or builders are forked from it."""
-
-    def __init__(self, channel: Channel, spec: BuilderSpec) -> None:
-        self._channel, self._spec, self._formatter = channel, spec, pickle.loads(spec.formatter)
-
-    def serve(self) -> None:
-        """Do what the loop says until the channel is closed."""
-        while True:
-            message, descriptors = self._channel.receive()
-            if isinstance(message, Reap):
-                _, status = os.waitpid(message.pid, 0)
-                self._channel.send(os.waitstatus_to_exitcode(status))
-            elif message.become:
-                self._channel.send(os.getpid())
-                self._become_builder(descriptors)
-            else:
-                self._channel.send(self._fork(descriptors))
-                for descriptor in descriptors:
-                    os.close(descriptor)
-
-    def _fork(self, descriptors: Sequence[int]) -> int | None:
-        if _threads() > 1:
-            return None
-        gc.freeze()  # or a collection would copy the memory that processes share
-        pid = os.fork()
-        if not pid:
-            self._channel.close()
-            self._become_builder(descriptors)
-        return pid
-
-    def _become_builder(self, descriptors: Sequence[int]) -> NoReturn:
-        channel_fd, *images = descriptors
-        serve_loader(channel_fd, lambda channel: _Builder(channel, self._spec, self._formatter, images))
-
-
-def _threads() -> int:
-    """Threads of this process, without one of jemalloc, which starts it again in a fork."""
-    names = [Path(f"/proc/self/task/{thread}/comm").read_text() for thread in os.listdir("/proc/self/task")]
-    return sum("jemalloc" not in name for name in names)
+def _serve_builder(spec: BuilderSpec, channel: Channel, images: Sequence[int]) -> NoReturn:
+    serve(channel, lambda: _Builder(channel, spec, images).serve, start_failure)
 
 
 class _MappedWindow:
@@ -134,10 +89,10 @@ class _MappedWindow:
 
 
 class _Builder:
-    def __init__(self, channel: Channel, spec: BuilderSpec, formatter: BatchFormatter, images: Sequence[int]) -> None:
-        self._channel, self._formatter, self._layout = channel, formatter, spec.slots
+    def __init__(self, channel: Channel, spec: BuilderSpec, images: Sequence[int]) -> None:
+        self._channel, self._formatter, self._layout = channel, spec.formatter, spec.slots
         self._source: LoaderSource = pickle.loads(spec.source)
-        source, self._stats = self._source, ProcessStats(self._source)
+        source, formatter, self._stats = self._source, spec.formatter, ProcessStats(self._source)
         collector = self._stats.collector
         memory = SharedMemory(images[0]) if images else None
         self._memory: SlotMemory | None = None

@@ -111,22 +111,7 @@ class Failed(NamedTuple):
     error: RemoteError
     number: int
     """The first span that will not be published or built."""
-    stats: Counters
-
-
-class Fork(NamedTuple):
-    """To the template: fork a builder, or become it; its channel and memory for decoded images, if any, accompany this.
-
-    The answer is the builder's process; None if the template cannot fork, because it has threads.
-    """
-
-    become: bool
-
-
-class Reap(NamedTuple):
-    """To the template: wait for the end of a process; the answer is its exit code."""
-
-    pid: int
+    stats: Counters | None
 
 
 class StatsUpdate(NamedTuple):
@@ -135,5 +120,5 @@ class StatsUpdate(NamedTuple):
     stats: Counters
 
 
-KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, Fork, Reap, StatsUpdate)
+KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, StatsUpdate)
 """A message has the place of its class here."""

@@ -213,15 +213,15 @@ class ProcessRun(SpanStream):
             self._released = []
 
     def _send(self, span: PendingSpan, rows: RowRange | None, worker: int) -> None:
-        process = self._pool.builder(worker)
+        builder = self._pool.workers[worker]
         if span.slot is None:
-            span.slot = self._pool.slots.take(process.slots)
-        new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
+            span.slot = self._pool.slots.take(builder.slots)
+        new_memory, new_slot = builder.memory != span.memory.number, span.slot.number not in builder.slots
         descriptors = [span.memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
-        process.memory = span.memory.number
-        dropped = list(process.slots - self._pool.slots.live)
-        process.slots.difference_update(dropped)
-        process.slots.add(span.slot.number)
+        builder.memory = span.memory.number
+        dropped = list(builder.slots - self._pool.slots.live)
+        builder.slots.difference_update(dropped)
+        builder.slots.add(span.slot.number)
         message = Build(
             self._run, span.steps.number, [each.place for each in span.published],
             span.slot.number, rows, new_memory, new_slot, dropped,
@@ -250,11 +250,11 @@ class ProcessRun(SpanStream):
             self._replace(worker)
             return
         if message.stats is not None:
-            self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
+            self._pool.collector.record_process(self._pool.workers[worker].process.pid, message.stats)
         if isinstance(message, Failed) and message.run in (None, self._run):
             self._failure = message.error.revive(), message.number
             if message.run is None:
-                self._pool.processes[worker].started = False
+                self._pool.workers[worker].started = False
                 self._tasks[worker] = _IN_FLIGHT
         elif isinstance(message, Built) and message.run == self._run and not self._stopped:
             self._tasks[worker] -= 1

@@ -19,11 +19,11 @@ from typing import Any
 from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
 from penstock.engine.window import WindowBlock, write_task
-from penstock.engine.workers._messages import Failed, Published, ReadTo, Release, Run, StatsUpdate, Stop
-from penstock.engine.workers._process import ProcessStats, run_process
+from penstock.engine.workers._messages import KINDS, Failed, Published, ReadTo, Release, Run, StatsUpdate, Stop
+from penstock.engine.workers._process import ProcessStats, start_failure
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, portable, start_thread
+from penstock.runners import Channel, load_spec, portable, serve, start_thread
 
 _STATS_S = 0.5
 _SWITCH_S = 1e-4
@@ -44,7 +44,8 @@ class ReaderSpec:
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
     sys.setswitchinterval(_SWITCH_S)
-    run_process(channel_fd, spec_fd, _Reader)
+    channel = Channel(channel_fd, KINDS)
+    serve(channel, lambda: _Reader(channel, load_spec(spec_fd)).serve, start_failure)
 
 
 class _Reader:
