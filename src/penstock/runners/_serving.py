@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -28,15 +29,25 @@ def ignore_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+class _NoPandas(MetaPathFinder):
+    """Lets pyarrow not find pandas, which it imports for its first array, in a second and 40 MB; conversions retry."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse pandas."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
 def load_spec(fd: int) -> Any:
     """What a `WorkerProcess` was started with; closes the descriptor.
 
     To unpickle it imports what its functions need, and nothing else of the user's program.
     """
-    if "pandas" not in sys.modules:  # or pyarrow imports it for its first array, in a second and 40 MB
-        sys.modules["pandas"] = None  # type: ignore[assignment]  # it is not found; conversions look for it again
+    if "pandas" not in sys.modules:
+        finder = _NoPandas()
+        sys.meta_path.insert(0, finder)
         np.asarray(pa.array([0]))
-        del sys.modules["pandas"]
+        sys.meta_path.remove(finder)
     spec = pickle.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     os.close(fd)
     return spec
