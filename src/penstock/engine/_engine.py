@@ -22,10 +22,10 @@ from penstock.engine.assembly import (
     SpanGatherer,
     array_bytes,
 )
-from penstock.engine.planning import Span, compaction_advice
+from penstock.engine.planning import compaction_advice
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask, PageCache
-from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
+from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun, worker_formatter
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
 from penstock.types import World, cached_property
 
@@ -146,9 +146,11 @@ class LoaderEngine:
     def _source(self) -> LoaderSource:
         """What a worker process has to know; built once, and so the same for all runs."""
         options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
+        formatter = worker_formatter(self._formatter) if self._sizing.workers.processes else self._formatter
+        keys = formatter.needs_keys or (self.placement is not None and self.placement.needs_keys)
         return LoaderSource(
             tables=tuple(self._tables), names=self.order.names, partitioner=self._partitioner, options=options,
-            pipeline=self._sizing.pipeline_options(),
+            pipeline=self._sizing.pipeline_options(), functions=formatter.on_host, keys=keys,
         )  # fmt: skip
 
     @cached_property
@@ -173,11 +175,6 @@ class LoaderEngine:
             gatherers, [window.slab(number) for number in range(len(self._tables))], source.mixed_columns
         )
         assemble = BatchAssembler(formatter, placement, gatherers, collector, row_keys=source.row_keys)
-        keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
-        positions = source.needs_positions or formatter.on_host
-
-        def make_task(span: Span) -> BuildTask:
-            return window.task(span, source.key_ids(span) if keys else None, positions=positions)
 
         def build(task: BuildTask) -> BuiltBatches:
             gathered = gather(task, lambda _: buffers.allocate)
@@ -187,9 +184,6 @@ class LoaderEngine:
             return built
 
         return ThreadedRun(
-            source.planner(self._selections), window, source.fetcher(collector),
-            builders=[build] * max(1, options.builders), make_task=make_task,
-            inline=self._options.workers.count == 0, ahead=ahead, threads=options.threads,
-            tolerant=source.options.bad_samples.tolerant, collector=collector,
+            source, self._selections, window, collector, build=build, ahead=ahead,
             init_thread=None if placement is None else placement.accelerator.bind_thread,
         )  # fmt: skip

@@ -254,7 +254,6 @@ class LoaderSizing:
         slab_rows = round(_SLAB_SLACK * (min(budget.window_bytes / max(1, slab_row_bytes), rows) + span_rows))
         page_bytes = budget.window_bytes / len(self._tables) / _PAGE_SHARE
         page_bytes *= selection.heavy_row_bytes / selection.row_bytes
-        cache_pages = self._caches_pages and table.light_bytes > 0
         return TableOptions(
             plan=PlanOptions(
                 page_bytes=max(1, round(page_bytes)),
@@ -262,11 +261,10 @@ class LoaderSizing:
                 page_reads=reads,
                 resident=resident,
                 trim=not self._options.bad_samples.tolerant,
-                pages_cached=cache_pages,
+                pages_cached=self._caches_pages and table.light_bytes > 0,
             ),
             by_row=by_row,
             slab_rows=budget.device_rows if by_blocks and budget.device_rows else slab_rows,
-            cache_pages=cache_pages,
             image_cache_bytes=min(table.image_cache_bytes, self.budget_bytes // 4 // len(self._tables)),
         )
 

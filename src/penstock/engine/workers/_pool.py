@@ -18,7 +18,6 @@ from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
 from penstock.engine.workers._messages import KINDS
-from penstock.engine.workers._reader_main import ReaderSpec
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
 from penstock.errors import PenstockError
@@ -67,12 +66,10 @@ class ProcessPool:
             size = max(size, round(_SLOT_SLACK * source.pipeline.spans.span_bytes))
         accelerator = None if placement is None else placement.accelerator
         self.slots = SlotPool(size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin)
-        self.keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
-        """Whether tasks have keys of random numbers."""
-        worker = worker_formatter(formatter)
-        positions = source.needs_positions or formatter.on_host
-        self._reader_spec = cloudpickle.dumps(ReaderSpec(source, self.keys or worker.needs_keys, positions))
-        self._builder_spec = cloudpickle.dumps(BuilderSpec(cloudpickle.dumps(source), worker, self.slot_layout))
+        self._reader_spec = cloudpickle.dumps(source)
+        self._builder_spec = cloudpickle.dumps(
+            BuilderSpec(self._reader_spec, worker_formatter(formatter), self.slot_layout)
+        )
         self.workers: list[Worker] = []
         self._servers: list[ForkServer] = []
         """The process that builders are forked from, while they run."""

@@ -12,9 +12,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import sys
 import time
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
@@ -30,17 +28,6 @@ _SWITCH_S = 1e-4
 """A thread that has read gets the GIL this soon from one that plans: it needs it again after each system call."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderSpec:
-    """Everything that the process has to know."""
-
-    source: LoaderSource
-    keys: bool
-    """Whether tasks have keys of random numbers."""
-    positions: bool
-    """Whether tasks have the positions of rows."""
-
-
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
     sys.setswitchinterval(_SWITCH_S)
@@ -49,9 +36,9 @@ def main(channel_fd: int, spec_fd: int) -> None:
 
 
 class _Reader:
-    def __init__(self, channel: Channel, spec: ReaderSpec) -> None:
-        self.channel, self.spec, self.stats = channel, spec, ProcessStats(spec.source)
-        self.selections, self.page_caches = spec.source.selections(), spec.source.page_caches()
+    def __init__(self, channel: Channel, source: LoaderSource) -> None:
+        self.channel, self.source, self.stats = channel, source, ProcessStats(source)
+        self.selections, self.page_caches = source.selections(), source.page_caches()
         self._run: _PublishingRun | None = None
         start_thread("penstock-stats", self._send_stats)
 
@@ -88,17 +75,14 @@ class _PublishingRun(SpanReader):
     """Publishes the spans of one run."""
 
     def __init__(self, process: _Reader, run: Run, regions: SharedRegions) -> None:
-        source, collector = process.spec.source, process.stats.collector
-        self._spec, self._stats, self._channel = process.spec, process.stats, process.channel
+        source, collector = process.source, process.stats.collector
+        self._stats, self._channel = process.stats, process.channel
         self._arena = Arena(regions, run.reader)
         window = source.window(
             process.selections, collector, process.page_caches,
             regions=regions, arena=self._arena, reader=run.reader,
         )  # fmt: skip
-        super().__init__(
-            source.planner(process.selections, run.reader), window, source.fetcher(collector),
-            threads=source.pipeline.threads, tolerant=source.options.bad_samples.tolerant, collector=collector,
-        )  # fmt: skip
+        super().__init__(source, process.selections, window, collector, reader=run.reader)
         self.number, self._memory, self._limit = run.run, run.memory, run.limit
         self._published: dict[int, tuple[Span, tuple[int, int]]] = {}
         self._to_publish: SimpleQueue[Span | None] = SimpleQueue()
@@ -131,9 +115,7 @@ class _PublishingRun(SpanReader):
         while (span := self._to_publish.get()) is not None:
             place, error = (0, 0), None
             try:
-                if (failure := self._read_error(span)) is not None:
-                    raise failure
-                place = write_task(self._task(span), self._arena)
+                place = write_task(self._task(span, _describe), self._arena)
             except BaseException as raised:
                 error = portable(raised)
             with self._lock:
@@ -141,10 +123,6 @@ class _PublishingRun(SpanReader):
             stats = self._stats.new()
             drawn, padding = span.blocks_drawn, span.padding
             self._channel.send(Published(self.number, span.number, self._memory, place, drawn, padding, error, stats))
-
-    def _task(self, span: Span) -> Any:
-        keys = self._spec.source.key_ids(span) if self._spec.keys else None
-        return self._window.task(span, keys, positions=self._spec.positions, columns=_describe)
 
 
 def _describe(block: WindowBlock) -> tuple[int, int, int, int]:

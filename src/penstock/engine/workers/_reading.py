@@ -22,13 +22,15 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Condition, Lock, Thread, current_thread
+from typing import Any
 
 from penstock.engine._stats import StatsCollector
-from penstock.engine.planning import Planner, Span
-from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlock
+from penstock.engine.planning import Selection, Span
+from penstock.engine.window import BuildTask, PageRuns, Request, Window, WindowBlock
+from penstock.engine.workers._source import LoaderSource
 from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
@@ -90,7 +92,8 @@ class ThreadTurns:
 class SpanReader:
     """The threads of one run of a loader, from a position in an epoch on; what is done with its spans is a subclass's.
 
-    A subclass overrides `_on_ready` and `_on_failure`, and calls `_release` for each span that is built.
+    A subclass overrides `_on_ready` and `_on_failure`, and `_next_task` and `_wait` if its threads do more than read.
+    It calls `_release` for each span that is built.
     """
 
     _builds = False
@@ -98,23 +101,21 @@ class SpanReader:
 
     def __init__(
         self,
-        planner: Planner,
+        source: LoaderSource,
+        selections: Sequence[Selection],
         window: Window,
-        fetcher: Fetcher | None,
-        *,
-        threads: int,
-        tolerant: bool,
         collector: StatsCollector,
+        *,
+        reader: int = 0,
         init_thread: Callable[[], None] | None = None,
     ) -> None:
-        """Without a fetcher the threads read by themselves. Each thread calls `init_thread` first.
-
-        With `tolerant`, damaged pages are left to the builders instead of failing the span.
-        """
-        self._planner, self._window, self._fetcher = planner, window, fetcher
-        self._tolerant, self._collector, self._init_thread = tolerant, collector, init_thread
-        self._lock = window.lock
+        """Reads the rows of a reader. Each thread calls `init_thread` first."""
+        self._source, self._window, self._collector, self._init_thread = source, window, collector, init_thread
+        self._planner, self._fetcher = source.planner(selections, reader), source.fetcher(collector)
+        """Without a fetcher the threads read by themselves."""
+        self._lock, threads = window.lock, source.pipeline.threads
         self._turns = ThreadTurns(self._lock, threads, all_work=self._builds)
+        self._needs_positions = source.needs_positions
         self._plan: Iterator[None] = iter(())
         self._planning = False
         """Whether a thread is planning, or the plan is exhausted."""
@@ -177,14 +178,6 @@ class SpanReader:
         """The run ends by an error after all admitted spans, or at once if not all will be built (`broken`)."""
         raise NotImplementedError
 
-    def _next_build(self) -> Callable[[], None] | None:
-        """The next span to build in a thread of this; called with the lock."""
-        return None
-
-    def _waiting_state(self) -> str | None:
-        """As what the time of a thread without a task counts."""
-        return None
-
     def _thread_main(self) -> None:
         try:
             if self._init_thread is not None:
@@ -204,19 +197,18 @@ class SpanReader:
                     if self._read_queue:
                         self._turns.wake()
                     return task
-                state, started = self._waiting_state(), time.perf_counter()
-                self._turns.wait()
-                if state is not None:
-                    self._collector.add_time("worker", state, time.perf_counter() - started)
+                self._wait()
             return None
 
+    def _wait(self) -> None:
+        """Let a thread without a task wait; called with the lock."""
+        self._turns.wait()
+
     def _next_task(self) -> Callable[[], None] | None:
+        """The most urgent task, None if there is none; called with the lock."""
         if self._can_plan():
             self._planning = True
             return self._continue_plan
-        build = self._next_build()
-        if build is not None:
-            return build
         if self._read_queue and not self._paused:
             return partial(self._read_local, *self._read_queue.popleft())
         return None
@@ -298,12 +290,8 @@ class SpanReader:
         with self._lock:
             self._unbuilt += 1
             self._next_number = span.number + 1
-            self._on_admitted(span)
             if self._window.await_blocks(span):
                 self._on_ready(span)
-
-    def _on_admitted(self, span: Span) -> None:
-        """A span will be ready; called in order, with the lock."""
 
     def _read_local(self, block: WindowBlock, index: int) -> None:
         started, size = time.perf_counter(), 0
@@ -341,10 +329,17 @@ class SpanReader:
         self._unbuilt -= 1
         self._memory_freed(by_thread=by_thread)
 
-    def _read_error(self, span: Span) -> BaseException | None:
-        """Why a span cannot be built; None if it can."""
-        errors = self._window.errors(span)
-        return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
+    def _task(self, span: Span, columns: Callable[[WindowBlock], Any] | None = None) -> BuildTask:
+        """What a builder needs of a span; see `Window.task`. Raises the error of a block that was not read.
+
+        If bad samples are replaced, damaged pages are left to the builders.
+        """
+        source = self._source
+        for error in self._window.errors(span):
+            if not (source.options.bad_samples.tolerant and isinstance(error, CorruptError)):
+                raise error
+        keys = source.key_ids(span) if source.keys else None
+        return self._window.task(span, keys, positions=self._needs_positions, columns=columns)
 
 
 @atexit.register

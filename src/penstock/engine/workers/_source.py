@@ -42,8 +42,6 @@ class TableOptions:
     by_row: int
     """Builders read large rows of local files themselves, if a page holds at most so many of them."""
     slab_rows: int
-    cache_pages: bool
-    """Whether pages of light columns are cached."""
     image_cache_bytes: int
     """For decoded images that windows share."""
 
@@ -81,6 +79,10 @@ class LoaderSource:
     partitioner: RankPartitioner
     options: LoaderOptions
     pipeline: PipelineOptions
+    functions: bool
+    """Whether functions get the values of rows."""
+    keys: bool
+    """Whether tasks have keys of random numbers."""
 
     @property
     def schedule(self) -> Schedule:
@@ -123,8 +125,10 @@ class LoaderSource:
     @property
     def needs_positions(self) -> bool:
         """Whether builders have to know which rows of the table they get: to name, or replace, a bad one."""
-        by_row = any(table.by_row for table in self.pipeline.tables)
-        return by_row or self.options.bad_samples.tolerant or any(table.layout.variable for table in self.tables)
+        if self.functions or self.options.bad_samples.tolerant:
+            return True
+        each = zip(self.tables, self.pipeline.tables, strict=True)
+        return any(options.by_row or table.layout.variable for table, options in each)
 
     @property
     def flags_rows(self) -> bool:
@@ -203,7 +207,7 @@ class LoaderSource:
     def page_caches(self) -> list[PageCache | None]:
         """For each table one that all its windows share, if its light columns are cached."""
         each = zip(self.tables, self.pipeline.tables, strict=True)
-        return [PageCache(table.reader.store) if options.cache_pages else None for table, options in each]
+        return [PageCache(table.reader.store) if options.plan.pages_cached else None for table, options in each]
 
     @property
     def _shared_images(self) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
