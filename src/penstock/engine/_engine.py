@@ -101,7 +101,7 @@ class LoaderEngine:
         if self._pool is None:
             stream = self._threaded_run()
         else:
-            stream = ProcessRun(self._pool, self._formatter, self.placement)
+            stream = ProcessRun(self._pool)
         return EngineRun(
             stream, Position(state.epoch, state.consumed), partitioner=self._partitioner, placement=self.placement,
             collector=self.collector, bad_samples=self._options.bad_samples,

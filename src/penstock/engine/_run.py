@@ -61,7 +61,7 @@ class EngineRun:
         """
         self._check()
         self.in_progress = True
-        self._stream.resume(self.position.epoch)
+        self._stream.read_to(self.position.epoch)
         self._mark_s, self._cpu_mark_s = time.perf_counter(), time.process_time()
         batches, self._suspended = self._suspended or self._read(), None
         for count, batch in enumerate(batches, 1):
@@ -72,7 +72,7 @@ class EngineRun:
                 break
         else:
             self.position = Position(self.position.epoch + 1, 0)
-        self._stream.pause()
+        self._stream.read_to(None)
         self.in_progress = False
 
     def _read(self) -> Iterator[Any]:

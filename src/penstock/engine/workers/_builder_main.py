@@ -101,8 +101,8 @@ class _Builder:
         if formatter.batch_transform is None:  # else what it stacks is no result
             formatter.empty = self._allocate
         self._assemble = BatchAssembler(formatter, None, self._gatherers, collector, row_keys=source.row_keys)
-        self._mixed = source.mixed_columns
         self._window: _MappedWindow | None = None
+        self._gather: SpanGatherer | None = None
         self._slots: dict[int, npt.NDArray[np.uint8]] = {}
 
     def serve(self) -> None:
@@ -123,6 +123,7 @@ class _Builder:
         left = list(descriptors)
         if message.new_memory:
             self._window = _MappedWindow(self._source, SharedRegions(left.pop(0), writable=False))
+            self._gather = SpanGatherer(self._gatherers, self._window.slabs, self._source.mixed_columns)
         for number in message.dropped:
             self._slots.pop(number, None)
         if message.new_slot:
@@ -139,18 +140,18 @@ class _Builder:
                 failure = gathered.failure[0], portable(gathered.failure[1])
         except BaseException as error:
             shipment = portable(error)
-        return Built(message.run, message.number, message.rows, shipment, bad, failure, None), memory
+        return Built(message.window, message.number, message.rows, shipment, bad, failure, None), memory
 
     def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
         assert self._window is not None
+        assert self._gather is not None
         task, slot = self._window.task(message.places), self._slots[message.slot]
-        gather = SpanGatherer(self._gatherers, self._window.slabs, self._mixed)
         memory, self._memory = SlotMemory(slot), None
         columns = self._layout.arrays(memory, task.steps.rows)
         if message.rows is not None:
             first, end = message.rows
             task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
-            gathered = gather(task, partial(_allocator, columns))
+            gathered = self._gather(task, partial(_allocator, columns))
             _write(columns, gathered)
             gathered.bad = {first + index: bad for index, bad in gathered.bad.items()}
             if gathered.failure is not None:
@@ -158,7 +159,7 @@ class _Builder:
             return gathered, None, None
         functions = self._formatter.on_host
         self._memory = None if functions else memory
-        gathered = gather(task, partial(_allocator, {} if functions else columns))
+        gathered = self._gather(task, partial(_allocator, {} if functions else columns))
         self._memory = SlotMemory(slot) if functions else None
         built = self._assemble(task, gathered)
         to_transport = self._formatter.to_transport

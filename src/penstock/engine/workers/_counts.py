@@ -1,13 +1,14 @@
 """How many processes and threads a loader uses, given the number of workers."""
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from penstock.device import SharedMemory
 from penstock.engine._options import Workers
 from penstock.errors import InvalidInputError
+from penstock.runners import Channel
 
 _FEW_WORKERS = 3
 """So many threads and fewer share a GIL without loss."""
@@ -45,36 +46,34 @@ def choose_workers(
     if workers.type == "thread" or (workers.type == "auto" and fast) or count == 0:
         return WorkerCounts(0, max(1, count))
     if threads_because is not None:
-        return WorkerCounts(0, count, () if workers.type == "auto" else (f"threads are used: {threads_because}",))
-    error = send_error()
-    if error is not None:
+        notes = () if workers.type == "auto" else (f"threads are used: {threads_because}",)
+    elif (error := send_error()) is not None:
         if workers.type == "process":
             raise InvalidInputError(
                 'penstock.Workers(…, "process") needs transforms and decoders that can be sent to another process, and '
                 f"these cannot ({type(error).__name__}: {error}); or use threads"
             ) from error
-        note = f"threads are used, because transforms and decoders cannot be sent to other processes: {error}"
-        return WorkerCounts(0, count, (note,))
-    denied = _descriptor_error()
-    if denied is not None:
-        note = f"threads are used, because this system does not let processes share memory: {denied}"
-        return WorkerCounts(0, count, (note,))
-    return WorkerCounts(count, 1)
+        notes = (f"threads are used, because transforms and decoders cannot be sent to other processes: {error}",)
+    elif (denied := _descriptor_error()) is not None:
+        notes = (f"threads are used, because this system does not let processes share memory: {denied}",)
+    else:
+        return WorkerCounts(count, 1)
+    return WorkerCounts(0, count, notes)
 
 
 @cache
 def _descriptor_error() -> str | None:
     """Why descriptors of shared memory cannot be passed between processes; None if they can."""
     try:
-        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
+        ours, socket = Channel.pair(())
+        theirs = Channel(socket.detach(), ())
         try:
-            left, right = socket.socketpair()
-            with left, right:
-                socket.send_fds(left, [b"1"], [fd])
-                for received in socket.recv_fds(right, 1, 1)[1]:
-                    os.close(received)
+            ours.send(None, [SharedMemory.create(1).fd])
+            for received in theirs.receive()[1]:
+                os.close(received)
         finally:
-            os.close(fd)
+            ours.close()
+            theirs.close()
     except (AttributeError, OSError) as error:
         return str(error)
     return None

@@ -18,7 +18,8 @@ class Run(NamedTuple):
     Ends any earlier run.
     """
 
-    run: int
+    window: int
+    """The number of the shared memory, which all messages about what is read into it have."""
     epoch: int
     consumed: int
     number: int
@@ -29,14 +30,12 @@ class Run(NamedTuple):
     """Spans below this number can be built next."""
     reader: int
     """Its number among those of the loader, each of which has a share of the rows."""
-    memory: int
-    """The number of the shared memory."""
 
 
 class Release(NamedTuple):
     """To a reader: some spans are built, so that their rows can be freed; those below `limit` can be built next."""
 
-    run: int
+    window: int
     numbers: Sequence[int]
     limit: int
 
@@ -44,22 +43,21 @@ class Release(NamedTuple):
 class ReadTo(NamedTuple):
     """To a reader: read, at most up to the end of the epoch after this one; if it is None, start no more requests."""
 
-    run: int
+    window: int
     epoch: int | None
 
 
 class Stop(NamedTuple):
     """To a reader: end a run."""
 
-    run: int
+    window: int
 
 
 class Published(NamedTuple):
     """From a reader: its rows of a span are in the window, or cannot be because of an error."""
 
-    run: int
+    window: int
     number: int
-    memory: int
     place: tuple[int, int]
     """Start and size of its task in shared memory."""
     blocks_drawn: int
@@ -72,7 +70,7 @@ class Published(NamedTuple):
 class Build(NamedTuple):
     """To a builder: make the batches of a span, or write some of its rows."""
 
-    run: int
+    window: int
     number: int
     places: Sequence[tuple[int, int]]
     """Start and size there of the task of each reader."""
@@ -90,7 +88,7 @@ class Build(NamedTuple):
 class Built(NamedTuple):
     """From a builder: what was built of a span."""
 
-    run: int
+    window: int
     number: int
     rows: tuple[int, int] | None
     batches: Shipment | RemoteError | None
@@ -106,7 +104,7 @@ class Built(NamedTuple):
 class Failed(NamedTuple):
     """The process cannot start, or, of the reader, the run has failed."""
 
-    run: int | None
+    window: int | None
     """None if the process could not start."""
     error: RemoteError
     number: int

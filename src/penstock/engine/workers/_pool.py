@@ -18,6 +18,7 @@ from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.workers._builder_main import BuilderSpec
 from penstock.engine.workers._messages import KINDS
+from penstock.engine.workers._pending import Delivery
 from penstock.engine.workers._slots import SlotLayout
 from penstock.engine.workers._source import LoaderSource
 from penstock.errors import PenstockError
@@ -64,8 +65,9 @@ class ProcessPool:
         size = self.slot_layout.size
         if not self.fills_slots:
             size = max(size, round(_SLOT_SLACK * source.pipeline.spans.span_bytes))
-        accelerator = None if placement is None else placement.accelerator
+        self.placement, accelerator = placement, None if placement is None else placement.accelerator
         self.slots = SlotPool(size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin)
+        self.deliver = Delivery(source, self.slot_layout, formatter, placement, collector)
         self._reader_spec = cloudpickle.dumps(source)
         self._builder_spec = cloudpickle.dumps(
             BuilderSpec(self._reader_spec, worker_formatter(formatter), self.slot_layout)
@@ -76,7 +78,6 @@ class ProcessPool:
         self._images: SharedMemory | None = None
         """For decoded images that windows share, if they do."""
         self._selector: _ChannelSelector | None = None
-        self._runs = 0
         self._running = False
         self._lock = RLock()
         """Held while processes are started or ended, by any thread."""
@@ -85,20 +86,19 @@ class ProcessPool:
         weakref.finalize(self, _end_all, self.workers, self._servers)
         _pools.add(self)
 
-    def open(self, begin: Callable[[int], None]) -> None:
-        """Start the processes that do not run, and call `begin` with the number of a new run.
+    def open(self, begin: Callable[[], None]) -> None:
+        """Start the processes that do not run, and call `begin` as soon as there are readers.
 
-        That is as soon as there are readers: builders start while these read. A run before it has been stopped.
+        Builders start while these read. A run before this one has been stopped.
         """
         with self.receiving, self._lock:
             if self._selector is None:
                 self._selector = _ChannelSelector()
-            self._runs += 1
             if self._running:
                 for number, worker in enumerate(self.workers):
                     if not worker.started:
                         self.replace(number)
-                begin(self._runs)
+                begin()
                 return
             try:
                 self._start(self._selector, begin)
@@ -106,7 +106,7 @@ class ProcessPool:
                 self.close()
                 raise
 
-    def _start(self, selector: "_ChannelSelector", begin: Callable[[int], None]) -> None:
+    def _start(self, selector: "_ChannelSelector", begin: Callable[[], None]) -> None:
         images = self.source.shared_image_bytes
         self._images = SharedMemory.create(images) if images else None
         self._servers[:] = [self._new_server()]
@@ -115,7 +115,7 @@ class ProcessPool:
             self.workers.append(Worker(self._new_reader()))
             selector.add(self.workers[number].process.channel, number)
         self._running = True
-        begin(self._runs)
+        begin()
         for builder in self._new_builders(self.num_builders):
             selector.add(builder.channel, len(self.workers))
             self.workers.append(Worker(builder))

@@ -22,7 +22,8 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from threading import RLock
@@ -30,10 +31,9 @@ from typing import Any, NamedTuple
 
 from penstock.device import SharedRegions, arena_bytes
 from penstock.engine._memory_budget import BuildAhead
-from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.window import joined_keys, read_task
 from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
-from penstock.engine.workers._pending import Delivery, PendingSpan, RowRange, WindowMemory
+from penstock.engine.workers._pending import PendingSpan, RowRange, WindowMemory
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._source import DeliveredSpan, SpanStream
 from penstock.errors import PenstockError
@@ -64,11 +64,8 @@ class _EpochStart(NamedTuple):
 class ProcessRun(SpanStream):
     """Delivers the spans that worker processes build."""
 
-    def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
-        self._pool, self._placement = pool, placement
-        self._source = pool.source
-        self._deliver = Delivery(pool.source, pool.slot_layout, formatter, placement, pool.collector)
-        self._ahead = BuildAhead(self._source.pipeline.spans)
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool, self._ahead = pool, BuildAhead(pool.source.pipeline.spans)
         self._schedule: Iterator[SpanSteps] = iter(())
         self._spans: dict[int, PendingSpan] = {}
         """Those that are not delivered, as far as they are known, in order."""
@@ -78,6 +75,8 @@ class ProcessRun(SpanStream):
         """Tasks that each worker has not answered; one that reads, or could not start, has as many as it may have."""
         self._released: list[int] = []
         self._memory: WindowMemory | None = None
+        self._windows: set[int] = set()
+        """The numbers of that and of those before, of which builders may still make batches."""
         self._next = 0
         self._known = 0
         """The number after that of the last known span."""
@@ -87,7 +86,6 @@ class ProcessRun(SpanStream):
         self._failure: tuple[Exception, int] | None = None
         """An error that ends the run, and the first span that will not be built."""
         self._stopped = False
-        self._run = 0
         self._reading_epoch: int | None = 0
         """None while reading is paused."""
         self._epochs: list[_EpochStart] = []
@@ -96,43 +94,38 @@ class ProcessRun(SpanStream):
     def start(self, epoch: int, consumed: int) -> None:
         self._reading_epoch = epoch
         self._epochs = [_EpochStart(epoch, consumed, 0)]
-        self._schedule = self._source.schedule.run(epoch, consumed)
-
-        def begin(run: int) -> None:
-            self._run = run
-            self._start_readers(self._epochs[0], 0)
-
-        self._pool.open(begin)
+        self._schedule = self._pool.source.schedule.run(epoch, consumed)
+        self._pool.open(partial(self._start_readers, self._epochs[0], 0))
 
     def _start_readers(self, start: _EpochStart, first: int) -> None:
-        self._memory = WindowMemory(next(_numbers), SharedRegions.create())
+        memory = self._memory = WindowMemory(next(_numbers), SharedRegions.create())
+        self._windows.add(memory.number)
         self._released = []
         for span in self._spans.values():
             if span.memory is None:
                 span.published.clear()
         limit = self._next + self._ahead.depth
         for reader in self._pool.readers:
-            message = Run(self._run, *start, first, limit, reader, self._memory.number)
-            self._pool.send(reader, message, [self._memory.regions.fd])
+            self._pool.send(reader, Run(memory.number, *start, first, limit, reader), [memory.regions.fd])
 
-    def _tell_readers(self, message: Any) -> None:
-        for reader in self._pool.readers:
-            self._pool.send(reader, message)
+    def _tell_readers(self, kind: Callable[..., Any], *fields: Any) -> None:
+        """Send all readers a message about their window."""
+        memory = self._memory
+        if memory is not None:
+            message = kind(memory.number, *fields)
+            for reader in self._pool.readers:
+                self._pool.send(reader, message)
 
-    def pause(self) -> None:
-        self.resume(None)
-
-    def resume(self, epoch: int | None) -> None:
-        """Let the readers read, at most up to the end of the epoch after this one; None pauses them."""
+    def read_to(self, epoch: int | None) -> None:
         self._reading_epoch = epoch
-        self._tell_readers(ReadTo(self._run, epoch))
+        self._tell_readers(ReadTo, epoch)
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
         with self._lock:
             if self._stopped:
                 return
             self._stopped = True
-            self._tell_readers(Stop(self._run))
+            self._tell_readers(Stop)
             self._pool.wake()
             for span in self._spans.values():
                 span.close()
@@ -187,7 +180,7 @@ class ProcessRun(SpanStream):
 
     def _place_ahead(self) -> None:
         """Begin the transfer of the next spans to a device."""
-        if self._placement is None:
+        if self._pool.placement is None:
             return
         for number in range(self._next, self._next + _PLACED_AHEAD):
             span = self._spans.get(number)
@@ -198,7 +191,7 @@ class ProcessRun(SpanStream):
     def _delivered(self, span: PendingSpan) -> DeliveredSpan:
         """What the loop gets of a span that is built."""
         assert span.slot is not None
-        return span.delivered or self._deliver(span, self._pool.slots.lease(span.slot))
+        return span.delivered or self._pool.deliver(span, self._pool.slots.lease(span.slot))
 
     def _dispatch(self) -> None:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
@@ -212,7 +205,7 @@ class ProcessRun(SpanStream):
             if not span.waiting:
                 heappop(self._ready)
         if self._released:
-            self._tell_readers(Release(self._run, self._released, limit))
+            self._tell_readers(Release, self._released, limit)
             self._released = []
 
     def _send(self, span: PendingSpan, rows: RowRange | None, worker: int) -> None:
@@ -227,7 +220,7 @@ class ProcessRun(SpanStream):
         builder.slots.difference_update(dropped)
         builder.slots.add(span.slot.number)
         message = Build(
-            self._run, span.steps.number, span.places, span.slot.number, rows, new_memory, new_slot, dropped
+            memory.number, span.steps.number, span.places, span.slot.number, rows, new_memory, new_slot, dropped
         )  # fmt: skip
         span.builders[rows] = worker
         self._tasks[worker] += 1
@@ -254,26 +247,26 @@ class ProcessRun(SpanStream):
             return
         if message.stats is not None:
             self._pool.collector.record_process(self._pool.workers[worker].process.pid, message.stats)
-        if isinstance(message, Failed) and message.run in (None, self._run):
-            self._failure = message.error.revive(), message.number
-            if message.run is None:
-                self._pool.workers[worker].started = False
-                self._tasks[worker] = _IN_FLIGHT
-        elif isinstance(message, Built) and message.run == self._run and not self._stopped:
+        if isinstance(message, Built) and message.window in self._windows and not self._stopped:
             self._tasks[worker] -= 1
             self._take(message, descriptor)
-        elif isinstance(message, Published) and message.run == self._run and not self._stopped:
+        elif isinstance(message, Published):
             self._take_published(worker, message)
+        elif isinstance(message, Failed) and (message.window is None or message.window in self._windows):
+            self._failure = message.error.revive(), message.number
+            if message.window is None:
+                self._pool.workers[worker].started = False
+                self._tasks[worker] = _IN_FLIGHT
         elif descriptor is not None:
             os.close(descriptor)
 
     def _take_published(self, reader: int, message: Published) -> None:
         memory = self._memory
-        if memory is None or message.memory != memory.number:  # before another reader died
+        if memory is None or message.window != memory.number:  # of another run, or before another reader died
             return
         span = self._span(message.number)
         if span is None or span.memory is not None:  # it was published before a reader died, and one before it was not
-            self._pool.send(reader, Release(self._run, [message.number], self._next + self._ahead.depth))
+            self._pool.send(reader, Release(memory.number, [message.number], self._next + self._ahead.depth))
             return
         span.published[reader] = message
         if len(span.published) < len(self._pool.readers):
@@ -285,7 +278,7 @@ class ProcessRun(SpanStream):
             span.error = error.revive()
             self._released.append(message.number)
             return
-        if self._placement is not None and self._placement.needs_keys:
+        if self._pool.placement is not None and self._pool.placement.needs_keys:
             tasks = [arena_bytes(memory.regions, number, *place) for number, place in enumerate(span.places)]
             span.keys = joined_keys(list(map(read_task, tasks)))
         span.waiting = [None]
@@ -331,7 +324,7 @@ class ProcessRun(SpanStream):
             first = next(unpublished, self._known)
             start = next(start for start in reversed(self._epochs) if start.number <= first)
             self._start_readers(start, first)
-            self.resume(self._reading_epoch)
+            self.read_to(self._reading_epoch)
         else:
             self._tasks[worker] = 0
         for number, span in self._spans.items():

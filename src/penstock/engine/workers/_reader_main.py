@@ -51,15 +51,12 @@ class _Reader:
                     self._run.stop()
                 self._run = _PublishingRun(self, message, SharedRegions(descriptors[0], writable=True))
                 self._run.start(message.epoch, message.consumed, message.number, message.first)
-            elif self._run is None or message.run != self._run.number:
+            elif self._run is None or message.window != self._run.number:
                 continue
             elif isinstance(message, Release):
                 self._run.release(message)
             elif isinstance(message, ReadTo):
-                if message.epoch is None:
-                    self._run.pause()
-                else:
-                    self._run.resume(message.epoch)
+                self._run.read_to(message.epoch)
             elif isinstance(message, Stop):
                 self._run.stop()
                 self._run = None
@@ -83,7 +80,7 @@ class _PublishingRun(SpanReader):
             regions=regions, arena=self._arena, reader=run.reader,
         )  # fmt: skip
         super().__init__(source, process.selections, window, collector, reader=run.reader)
-        self.number, self._memory, self._limit = run.run, run.memory, run.limit
+        self.number, self._limit = run.window, run.limit
         self._published: dict[int, tuple[Span, tuple[int, int]]] = {}
         self._to_publish: SimpleQueue[Span | None] = SimpleQueue()
         start_thread("penstock-publish", self._publish_spans)
@@ -120,9 +117,8 @@ class _PublishingRun(SpanReader):
                 error = portable(raised)
             with self._lock:
                 self._published[span.number] = span, place
-            stats = self._stats.new()
-            drawn, padding = span.blocks_drawn, span.padding
-            self._channel.send(Published(self.number, span.number, self._memory, place, drawn, padding, error, stats))
+            drawn, padding, stats = span.blocks_drawn, span.padding, self._stats.new()
+            self._channel.send(Published(self.number, span.number, place, drawn, padding, error, stats))
 
 
 def _describe(block: WindowBlock) -> tuple[int, int, int, int]:

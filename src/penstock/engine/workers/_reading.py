@@ -129,8 +129,10 @@ class SpanReader:
         """Spans that are admitted and not built yet."""
         self._filling = 0
         """Blocks that are admitted and not filled yet."""
-        self._stopped = self._joined = self._paused = False
-        self._reading_epoch = self._planning_epoch = 0
+        self._stopped = self._joined = False
+        self._reading_epoch: int | None = 0
+        """None while reading is paused."""
+        self._planning_epoch = 0
         self._threads = [Thread(target=self._thread_main, name="penstock-reader", daemon=True) for _ in range(threads)]
 
     def start(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> None:
@@ -141,19 +143,13 @@ class SpanReader:
         for thread in self._threads:
             thread.start()
 
-    def resume(self, epoch: int) -> None:
-        """Continue reading, at most up to the end of the epoch after this one."""
+    def read_to(self, epoch: int | None) -> None:
+        """Read at most up to the end of the epoch after this one; with None, start no more requests."""
         with self._lock:
-            self._paused, self._reading_epoch = False, epoch
+            self._reading_epoch = epoch
             self._turns.wake_all()
         if self._fetcher is not None:
-            self._fetcher.pause(False)
-
-    def pause(self) -> None:
-        """Start no more requests until `resume`."""
-        self._paused = True
-        if self._fetcher is not None:
-            self._fetcher.pause(True)
+            self._fetcher.pause(epoch is None)
 
     def stop(self, *, wait: bool = False) -> None:
         """Stop every thread; with `wait`, join them for a moment."""
@@ -209,13 +205,13 @@ class SpanReader:
         if self._can_plan():
             self._planning = True
             return self._continue_plan
-        if self._read_queue and not self._paused:
+        if self._read_queue and self._reading_epoch is not None:
             return partial(self._read_local, *self._read_queue.popleft())
         return None
 
     def _can_plan(self) -> bool:
-        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD or self._paused
-        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1
+        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD
+        far_ahead = far_ahead or self._reading_epoch is None or self._planning_epoch > self._reading_epoch + 1
         far_ahead = far_ahead or (self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG)
         return not self._planning and not far_ahead and self._blocked_since is None
 

@@ -286,11 +286,8 @@ class SpanStream(Protocol):
     def start(self, epoch: int, consumed: int) -> None:
         """Start to read at a position of an epoch."""
 
-    def resume(self, epoch: int) -> None:
-        """Continue to read, at most up to the end of the epoch after this one."""
-
-    def pause(self) -> None:
-        """Start no more requests until `resume`."""
+    def read_to(self, epoch: int | None) -> None:
+        """Read at most up to the end of the epoch after this one; with None, start no more requests."""
 
     def next_span(self) -> DeliveredSpan | None:
         """The next span, None after `stop`; raises the error that occurred in it."""
