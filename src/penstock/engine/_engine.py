@@ -25,7 +25,7 @@ from penstock.engine.assembly import (
 from penstock.engine.planning import compaction_advice
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask, PageCache
-from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun, worker_formatter
+from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, ThreadedRun, worker_formatter
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
 from penstock.types import World, cached_property
 
@@ -97,11 +97,7 @@ class LoaderEngine:
 
     def run(self, state: State) -> EngineRun:
         """Start reading at a state."""
-        stream: SpanStream
-        if self._pool is None:
-            stream = self._threaded_run()
-        else:
-            stream = ProcessRun(self._pool)
+        stream = self._threaded_run() if self._pool is None else ProcessRun(self._pool)
         return EngineRun(
             stream, Position(state.epoch, state.consumed), partitioner=self._partitioner, placement=self.placement,
             collector=self.collector, bad_samples=self._options.bad_samples,

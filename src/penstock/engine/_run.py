@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import Failure, Placement
-from penstock.engine.workers import SpanStream
+from penstock.engine.workers import ProcessRun, ThreadedRun
 from penstock.errors import InvalidInputError
 from penstock.plan import RankPartitioner
 
@@ -32,7 +32,7 @@ class EngineRun:
 
     def __init__(
         self,
-        stream: SpanStream,
+        stream: ThreadedRun | ProcessRun,
         position: Position,
         *,
         partitioner: RankPartitioner,
@@ -158,6 +158,6 @@ class EngineRun:
         _stop(self._stream, self._pid, wait=True)
 
 
-def _stop(stream: SpanStream, pid: int, *, wait: bool = False) -> None:
+def _stop(stream: ThreadedRun | ProcessRun, pid: int, *, wait: bool = False) -> None:
     if pid == os.getpid():  # a forked process has no threads to stop, and their locks may be held for ever
         stream.stop(wait=wait)

@@ -20,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
-from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
+from penstock.engine._stats import BadSample
+from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, RowGatherer, SpanGatherer
 from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
-from penstock.engine.workers._messages import KINDS, Build, Built, StatsUpdate
+from penstock.engine.workers._messages import KINDS, Build, Built, RowRange, StatsUpdate
 from penstock.engine.workers._process import ProcessStats, start_failure
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, compact, load_spec, pack, portable, serve, serve_forks
+from penstock.runners import Channel, Shipment, compact, load_spec, pack, portable, serve, serve_forks
 from penstock.table import Allocator
 
 _BLOCKS_CACHED = 256
@@ -55,11 +56,14 @@ def _serve_builder(spec: BuilderSpec, channel: Channel, images: Sequence[int]) -
 class _MappedWindow:
     """The window of another process."""
 
-    def __init__(self, source: LoaderSource, regions: SharedRegions) -> None:
-        self._regions, self._layouts = regions, [table.layout for table in source.tables]
-        self.slabs = [
-            SlabColumns(layout.fixed, table=number, regions=regions) for number, layout in enumerate(self._layouts)
+    def __init__(
+        self, number: int, regions: SharedRegions, source: LoaderSource, gatherers: Sequence[RowGatherer]
+    ) -> None:
+        self.number, self._regions, self._layouts = number, regions, [table.layout for table in source.tables]
+        self._slabs = [
+            SlabColumns(layout.fixed, table=table, regions=regions) for table, layout in enumerate(self._layouts)
         ]
+        self.gather = SpanGatherer(gatherers, self._slabs, source.mixed_columns)
         self._blocks: dict[tuple[int, int], BlockColumns] = {}
         """The block that was used longest ago comes first."""
 
@@ -70,7 +74,7 @@ class _MappedWindow:
     def _part(self, reader: int, start: int, size: int) -> BuildTask:
         task = read_task(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
-            self.slabs[rows.table].extend(rows.slab_capacity)
+            self._slabs[rows.table].extend(rows.slab_capacity)
             blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
             memory = partial(arena_bytes, self._regions, reader, 0)
             object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
@@ -102,7 +106,6 @@ class _Builder:
             formatter.empty = self._allocate
         self._assemble = BatchAssembler(formatter, None, self._gatherers, collector, row_keys=source.row_keys)
         self._window: _MappedWindow | None = None
-        self._gather: SpanGatherer | None = None
         self._slots: dict[int, npt.NDArray[np.uint8]] = {}
 
     def serve(self) -> None:
@@ -113,63 +116,63 @@ class _Builder:
                 self._channel.send(StatsUpdate(self._stats.all()))
             message, descriptors = self._channel.receive()
             self._stats.collector.add_time("worker", "starved", time.perf_counter() - started)
-            self._map(message, descriptors)
+            window = self._map(message, descriptors)
             with self._stats.collector.timed("worker", "busy"):
-                built, memory = self._build(message)
+                built, memory = self._build(message, window)
             self._channel.send(built._replace(stats=self._stats.new()), [] if memory is None else [memory.fd])
-            del built, memory
+            del built, memory, window
 
-    def _map(self, message: Build, descriptors: Sequence[int]) -> None:
+    def _map(self, message: Build, descriptors: Sequence[int]) -> _MappedWindow:
+        """Map what the message needs, and unmap slots that are not used any more; returns the window."""
         left = list(descriptors)
-        if message.new_memory:
-            self._window = _MappedWindow(self._source, SharedRegions(left.pop(0), writable=False))
-            self._gather = SpanGatherer(self._gatherers, self._window.slabs, self._source.mixed_columns)
+        if self._window is None or self._window.number != message.window:
+            regions = SharedRegions(left.pop(0), writable=False)
+            self._window = _MappedWindow(message.window, regions, self._source, self._gatherers)
         for number in message.dropped:
             self._slots.pop(number, None)
-        if message.new_slot:
+        if message.slot not in self._slots:
             self._slots[message.slot] = SharedMemory(left.pop(0)).bytes
+        return self._window
 
-    def _build(self, message: Build) -> tuple[Built, SharedMemory | None]:
-        shipment: Any = None
-        memory = failure = None
-        bad: dict[int, Any] = {}
+    def _build(self, message: Build, window: _MappedWindow) -> tuple[Built, SharedMemory | None]:
+        built = Built(message.window, message.number, message.rows, None, {}, None, None)
         try:
-            gathered, shipment, memory = self._batches(message)
-            bad = gathered.bad
-            if shipment is None and gathered.failure is not None:
-                failure = gathered.failure[0], portable(gathered.failure[1])
+            task, slot = window.task(message.places), self._slots[message.slot]
+            if message.rows is not None:
+                return self._write_rows(built, message.rows, task, slot, window.gather), None
+            bad, shipment, memory = self._make_batches(task, slot, window.gather)
+            return built._replace(batches=shipment, bad=bad), memory
         except BaseException as error:
-            shipment = portable(error)
-        return Built(message.window, message.number, message.rows, shipment, bad, failure, None), memory
+            return built._replace(batches=portable(error)), None
 
-    def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
-        assert self._window is not None
-        assert self._gather is not None
-        task, slot = self._window.task(message.places), self._slots[message.slot]
-        memory, self._memory = SlotMemory(slot), None
-        columns = self._layout.arrays(memory, task.steps.rows)
-        if message.rows is not None:
-            first, end = message.rows
-            task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
-            gathered = self._gather(task, partial(_allocator, columns))
-            _write(columns, gathered)
-            gathered.bad = {first + index: bad for index, bad in gathered.bad.items()}
-            if gathered.failure is not None:
-                gathered.failure = first + gathered.failure[0], gathered.failure[1]
-            return gathered, None, None
-        functions = self._formatter.on_host
+    def _write_rows(
+        self, built: Built, rows: RowRange, task: BuildTask, slot: npt.NDArray[np.uint8], gather: SpanGatherer
+    ) -> Built:
+        first, end = rows
+        columns = self._layout.arrays(SlotMemory(slot), task.steps.rows)
+        columns = {name: values[first:end] for name, values in columns.items()}
+        gathered = gather(task.part(first, end), partial(_allocator, columns))
+        _write(columns, gathered)
+        failure = None
+        if gathered.failure is not None:
+            failure = first + gathered.failure[0], portable(gathered.failure[1])
+        return built._replace(bad={first + index: bad for index, bad in gathered.bad.items()}, failure=failure)
+
+    def _make_batches(
+        self, task: BuildTask, slot: npt.NDArray[np.uint8], gather: SpanGatherer
+    ) -> tuple[dict[int, BadSample], Shipment, SharedMemory | None]:
+        """Make all batches of a span; returns the rows that were replaced, and the batches for the loop."""
+        memory, functions = SlotMemory(slot), self._formatter.on_host
+        columns = {} if functions else self._layout.arrays(memory, task.steps.rows)
         self._memory = None if functions else memory
-        gathered = self._gather(task, partial(_allocator, {} if functions else columns))
-        self._memory = SlotMemory(slot) if functions else None
-        built = self._assemble(task, gathered)
-        to_transport = self._formatter.to_transport
+        gathered = gather(task, partial(_allocator, columns))
+        self._memory = memory if functions else None
         batches = [
-            portable(batch.error) if isinstance(batch, Failure) else compact(to_transport(batch))
-            for batch in built.batches
+            portable(batch.error) if isinstance(batch, Failure) else compact(self._formatter.to_transport(batch))
+            for batch in self._assemble(task, gathered).batches
         ]
         gathered.columns = {}  # before their successors are packed
-        del built
-        return gathered, *pack(batches, slot)
+        return gathered.bad, *pack(batches, slot)
 
     def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.empty(shape, dtype) if self._memory is None else self._memory.allocate(shape, dtype)

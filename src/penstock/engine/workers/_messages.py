@@ -11,6 +11,8 @@ from typing import NamedTuple
 from penstock.engine._stats import BadSample, Counters
 from penstock.runners import RemoteError, Shipment
 
+RowRange = tuple[int, int]
+
 
 class Run(NamedTuple):
     """To a reader: start to read at a position of an epoch, into shared memory whose descriptor accompanies this.
@@ -68,19 +70,18 @@ class Published(NamedTuple):
 
 
 class Build(NamedTuple):
-    """To a builder: make the batches of a span, or write some of its rows."""
+    """To a builder: make the batches of a span, or write some of its rows.
+
+    The descriptors of the window and of the slot accompany it if the builder has not mapped them.
+    """
 
     window: int
     number: int
     places: Sequence[tuple[int, int]]
     """Start and size there of the task of each reader."""
     slot: int
-    rows: tuple[int, int] | None
+    rows: RowRange | None
     """The rows to write to the slot; None to make all batches."""
-    new_memory: bool
-    """Whether the descriptor of the memory accompanies this, and takes the place of earlier ones."""
-    new_slot: bool
-    """Whether the descriptor of the slot accompanies this."""
     dropped: Sequence[int]
     """Slots that are not used any more."""
 
@@ -90,7 +91,7 @@ class Built(NamedTuple):
 
     window: int
     number: int
-    rows: tuple[int, int] | None
+    rows: RowRange | None
     batches: Shipment | RemoteError | None
     """The batches, or the error if the first one failed; None if all is in the slot."""
     bad: dict[int, BadSample]

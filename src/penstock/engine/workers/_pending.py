@@ -1,6 +1,5 @@
 """A span on its way through worker processes: who has got what of it, what was built, what the loop gets."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -9,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedRegions, Slot
+from penstock.device import SharedMemory, SharedRegions, Slot
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, Placement
 from penstock.engine.window import BuildTask
-from penstock.engine.workers._messages import Built, Published
+from penstock.engine.workers._messages import Built, Published, RowRange
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import DeliveredSpan, LoaderSource
 from penstock.plan import SpanSteps
@@ -22,8 +21,6 @@ from penstock.table import Int64Array
 
 _MIN_ROWS = 8
 """Rows that are worth a task of their own."""
-
-RowRange = tuple[int, int]
 
 
 class WindowMemory(NamedTuple):
@@ -54,8 +51,8 @@ class PendingSpan:
     failure: tuple[int, Exception] | None = None
     """The first row that could not be used, and why."""
     error: Exception | None = None
-    batches: tuple[Shipment, int | None] | None = None
-    """What a builder made, with a descriptor of its memory."""
+    batches: tuple[Shipment, SharedMemory | None] | None = None
+    """What a builder made, and memory that it has besides the slot."""
     delivered: DeliveredSpan | None = None
 
     @property
@@ -68,13 +65,13 @@ class PendingSpan:
         parts = max(1, min(parts, rows // _MIN_ROWS))
         self.waiting = list(pairwise(number * rows // parts for number in range(parts + 1)))
 
-    def take(self, built: Built, descriptor: int | None) -> None:
-        """Take over what a builder has made, with a descriptor of its memory."""
+    def take(self, built: Built, memory: SharedMemory | None) -> None:
+        """Take over what a builder has made."""
         self.bad |= built.bad
         if isinstance(built.batches, RemoteError):
             self.error = self.error or built.batches.revive()
         elif built.batches is not None:
-            self.batches = built.batches, descriptor
+            self.batches = built.batches, memory
         if built.failure is not None and (self.failure is None or built.failure[0] < self.failure[0]):
             self.failure = built.failure[0], built.failure[1].revive()
 
@@ -84,12 +81,6 @@ class PendingSpan:
         for rows in lost:
             del self.builders[rows]
         self.waiting += lost
-
-    def close(self) -> None:
-        """Close the descriptor of what was not delivered."""
-        if self.batches is not None and self.batches[1] is not None:
-            os.close(self.batches[1])
-            self.batches = None
 
 
 class Delivery:
@@ -106,16 +97,14 @@ class Delivery:
         self._layout, self._formatter, self._placement, self._row_keys = layout, formatter, placement, source.row_keys
         self._assemble = BatchAssembler(formatter, placement, (), collector, row_keys=source.row_keys)
 
-    def __call__(self, span: PendingSpan, memory: npt.NDArray[np.uint8]) -> DeliveredSpan:
+    def __call__(self, span: PendingSpan, slot: npt.NDArray[np.uint8]) -> DeliveredSpan:
         """The batches of a span, given the memory of its slot."""
         if span.batches is None:
-            columns = self._layout.arrays(SlotMemory(memory), span.steps.rows)
+            columns = self._layout.arrays(SlotMemory(slot), span.steps.rows)
             gathered = GatheredRows(dict(columns), span.bad, span.failure)
             batches = self._assemble(BuildTask(span.steps, [], span.keys), gathered).batches
         else:
-            shipment, descriptor = span.batches
-            span.batches = shipment, None
-            batches = self._placed(span, unpack(shipment, descriptor, memory))
+            batches = self._placed(span, unpack(*span.batches, slot))
         readers = span.published.values()
         blocks_drawn, padding = sum(each.blocks_drawn for each in readers), sum(each.padding for each in readers)
         return DeliveredSpan(span.steps, batches, span.bad, blocks_drawn, padding)

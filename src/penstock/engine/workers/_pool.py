@@ -41,8 +41,7 @@ class Worker:
     process: WorkerProcess | ForkedProcess
     started: bool = True
     """False once it has said that it could not start."""
-    memory: int | None = None
-    """The shared memory of a window."""
+    window: int | None = None
     slots: set[int] = field(default_factory=set)
 
 

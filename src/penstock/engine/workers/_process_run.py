@@ -20,7 +20,6 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Slots of a stopped run are not reused, because builders may still write to them, and neither is its window.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,13 +28,13 @@ from itertools import count
 from threading import RLock
 from typing import Any, NamedTuple
 
-from penstock.device import SharedRegions, arena_bytes
+from penstock.device import SharedMemory, SharedRegions, arena_bytes
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine.window import joined_keys, read_task
-from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
-from penstock.engine.workers._pending import PendingSpan, RowRange, WindowMemory
+from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, RowRange, Run, Stop
+from penstock.engine.workers._pending import PendingSpan, WindowMemory
 from penstock.engine.workers._pool import ProcessPool
-from penstock.engine.workers._source import DeliveredSpan, SpanStream
+from penstock.engine.workers._source import DeliveredSpan
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
 
@@ -61,8 +60,8 @@ class _EpochStart(NamedTuple):
     """Of its first span."""
 
 
-class ProcessRun(SpanStream):
-    """Delivers the spans that worker processes build."""
+class ProcessRun:
+    """Delivers the spans that worker processes build; it has the methods of `ThreadedRun`."""
 
     def __init__(self, pool: ProcessPool) -> None:
         self._pool, self._ahead = pool, BuildAhead(pool.source.pipeline.spans)
@@ -128,7 +127,6 @@ class ProcessRun(SpanStream):
             self._tell_readers(Stop)
             self._pool.wake()
             for span in self._spans.values():
-                span.close()
                 if span.slot is not None:
                     self._pool.slots.drop(span.slot)
             self._spans, self._memory = {}, None
@@ -213,15 +211,13 @@ class ProcessRun(SpanStream):
         assert memory is not None
         if span.slot is None:
             span.slot = self._pool.slots.take(builder.slots)
-        new_memory, new_slot = builder.memory != memory.number, span.slot.number not in builder.slots
-        descriptors = [memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
-        builder.memory = memory.number
+        descriptors = [memory.regions.fd] * (builder.window != memory.number)
+        descriptors += [span.slot.memory.fd] * (span.slot.number not in builder.slots)
+        builder.window = memory.number
         dropped = list(builder.slots - self._pool.slots.live)
         builder.slots.difference_update(dropped)
         builder.slots.add(span.slot.number)
-        message = Build(
-            memory.number, span.steps.number, span.places, span.slot.number, rows, new_memory, new_slot, dropped
-        )  # fmt: skip
+        message = Build(memory.number, span.steps.number, span.places, span.slot.number, rows, dropped)
         span.builders[rows] = worker
         self._tasks[worker] += 1
         self._pool.send(worker, message, descriptors)
@@ -241,7 +237,7 @@ class ProcessRun(SpanStream):
                 self._dispatch()
 
     def _handle(self, worker: int, message: Any, descriptors: list[int]) -> None:
-        descriptor = descriptors[0] if descriptors else None
+        memory = SharedMemory(descriptors[0]) if descriptors else None
         if message is None:
             self._replace(worker)
             return
@@ -249,7 +245,7 @@ class ProcessRun(SpanStream):
             self._pool.collector.record_process(self._pool.workers[worker].process.pid, message.stats)
         if isinstance(message, Built) and message.window in self._windows and not self._stopped:
             self._tasks[worker] -= 1
-            self._take(message, descriptor)
+            self._take(message, memory)
         elif isinstance(message, Published):
             self._take_published(worker, message)
         elif isinstance(message, Failed) and (message.window is None or message.window in self._windows):
@@ -257,8 +253,6 @@ class ProcessRun(SpanStream):
             if message.window is None:
                 self._pool.workers[worker].started = False
                 self._tasks[worker] = _IN_FLIGHT
-        elif descriptor is not None:
-            os.close(descriptor)
 
     def _take_published(self, reader: int, message: Published) -> None:
         memory = self._memory
@@ -284,15 +278,12 @@ class ProcessRun(SpanStream):
         span.waiting = [None]
         heappush(self._ready, message.number)
 
-    def _take(self, built: Built, descriptor: int | None) -> None:
+    def _take(self, built: Built, memory: SharedMemory | None) -> None:
         span = self._spans.get(built.number)
-        if span is None or span.builders.pop(built.rows, None) is None:
-            if descriptor is not None:
-                os.close(descriptor)
-            return
-        span.take(built, descriptor)
-        if span.is_built:
-            self._release(span)
+        if span is not None and span.builders.pop(built.rows, None) is not None:
+            span.take(built, memory)
+            if span.is_built:
+                self._release(span)
 
     def _release(self, span: PendingSpan) -> None:
         """Let the reader free the rows of a span, and measure it."""
@@ -301,10 +292,10 @@ class ProcessRun(SpanStream):
         if span.batches is None:
             self._ahead.record(self._pool.slot_layout.size)
             return
-        (_, arrays), descriptor = span.batches
+        (_, arrays), memory = span.batches
         size = sum(size for _, _, size in arrays)
         self._ahead.record(size)
-        if descriptor is not None:  # new memory costs a page fault per page
+        if memory is not None:  # new memory costs a page fault per page
             self._pool.slots.grow(round(_SLOT_SLACK * size))
 
     def _replace(self, worker: int) -> None:

@@ -210,10 +210,11 @@ class SpanReader:
         return None
 
     def _can_plan(self) -> bool:
-        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD
-        far_ahead = far_ahead or self._reading_epoch is None or self._planning_epoch > self._reading_epoch + 1
-        far_ahead = far_ahead or (self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG)
-        return not self._planning and not far_ahead and self._blocked_since is None
+        if self._planning or self._blocked_since is not None or self._reading_epoch is None:
+            return False
+        if self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG:
+            return False
+        return self._next_number < self._limit + _PLANNED_AHEAD and self._planning_epoch <= self._reading_epoch + 1
 
     def _continue_plan(self) -> None:
         try:
@@ -237,7 +238,11 @@ class SpanReader:
                     while not self._try_admit(block):
                         yield
                     self._request(block)
-                self._admit(span)
+                with self._lock:
+                    self._unbuilt += 1
+                    self._next_number = span.number + 1
+                    if self._window.await_blocks(span):
+                        self._on_ready(span)
                 if span is not planned.spans[-1]:
                     yield
             if planned.last:
@@ -280,14 +285,6 @@ class SpanReader:
         for index in indices:
             read, answer = partial(block.table.read, block, index), partial(self._on_response, block, index)
             self._fetcher.submit(Request(read, answer, block.requests[index].bytes))
-
-    def _admit(self, span: Span) -> None:
-        """Queue a span whose blocks have all been requested."""
-        with self._lock:
-            self._unbuilt += 1
-            self._next_number = span.number + 1
-            if self._window.await_blocks(span):
-                self._on_ready(span)
 
     def _read_local(self, block: WindowBlock, index: int) -> None:
         started, size = time.perf_counter(), 0

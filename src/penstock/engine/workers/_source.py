@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -131,11 +131,6 @@ class LoaderSource:
         return any(options.by_row or table.layout.variable for table, options in each)
 
     @property
-    def flags_rows(self) -> bool:
-        """Whether batches have a `_pad` column."""
-        return self.options.flags_rows(self.partitioner.world)
-
-    @property
     def mixed_columns(self) -> MixedColumns | None:
         """The columns of a mixture; None for a single table."""
         layouts = {table.name: table.layout for table in self.tables if table.name is not None}
@@ -150,7 +145,9 @@ class LoaderSource:
         else:
             shapes = {column.name: column.fixed for column in mixed.columns if column.fixed is not None}
             shapes[SOURCE] = ColumnShape(np.dtype(np.int64), (), None)
-        return shapes | ({PAD: ColumnShape(np.dtype(bool), (), None)} if self.flags_rows else {})
+        if self.options.flags_rows(self.partitioner.world):
+            shapes[PAD] = ColumnShape(np.dtype(bool), (), None)
+        return shapes
 
     def selections(self) -> list[Selection]:
         """The selected rows and columns of each table."""
@@ -261,7 +258,7 @@ class LoaderSource:
             collator.on_read, collator.decoder.empty = collector.record_get, empty
             gatherer = RowGatherer(
                 collator, selections[number], self.options.bad_samples, there,
-                table=number, seed=table.order.seed, flag=self.flags_rows, mixed=mixed,
+                table=number, seed=table.order.seed, flag=self.options.flags_rows(self.partitioner.world), mixed=mixed,
             )  # fmt: skip
             gatherers.append(gatherer)
         return gatherers
@@ -278,19 +275,3 @@ class DeliveredSpan(NamedTuple):
     blocks_drawn: int
     padding: int
     """Rows that only pad the last step."""
-
-
-class SpanStream(Protocol):
-    """The spans of a run, in order, made by threads or by worker processes."""
-
-    def start(self, epoch: int, consumed: int) -> None:
-        """Start to read at a position of an epoch."""
-
-    def read_to(self, epoch: int | None) -> None:
-        """Read at most up to the end of the epoch after this one; with None, start no more requests."""
-
-    def next_span(self) -> DeliveredSpan | None:
-        """The next span, None after `stop`; raises the error that occurred in it."""
-
-    def stop(self, *, wait: bool = False) -> None:
-        """End the run; with `wait`, wait for a moment until nothing of it runs."""

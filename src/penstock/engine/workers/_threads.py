@@ -22,7 +22,7 @@ from penstock.engine.workers._source import DeliveredSpan, LoaderSource
 
 
 class ThreadedRun(SpanReader):
-    """Builds spans in the threads that read, as far ahead of the loop as memory allows; see `SpanStream`."""
+    """Builds spans in the threads that read, as far ahead of the loop as memory allows."""
 
     _builds = True
 
