@@ -204,9 +204,7 @@ class ProcessPool:
         self._servers.clear()
         self._running, self._lock, self.receiving = False, RLock(), RLock()
         self.slots.abandon()
-        if self._selector is not None:
-            self._selector.close()
-            self._selector = None
+        self._selector = None
 
 
 class _ChannelSelector:
@@ -216,10 +214,13 @@ class _ChannelSelector:
         self._numbers: dict[Channel, int] = {}
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self.close = weakref.finalize(self, _close_each, self._selector, self._woken, self._wake)
+
+    def __del__(self) -> None:
+        for handle in (self._selector, self._woken, self._wake):
+            handle.close()
 
     def add(self, channel: Channel, number: int) -> None:
         """Receive from a channel, until it is removed before its end is closed."""
@@ -273,11 +274,6 @@ def _end(processes: Sequence[WorkerProcess | ForkedProcess]) -> None:
         process.kill()
     for process in processes:
         process.reap()
-
-
-def _close_each(*handles: socket.socket | selectors.BaseSelector) -> None:
-    for handle in handles:
-        handle.close()
 
 
 def _abandon_all() -> None:

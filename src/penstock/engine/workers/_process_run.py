@@ -26,7 +26,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
 from penstock.engine._memory_budget import BuildAhead
@@ -49,15 +49,6 @@ _PLACED_AHEAD = 2
 """Spans whose transfer to a device begins before the loop asks for them."""
 
 _numbers = count()
-
-
-class _EpochStart(NamedTuple):
-    """Where a run starts to read an epoch."""
-
-    epoch: int
-    consumed: int
-    number: int
-    """Of its first span."""
 
 
 class ProcessRun:
@@ -87,16 +78,18 @@ class ProcessRun:
         self._stopped = False
         self._reading_epoch: int | None = 0
         """None while reading is paused."""
-        self._epochs: list[_EpochStart] = []
-        """The epochs of spans that are not delivered, and the last one before."""
+        self._epochs: list[SpanSteps] = []
+        """The first spans of the epochs that are not delivered, and of the last one before."""
 
     def start(self, epoch: int, consumed: int) -> None:
         self._reading_epoch = epoch
-        self._epochs = [_EpochStart(epoch, consumed, 0)]
         self._schedule = self._pool.source.schedule.run(epoch, consumed)
-        self._pool.open(partial(self._start_readers, self._epochs[0], 0))
+        if self._span(0) is not None:
+            self._pool.open(partial(self._start_readers, 0))
 
-    def _start_readers(self, start: _EpochStart, first: int) -> None:
+    def _start_readers(self, first: int) -> None:
+        """Let the readers publish the spans from `first` on, in a new window."""
+        start = next(steps for steps in reversed(self._epochs) if steps.number <= first)
         memory = self._memory = WindowMemory(next(_numbers), SharedRegions.create())
         self._windows.add(memory.number)
         self._released = []
@@ -105,7 +98,8 @@ class ProcessRun:
                 span.published.clear()
         limit = self._next + self._ahead.depth
         for reader in self._pool.readers:
-            self._pool.send(reader, Run(memory.number, *start, first, limit, reader), [memory.regions.fd])
+            message = Run(memory.number, start.epoch, start.start, start.number, first, limit, reader)
+            self._pool.send(reader, message, [memory.regions.fd])
 
     def _tell_readers(self, kind: Callable[..., Any], *fields: Any) -> None:
         """Send all readers a message about their window."""
@@ -172,8 +166,8 @@ class ProcessRun:
                 break
             self._known = steps.number + 1
             self._spans[steps.number] = PendingSpan(steps)
-            if steps.epoch > self._epochs[-1].epoch:
-                self._epochs = [self._epochs[-1], _EpochStart(steps.epoch, 0, steps.number)]
+            if not self._epochs or steps.epoch > self._epochs[-1].epoch:
+                self._epochs = [*self._epochs[-1:], steps]
         return self._spans.get(number)
 
     def _place_ahead(self) -> None:
@@ -312,9 +306,7 @@ class ProcessRun:
         self._pool.collector.note(f"a worker process ended (exit code {code}) and was started again")
         if worker in self._pool.readers:
             unpublished = (number for number, span in self._spans.items() if span.memory is None)
-            first = next(unpublished, self._known)
-            start = next(start for start in reversed(self._epochs) if start.number <= first)
-            self._start_readers(start, first)
+            self._start_readers(next(unpublished, self._known))
             self.read_to(self._reading_epoch)
         else:
             self._tasks[worker] = 0
