@@ -13,7 +13,7 @@ The contract; if the code disagrees with this list, the code is wrong:
 import pickle
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -22,9 +22,9 @@ import numpy.typing as npt
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, RowGatherer, SpanGatherer
+from penstock.engine.planning import Layout
 from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
-from penstock.engine.workers._messages import KINDS, Build, Built, RowRange, StatsUpdate
-from penstock.engine.workers._process import ProcessStats, start_failure
+from penstock.engine.workers._messages import KINDS, Build, Built, ProcessStats, RowRange, StatsUpdate, start_failure
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
 from penstock.runners import Channel, Shipment, compact, load_spec, pack, portable, serve, serve_forks
@@ -64,8 +64,7 @@ class _MappedWindow:
             SlabColumns(layout.fixed, table=table, regions=regions) for table, layout in enumerate(self._layouts)
         ]
         self.gather = SpanGatherer(gatherers, self._slabs, source.mixed_columns)
-        self._blocks: dict[tuple[int, int], BlockColumns] = {}
-        """The block that was used longest ago comes first."""
+        self._columns = lru_cache(_BLOCKS_CACHED)(partial(_columns, regions, self._layouts))
 
     def task(self, places: Sequence[tuple[int, int]]) -> BuildTask:
         """A task, of which each reader has a part, with the columns of its blocks."""
@@ -80,16 +79,21 @@ class _MappedWindow:
             object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
         return task
 
-    def _columns(self, reader: int, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:
-        columns = self._blocks.pop((reader, number), None)
-        if columns is None:
-            columns = null_columns(self._layouts[table], rows)
-            if size:
-                columns = BlockColumns.from_bytes(arena_bytes(self._regions, reader, start, size))
-        self._blocks[reader, number] = columns
-        if len(self._blocks) > _BLOCKS_CACHED:
-            del self._blocks[next(iter(self._blocks))]
-        return columns
+
+def _columns(
+    regions: SharedRegions,
+    layouts: Sequence[Layout],
+    reader: int,
+    table: int,
+    number: int,  # noqa: ARG001  # of the block: another one may come to lie where this was
+    start: int,
+    size: int,
+    rows: int,
+) -> BlockColumns:
+    """The columns of a block that a reader has written; all null if it could not be read."""
+    if not size:
+        return null_columns(layouts[table], rows)
+    return BlockColumns.from_bytes(arena_bytes(regions, reader, start, size))
 
 
 class _Builder:

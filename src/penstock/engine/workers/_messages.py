@@ -5,11 +5,16 @@ a few messages that are not answered, and the main thread of a reader does nothi
 for a process that waits for it.
 """
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.engine._stats import BadSample, Counters
-from penstock.runners import RemoteError, Shipment
+from penstock.engine._stats import BadSample, Counters, StatsCollector
+from penstock.engine.workers._source import LoaderSource
+from penstock.runners import RemoteError, Shipment, portable
+
+_STATS_PER_S = 30
+"""Of all workers together: statistics are the largest message, and take the loop longest to receive."""
 
 RowRange = tuple[int, int]
 
@@ -121,3 +126,29 @@ class StatsUpdate(NamedTuple):
 
 KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, StatsUpdate)
 """A message has the place of its class here."""
+
+
+def start_failure(error: BaseException) -> Failed:
+    """The message of a process that cannot start."""
+    return Failed(None, portable(error), 0, None)
+
+
+class ProcessStats:
+    """The statistics of a process, for its messages."""
+
+    def __init__(self, source: LoaderSource) -> None:
+        self.collector, self._source = StatsCollector(), source
+        self._sent_s = 0.0
+
+    def new(self) -> Counters | None:
+        """The statistics, unless they were sent a moment ago."""
+        return self.all() if self.age_s > self._source.options.workers.count / _STATS_PER_S else None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since statistics were sent."""
+        return time.monotonic() - self._sent_s
+
+    def all(self) -> Counters:
+        self._sent_s = time.monotonic()
+        return self.collector.of_process(sum(table.reader.store.retries for table in self._source.tables))

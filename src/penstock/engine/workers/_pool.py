@@ -77,7 +77,7 @@ class ProcessPool:
         self._images: SharedMemory | None = None
         """For decoded images that windows share, if they do."""
         self._selector: _ChannelSelector | None = None
-        self._running = False
+        """Receives from the processes; None if they do not run."""
         self._lock = RLock()
         """Held while processes are started or ended, by any thread."""
         self.receiving = RLock()
@@ -91,21 +91,20 @@ class ProcessPool:
         Builders start while these read. A run before this one has been stopped.
         """
         with self.receiving, self._lock:
-            if self._selector is None:
-                self._selector = _ChannelSelector()
-            if self._running:
+            if self._selector is not None:
                 for number, worker in enumerate(self.workers):
                     if not worker.started:
                         self.replace(number)
                 begin()
                 return
             try:
-                self._start(self._selector, begin)
+                self._start(begin)
             except BaseException:
                 self.close()
                 raise
 
-    def _start(self, selector: "_ChannelSelector", begin: Callable[[], None]) -> None:
+    def _start(self, begin: Callable[[], None]) -> None:
+        selector = self._selector = _ChannelSelector()
         images = self.source.shared_image_bytes
         self._images = SharedMemory.create(images) if images else None
         self._servers[:] = [self._new_server()]
@@ -113,7 +112,6 @@ class ProcessPool:
         for number in self.readers:
             self.workers.append(Worker(self._new_reader()))
             selector.add(self.workers[number].process.channel, number)
-        self._running = True
         begin()
         for builder in self._new_builders(self.num_builders):
             selector.add(builder.channel, len(self.workers))
@@ -160,9 +158,8 @@ class ProcessPool:
     def replace(self, number: int) -> int | None:
         """Start another process in place of one that died; returns the exit code of that."""
         with self._lock:
-            if not self._running:  # another thread has closed the loader
+            if self._selector is None:  # another thread has closed the loader
                 return None
-            assert self._selector is not None
             before = self.workers[number].process
             self._selector.remove(before.channel)
             code = before.reap()
@@ -187,14 +184,15 @@ class ProcessPool:
     def close(self) -> None:
         """End all processes at once."""
         with self._lock:
-            self._running, self._images = False, None
+            selector, self._selector, self._images = self._selector, None, None
             for worker in self.workers:
-                if self._selector is not None:
-                    self._selector.remove(worker.process.channel)
+                if selector is not None:
+                    selector.remove(worker.process.channel)
                 self.collector.forget_requests(worker.process.pid)
             _end_all(self.workers, self._servers)
             self._servers.clear()
-        self.wake()
+        if selector is not None:
+            selector.wake()
 
     def abandon(self) -> None:
         """In a forked process: forget the processes and the memory, which are the parent's."""
@@ -202,7 +200,7 @@ class ProcessPool:
             process.abandon()
         self.workers.clear()
         self._servers.clear()
-        self._running, self._lock, self.receiving = False, RLock(), RLock()
+        self._lock, self.receiving = RLock(), RLock()
         self.slots.abandon()
         self._selector = None
 

@@ -17,8 +17,18 @@ from queue import SimpleQueue
 from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
 from penstock.engine.window import WindowBlock, write_task
-from penstock.engine.workers._messages import KINDS, Failed, Published, ReadTo, Release, Run, StatsUpdate, Stop
-from penstock.engine.workers._process import ProcessStats, start_failure
+from penstock.engine.workers._messages import (
+    KINDS,
+    Failed,
+    ProcessStats,
+    Published,
+    ReadTo,
+    Release,
+    Run,
+    StatsUpdate,
+    Stop,
+    start_failure,
+)
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
 from penstock.runners import Channel, load_spec, portable, serve, start_thread
@@ -104,8 +114,7 @@ class _PublishingRun(SpanReader):
     def _on_ready(self, span: Span) -> None:
         self._to_publish.put(span)
 
-    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
-        number = 0 if broken else self._next_number
+    def _on_failure(self, error: BaseException, number: int) -> None:
         self._channel.send(Failed(self.number, portable(error), number, self._stats.all()))
 
     def _publish_spans(self) -> None:

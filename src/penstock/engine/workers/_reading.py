@@ -170,8 +170,8 @@ class SpanReader:
         """All rows of a span are in the window; called with the lock."""
         raise NotImplementedError
 
-    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
-        """The run ends by an error after all admitted spans, or at once if not all will be built (`broken`)."""
+    def _on_failure(self, error: BaseException, number: int) -> None:
+        """An error ends the run before a span: after those that are admitted, or 0 if not all of them will be built."""
         raise NotImplementedError
 
     def _thread_main(self) -> None:
@@ -182,7 +182,7 @@ class SpanReader:
                 task()
                 del task
         except BaseException as error:
-            self._on_failure(error, broken=True)
+            self._on_failure(error, 0)
 
     def _wait_for_task(self) -> Callable[[], None] | None:
         """Wait for the next task; None after `stop`."""
@@ -221,7 +221,7 @@ class SpanReader:
             continues = next(self._plan, self) is None
         except BaseException as error:
             continues = False
-            self._on_failure(error, broken=False)
+            self._on_failure(error, self._next_number)
         with self._lock:
             self._planning = not continues
 
@@ -306,7 +306,7 @@ class SpanReader:
             if self._window.add_pages(block, index, pages):
                 self._fill(block)
         except BaseException as error:  # in a thread of the fetcher, which must not end
-            self._on_failure(error, broken=True)
+            self._on_failure(error, 0)
 
     def _fill(self, block: WindowBlock) -> None:
         ready = [] if self._stopped else self._window.fill(block)

@@ -49,8 +49,8 @@ class ThreadedRun(SpanReader):
         self._results: dict[int, DeliveredSpan | BaseException] = {}
         self._next = 0
         """The number of the span that is delivered next."""
-        self._failure: BaseException | None = None
-        self._broken = False
+        self._failure: tuple[BaseException, int] | None = None
+        """An error that ends the run, and the first span that will not be built."""
         self._limit = ahead.depth
 
     def stop(self, *, wait: bool = False) -> None:
@@ -66,8 +66,8 @@ class ThreadedRun(SpanReader):
         started, busy = time.perf_counter(), 0.0
         with self._lock:
             while self._next not in self._results:
-                if self._failure is not None and (self._broken or self._next == self._next_number):
-                    raise self._failure
+                if self._failure is not None and self._next >= self._failure[1]:
+                    raise self._failure[0]
                 if self._stopped:
                     return None
                 if self._inline and self._startable():
@@ -95,9 +95,9 @@ class ThreadedRun(SpanReader):
             raise result
         return result
 
-    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
+    def _on_failure(self, error: BaseException, number: int) -> None:
         with self._lock:
-            self._failure, self._broken = error, broken
+            self._failure = error, number
             self._result_ready.notify_all()
 
     def _on_ready(self, span: Span) -> None:
