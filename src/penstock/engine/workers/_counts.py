@@ -1,14 +1,13 @@
 """How many processes and threads a loader uses, given the number of workers."""
 
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from penstock.device import SharedMemory
 from penstock.engine._options import Workers
 from penstock.errors import InvalidInputError
-from penstock.runners import Channel
 
 _FEW_WORKERS = 3
 """So many threads and fewer share a GIL without loss."""
@@ -65,15 +64,15 @@ def choose_workers(
 def _descriptor_error() -> str | None:
     """Why descriptors of shared memory cannot be passed between processes; None if they can."""
     try:
-        ours, socket = Channel.pair(())
-        theirs = Channel(socket.detach(), ())
+        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
         try:
-            ours.send(None, [SharedMemory.create(1).fd])
-            for received in theirs.receive()[1]:
-                os.close(received)
+            left, right = socket.socketpair()
+            with left, right:
+                socket.send_fds(left, [b"1"], [fd])
+                for received in socket.recv_fds(right, 1, 1)[1]:
+                    os.close(received)
         finally:
-            ours.close()
-            theirs.close()
+            os.close(fd)
     except (AttributeError, OSError) as error:
         return str(error)
     return None
