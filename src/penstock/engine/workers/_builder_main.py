@@ -59,12 +59,11 @@ class _MappedWindow:
     def __init__(
         self, number: int, regions: SharedRegions, source: LoaderSource, gatherers: Sequence[RowGatherer]
     ) -> None:
-        self.number, self._regions, self._layouts = number, regions, [table.layout for table in source.tables]
-        self._slabs = [
-            SlabColumns(layout.fixed, table=table, regions=regions) for table, layout in enumerate(self._layouts)
-        ]
+        self.number, self._regions = number, regions
+        layouts = [table.layout for table in source.tables]
+        self._slabs = [SlabColumns(layout.fixed, table=table, regions=regions) for table, layout in enumerate(layouts)]
         self.gather = SpanGatherer(gatherers, self._slabs, source.mixed_columns)
-        self._columns = lru_cache(_BLOCKS_CACHED)(partial(_columns, regions, self._layouts))
+        self._columns = lru_cache(_BLOCKS_CACHED)(partial(_columns, regions, layouts))
 
     def task(self, places: Sequence[tuple[int, int]]) -> BuildTask:
         """A task, of which each reader has a part, with the columns of its blocks."""
@@ -74,24 +73,18 @@ class _MappedWindow:
         task = read_task(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
             self._slabs[rows.table].extend(rows.slab_capacity)
-            blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
+            blocks = [self._columns(reader, rows.table, block) for block in rows.located.blocks]  # type: ignore[misc]
             memory = partial(arena_bytes, self._regions, reader, 0)
             object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
         return task
 
 
 def _columns(
-    regions: SharedRegions,
-    layouts: Sequence[Layout],
-    reader: int,
-    table: int,
-    number: int,  # noqa: ARG001  # of the block: another one may come to lie where this was
-    start: int,
-    size: int,
-    rows: int,
+    regions: SharedRegions, layouts: Sequence[Layout], reader: int, table: int, block: tuple[int, int, int, int]
 ) -> BlockColumns:
-    """The columns of a block that a reader has written; all null if it could not be read."""
-    if not size:
+    """The columns of a block, as the reader describes it: its number, start and size of the columns, and its rows."""
+    _, start, size, rows = block
+    if not size:  # it could not be read
         return null_columns(layouts[table], rows)
     return BlockColumns.from_bytes(arena_bytes(regions, reader, start, size))
 
