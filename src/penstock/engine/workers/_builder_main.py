@@ -73,7 +73,7 @@ class _MappedWindow:
         task = read_task(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
             self._slabs[rows.table].extend(rows.slab_capacity)
-            blocks = [self._columns(reader, rows.table, block) for block in rows.located.blocks]  # type: ignore[misc]
+            blocks = [self._columns(reader, rows.table, block) for block in rows.located.blocks]
             memory = partial(arena_bytes, self._regions, reader, 0)
             object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
         return task
