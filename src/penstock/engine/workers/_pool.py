@@ -148,12 +148,14 @@ class ProcessPool:
 
         With `wait`, waits for one. There is none if `wake` is called in another thread.
         """
-        return iter(()) if self._selector is None else self._selector.receive(wait=wait)
+        selector = self._selector  # another thread may close the loader
+        return iter(()) if selector is None else selector.receive(wait=wait)
 
     def wake(self) -> None:
         """Make `receive` return, in whatever thread it waits."""
-        if self._selector is not None:
-            self._selector.wake()
+        selector = self._selector
+        if selector is not None:
+            selector.wake()
 
     def replace(self, number: int) -> int | None:
         """Start another process in place of one that died; returns the exit code of that."""
