@@ -66,12 +66,11 @@ class ForkServer(WorkerProcess):
         try:
             with theirs:
                 pid = self.ask(_Request("fork"), [theirs.fileno(), *descriptors])
+            if pid is None:
+                raise ChildProcessError
         except BaseException:
             channel.close()
             raise
-        if pid is None:
-            channel.close()
-            raise ChildProcessError
         return ForkedProcess(self, channel, pid)
 
     def become(self, descriptors: Sequence[int]) -> None:

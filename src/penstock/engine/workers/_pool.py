@@ -64,8 +64,9 @@ class ProcessPool:
         size = self.slot_layout.size
         if not self.fills_slots:
             size = max(size, round(_SLOT_SLACK * source.pipeline.spans.span_bytes))
-        self.placement, accelerator = placement, None if placement is None else placement.accelerator
-        self.slots = SlotPool(size, source.pipeline.spans.depth, None if accelerator is None else accelerator.pin)
+        self.placement = placement
+        pin = None if placement is None else placement.accelerator.pin
+        self.slots = SlotPool(size, source.pipeline.spans.depth, pin)
         self.deliver = Delivery(source, self.slot_layout, formatter, placement, collector)
         self._reader_spec = cloudpickle.dumps(source)
         self._builder_spec = cloudpickle.dumps(

@@ -273,14 +273,13 @@ class ProcessRun:
         heappush(self._ready, message.number)
 
     def _take(self, built: Built, memory: SharedMemory | None) -> None:
+        """Take over what a builder has made; let the readers free the rows of a span that is built, and measure it."""
         span = self._spans.get(built.number)
-        if span is not None and span.builders.pop(built.rows, None) is not None:
-            span.take(built, memory)
-            if span.is_built:
-                self._release(span)
-
-    def _release(self, span: PendingSpan) -> None:
-        """Let the reader free the rows of a span, and measure it."""
+        if span is None or span.builders.pop(built.rows, None) is None:
+            return
+        span.take(built, memory)
+        if not span.is_built:
+            return
         if span.memory is self._memory:
             self._released.append(span.steps.number)
         if span.batches is None:
