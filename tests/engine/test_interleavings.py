@@ -15,6 +15,7 @@ from penstock.device import Slot
 from penstock.engine.assembly import BatchFormatter
 from penstock.engine.workers import ProcessPool, ProcessRun
 from penstock.engine.workers._messages import Build, Built, Published, Release, Run
+from penstock.engine.workers._pool import Worker
 from penstock.errors import InvalidInputError
 
 READER = 0
@@ -25,17 +26,17 @@ class ScriptedPool(ProcessPool):
     """A reader and a builder whose messages are those of a script; tasks of the builder are answered at once."""
 
     def start(self) -> None:
-        self.processes = [SimpleNamespace(started=True, memory=None, slots=set(), pid=0) for _ in range(2)]  # type: ignore[misc]
+        self.workers = [Worker(SimpleNamespace(pid=0)) for _ in range(2)]  # type: ignore[arg-type]
         self.inbox: list[tuple[int, Any, list[int]]] = []
         self.sent: list[Any] = []
 
-    def open(self, begin: Callable[[int], None]) -> None:
-        begin(1)
+    def open(self, begin: Callable[[], None]) -> None:
+        begin()
 
     def send(self, worker: int, message: Any, descriptors: Sequence[int] = ()) -> None:
         self.sent.append(message)
         if isinstance(message, Build):
-            self.inbox.append((worker, Built(1, message.number, message.rows, None, {}, None, None), []))
+            self.inbox.append((worker, Built(message.window, message.number, message.rows, None, {}, None, None), []))
 
     def receive(self, *, wait: bool = True) -> Iterator[tuple[int, Any, list[int]]]:
         assert self.inbox or not wait, "the run waits, and nothing comes"
@@ -50,8 +51,8 @@ class ScriptedPool(ProcessPool):
 
     def publish(self, *numbers: int) -> None:
         """Spans are published, to the memory of the last run that was started."""
-        memory = self.sent_of(Run)[-1].memory
-        self.inbox += [(READER, Published(1, number, memory, (0, 0), 1, 0, None, None), []) for number in numbers]
+        window = self.sent_of(Run)[-1].window
+        self.inbox += [(READER, Published(window, number, (0, 0), 1, 0, None, None), []) for number in numbers]
 
 
 @pytest.fixture
@@ -61,13 +62,13 @@ def pool(tmp_path: Path) -> ScriptedPool:
     ds.commit()
     loader = ds.numpy(batch_size=BATCH, num_workers=Workers(1, "process"), memory_budget=1 << 20)
     engine = loader._engine
-    made = ScriptedPool(engine._source, engine._formatter, None, 1, engine.collector)
+    made = ScriptedPool(engine._source, BatchFormatter(None, None, None, "list", {}, False), None, 1, engine.collector)
     made.start()
     return made
 
 
 def new_run(pool: ScriptedPool) -> ProcessRun:
-    run = ProcessRun(pool, BatchFormatter(None, None, None, "list", {}, False), None)
+    run = ProcessRun(pool)
     run.start(0, 0)
     return run
 
@@ -82,7 +83,7 @@ def test_spans_published_before_others_when_a_reader_died_are_built_once(pool: S
     pool.publish(0, 1, 2)
     delivered = [run.next_span() for _ in range(3)]
     assert [span.steps.number for span in delivered if span is not None] == [0, 1, 2]
-    first, second = (start.memory for start in pool.sent_of(Run))
+    first, second = (start.window for start in pool.sent_of(Run))
     assert first != second
     run._receive(wait=False)
     built = [message.number for message in pool.sent_of(Build) if message.rows is None or not message.rows[0]]

@@ -125,6 +125,34 @@ def test_a_worker_that_cannot_start_says_why(ds: Dataset, tmp_path: Path, monkey
     del sys.modules["vanishing"]
 
 
+def test_functions_of_a_module_that_starts_threads_run_in_processes_that_are_not_forked(
+    ds: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os, threading, time\n"
+        f"if os.getpid() != {os.getpid()}:\n"
+        "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "def where(batch):\n"
+        "    return {**batch, 'threads': threading.active_count(), 'pid': os.getpid()}\n"
+    )
+    (tmp_path / "threaded.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    import threaded  # type: ignore[import-not-found]
+
+    with ds.numpy(num_workers=Workers(2, "process"), batch_transform=threaded.where, **MIXED) as loader:
+        killed = 0
+        rows: list[int] = []
+        for batch in loader:
+            assert batch["threads"] > 1
+            rows += batch["n"].tolist()
+            if not killed:
+                killed = batch["pid"]
+                os.kill(killed, signal.SIGKILL)
+        assert sorted(rows) == list(range(ROWS))
+        assert any("exit code -9" in note for note in loader.stats().notes)
+    del sys.modules["threaded"]
+
+
 def test_starting_and_stopping_leaves_nothing(ds: Dataset) -> None:
     cycles(ds, 3)
 

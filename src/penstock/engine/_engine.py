@@ -20,10 +20,10 @@ from penstock.engine.assembly import (
     SpanGatherer,
     array_bytes,
 )
-from penstock.engine.planning import Span, compaction_advice
+from penstock.engine.planning import compaction_advice
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask, PageCache
-from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
+from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, ThreadedRun
 from penstock.plan import ShuffleQuality, State
 from penstock.types import World, cached_property
 
@@ -83,11 +83,7 @@ class LoaderEngine:
 
     def run(self, state: State) -> EngineRun:
         """Start reading at a state."""
-        stream: SpanStream
-        if self._pool is None:
-            stream = self._threaded_run()
-        else:
-            stream = ProcessRun(self._pool, self._formatter, self.placement)
+        stream = self._threaded_run() if self._pool is None else ProcessRun(self._pool)
         return EngineRun(
             stream, Position(state.epoch, state.consumed), partitioner=self.order.partitioner, placement=self.placement,
             collector=self.collector, bad_samples=self._options.bad_samples,
@@ -125,9 +121,11 @@ class LoaderEngine:
     def _source(self) -> LoaderSource:
         """What a worker process has to know; built once, and so the same for all runs."""
         options = replace(self._options, bad_samples=replace(self._options.bad_samples, callback=None), follow=None)
+        formatter = self._formatter.for_worker() if self._sizing.workers.processes else self._formatter
+        keys = formatter.needs_keys or (self.placement is not None and self.placement.needs_keys)
         return LoaderSource(
             tables=tuple(self.order.tables), names=tuple(self.source.names), partitioner=self.order.partitioner,
-            options=options, pipeline=self._sizing.pipeline_options(),
+            options=options, pipeline=self._sizing.pipeline_options(), functions=formatter.on_host, keys=keys,
         )  # fmt: skip
 
     @cached_property
@@ -150,11 +148,6 @@ class LoaderEngine:
         buffers = BufferPool(max_idle_bytes=idle, allocator=pinned)
         slabs = [window.slab(number) for number in range(len(self.order.tables))]
         assemble = BatchAssembler(formatter, placement, gather, collector, row_keys=source.row_keys)
-        keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
-        positions = source.needs_positions or formatter.on_host
-
-        def make_task(span: Span) -> BuildTask:
-            return window.task(span, source.key_ids(span) if keys else None, positions=positions)
 
         def build(task: BuildTask) -> BuiltBatches:
             gathered = gather(task, slabs, lambda _: buffers.allocate)
@@ -164,9 +157,6 @@ class LoaderEngine:
             return built
 
         return ThreadedRun(
-            source.planner(self.order.selections), window, source.fetcher(collector),
-            builders=[build] * max(1, options.builders), make_task=make_task,
-            inline=self._options.workers.count == 0, ahead=ahead, threads=options.threads,
-            tolerant=source.options.bad_samples.tolerant, collector=collector,
+            source, self.order.selections, window, collector, build=build, ahead=ahead,
             init_thread=None if placement is None else placement.accelerator.bind_thread,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.engine._options import BadSamples
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import Failure, Placement
-from penstock.engine.workers import SpanStream
+from penstock.engine.workers import ProcessRun, ThreadedRun
 from penstock.errors import InvalidInputError
 from penstock.plan import RankPartitioner
 
@@ -32,7 +32,7 @@ class EngineRun:
 
     def __init__(
         self,
-        stream: SpanStream,
+        stream: ThreadedRun | ProcessRun,
         position: Position,
         *,
         partitioner: RankPartitioner,
@@ -67,7 +67,7 @@ class EngineRun:
         self._check()
         collector, placement, fresh = self._collector, self._placement, not self._epoch_rows
         self.in_progress = True
-        self._stream.resume(self.position.epoch)
+        self._stream.read_to(self.position.epoch)
         began = self._mark_s = time.perf_counter()
         self._cpu_mark_s = time.process_time()
         left = self.partitioner.steps(self.position.consumed)
@@ -83,7 +83,7 @@ class EngineRun:
         if steps == left:
             self.position = Position(self.position.epoch + 1, 0)
             self._epoch_rows = self._epoch_bad = 0
-        self._stream.pause()
+        self._stream.read_to(None)
         self.in_progress = False
 
     def _next(self) -> Any:
@@ -154,6 +154,6 @@ class EngineRun:
         _stop(self._stream, self._pid, wait=True)
 
 
-def _stop(stream: SpanStream, pid: int, *, wait: bool = False) -> None:
+def _stop(stream: ThreadedRun | ProcessRun, pid: int, *, wait: bool = False) -> None:
     if pid == os.getpid():  # a forked process has no threads to stop, and their locks may be held for ever
         stream.stop(wait=wait)

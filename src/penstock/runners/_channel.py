@@ -25,6 +25,9 @@ _REFUSED_S, _RETRY_S = 60.0, 0.01
 _CLOSE_ON_EXEC, _TRUNCATED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)), int(socket.MSG_CTRUNC)
 """As integers: an operation on an `IntFlag` takes a microsecond."""
 
+Kinds = Sequence[type[tuple[Any, ...]]]
+"""Classes of messages, which are named tuples."""
+
 
 class Channel:
     """One end of the connection between a process and its worker; raises `OSError` or `EOFError` at its end.
@@ -34,20 +37,20 @@ class Channel:
     one receives.
     """
 
-    def __init__(self, end: socket.socket, kinds: Sequence[type[tuple[Any, ...]]]) -> None:
-        """Takes over one end of `pair`; both ends know the same `kinds` of messages, which are named tuples.
+    def __init__(self, descriptor: int, kinds: Kinds) -> None:
+        """Takes over the descriptor of one end of `pair`; both ends know the same `kinds` of messages.
 
         Others arrive too, but a class takes longer to pickle than all the rest of a message.
         """
-        self._socket, self._lock, self._kinds = end, threading.Lock(), kinds
+        self._socket, self._lock, self.kinds = socket.socket(fileno=descriptor), threading.Lock(), kinds
         self._numbers = {kind: number for number, kind in enumerate(kinds)}
 
     @classmethod
-    def pair(cls, kinds: Sequence[type[tuple[Any, ...]]]) -> tuple["Channel", socket.socket]:
+    def pair(cls, kinds: Kinds) -> tuple["Channel", socket.socket]:
         """The end of this process, and the socket of a worker process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        return cls(ours, kinds), theirs
+        return cls(ours.detach(), kinds), theirs
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -58,8 +61,7 @@ class Channel:
         fields = message if number is None else tuple(message)
         packet = pickle.dumps((number, fields, len(descriptors)), 5)
         if len(packet) > MAX_PACKET_BYTES:
-            memory = SharedMemory.create(len(packet))
-            memory.bytes[: len(packet)] = np.frombuffer(packet, np.uint8)
+            memory = shared(packet)
             packet, descriptors = b"0", [memory.fd, *descriptors]
         with self._lock:
             self._send_packet(packet, descriptors)
@@ -91,7 +93,7 @@ class Channel:
         else:
             number, fields, count = pickle.loads(packet)
         assert len(descriptors) == count
-        return fields if number is None else tuple.__new__(self._kinds[number], fields), descriptors
+        return fields if number is None else tuple.__new__(self.kinds[number], fields), descriptors
 
     def _receive_packet(self) -> tuple[bytes, list[int]]:
         packet, ancillary, flags, _ = self._socket.recvmsg(MAX_PACKET_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
@@ -114,3 +116,10 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def shared(data: bytes) -> SharedMemory:
+    """New shared memory with some bytes."""
+    memory = SharedMemory.create(len(data))
+    memory.bytes[: len(data)] = np.frombuffer(data, np.uint8)
+    return memory

@@ -7,60 +7,79 @@ The contract; if the code disagrees with this list, the code is wrong:
 """
 
 import os
+import pickle
 import select
 import signal
-import socket
+import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from threading import Thread
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
 
 from penstock.runners._channel import Channel
 
 
-class Role(Protocol):
-    """What a process does."""
-
-    def serve(self) -> None:
-        """Handle messages until the channel is closed."""
-
-
 def ignore_interrupts() -> None:
-    """Leave Ctrl-C, which `start_python` has blocked, to the program: it ends its processes."""
+    """Leave Ctrl-C, which `PythonProcess` has blocked, to the program: it ends its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+class _NoPandas(MetaPathFinder):
+    """Lets pyarrow not find pandas, which it imports for its first array, in a second and 40 MB; conversions retry."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse pandas."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def load_spec(fd: int) -> Any:
+    """What a `WorkerProcess` was started with; closes the descriptor.
+
+    To unpickle it imports what its functions need, and nothing else of the user's program.
+    """
+    if "pandas" not in sys.modules:
+        finder = _NoPandas()
+        sys.meta_path.insert(0, finder)
+        np.asarray(pa.array([0]))
+        sys.meta_path.remove(finder)
+    spec = pickle.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    os.close(fd)
+    return spec
+
+
+Start = Callable[[], Callable[[], None]]
+"""Prepares a process, and returns what then handles messages until the channel is closed."""
+
+
 def serve(
-    channel_fd: int,
-    new_role: Callable[[Channel], Role],
-    describe_failure: Callable[[BaseException], Any],
-    *,
-    kinds: Sequence[type[tuple[Any, ...]]],
-    threads: bool = True,
+    channel: Channel, start: Start, describe_failure: Callable[[BaseException], Any], *, threads: bool = True
 ) -> NoReturn:
     """Handle messages until the channel is closed; without `threads`, the process must stay without any.
 
-    If the role cannot be made, sends a description of the error, and waits for the end.
+    If `start` fails, sends a description of the error, and waits for the end.
     """
-    channel = Channel(socket.socket(fileno=channel_fd), kinds)
+    ignore_interrupts()
     if threads:
         start_thread("penstock-parent", _exit_with_parent, channel.fileno())
-    run_thread(_serve, channel, new_role, describe_failure)
+    run_thread(_serve, channel, start, describe_failure)
     os._exit(0)  # threads may be inside a request
 
 
-def _serve(
-    channel: Channel, new_role: Callable[[Channel], Role], describe_failure: Callable[[BaseException], Any]
-) -> None:
+def _serve(channel: Channel, start: Start, describe_failure: Callable[[BaseException], Any]) -> None:
     try:
-        role = new_role(channel)
+        handle_messages = start()
     except BaseException as error:
         channel.send(describe_failure(error))
         while True:  # until the other end is closed
             for descriptor in channel.receive()[1]:
                 os.close(descriptor)
-    role.serve()
+    handle_messages()
 
 
 def _exit_with_parent(fd: int) -> None:

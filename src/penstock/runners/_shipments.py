@@ -73,12 +73,11 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
     return Shipment(pickled, arrays), memory
 
 
-def unpack(shipment: Shipment, descriptor: int | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:
-    """The value of a shipment; its arrays are views of `slot`, and of shared memory whose descriptor this closes."""
-    memory = None if descriptor is None else SharedMemory(descriptor).bytes
+def unpack(shipment: Shipment, memory: SharedMemory | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:
+    """The value of a shipment; its arrays are views of `slot`, and of shared memory, which may be closed."""
     buffers: list[Any] = []
     for in_slot, start, size in shipment.arrays:
-        source = slot if in_slot else memory
+        source = slot if in_slot or memory is None else memory.bytes
         assert source is not None
         buffers.append(source[start : start + size])
     pickled = shipment.pickled or buffers.pop()

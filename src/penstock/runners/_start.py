@@ -5,9 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Pipe
+from types import MappingProxyType
 
 _PROGRAM = """
 import json, sys
@@ -18,47 +19,39 @@ main(*map(int, sys.argv[2:]))
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def start_python(
-    module: str, *arguments: int, descriptors: Sequence[int], environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a process that calls `main` of a module with integers, such as descriptors that it inherits.
+class PythonProcess(subprocess.Popen[bytes]):
+    """A process that calls `main` of a module with descriptors that it inherits.
 
     It imports from where this process does, and starts with SIGINT blocked, so that Ctrl-C does not reach it before
-    `main` has decided. `environment` has defaults: variables that are set keep their values.
+    `main` has decided.
     """
-    command = [
-        sys.executable, *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-        "-c", _PROGRAM.format(module=module), json.dumps(sys.path), *map(str, arguments),
-    ]  # fmt: skip
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
-            env={**_ONE_THREAD, **(environment or {}), **os.environ},
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __init__(self, module: str, *descriptors: int, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`environment` has defaults: variables that are set keep their values."""
+        command = [
+            sys.executable, *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            "-c", _PROGRAM.format(module=module), json.dumps(sys.path), *map(str, descriptors),
+        ]  # fmt: skip
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().__init__(
+                command, stdin=subprocess.DEVNULL, pass_fds=descriptors,
+                env={**_ONE_THREAD, **environment, **os.environ},
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class ConnectedProcess:
-    """A process that calls `main` of a module with the descriptor of the other end of a connection."""
+class ConnectedProcess(PythonProcess):
+    """A process that has the other end of a connection."""
 
     def __init__(self, module: str) -> None:
         self.connection, theirs = Pipe()
         with theirs:
-            self._process = start_python(module, theirs.fileno(), descriptors=[theirs.fileno()])
-
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def wait(self) -> int:
-        """Wait until it has ended; returns its exit code."""
-        return self._process.wait()
+            super().__init__(module, theirs.fileno())
 
     def end(self) -> None:
         """End it, whatever it does; may be called by any thread."""
         with suppress(OSError):
-            self._process.kill()
-        self._process.wait()
+            self.kill()
+        self.wait()

@@ -3,7 +3,7 @@
 from penstock.engine.workers._counts import WorkerCounts, choose_workers
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._process_run import ProcessRun
-from penstock.engine.workers._source import LoaderSource, PipelineOptions, SpanStream, TableOptions
+from penstock.engine.workers._source import LoaderSource, PipelineOptions, TableOptions
 from penstock.engine.workers._threads import ThreadedRun
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "PipelineOptions",
     "ProcessPool",
     "ProcessRun",
-    "SpanStream",
     "TableOptions",
     "ThreadedRun",
     "WorkerCounts",

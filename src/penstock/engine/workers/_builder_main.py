@@ -2,36 +2,32 @@
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- Builders are forked from a template, which was started by exec, and has imported the user's functions once for all of
-  them. It forks only while it has one thread: if what it imported has started others, it becomes a builder itself, and
-  each builder needs one. It waits for the end of a builder when it is told to, so that its pid is not used before.
+- Builders are forked from a process that has imported the user's functions once for all of them, if it can fork: the
+  contract of fork servers is in `runners`.
 - A builder has no state but its maps of shared memory: a task names a span, its rows in the window, and a slot.
 - It maps the window read-only, and functions get copies of what they may change.
 - It does one task after the other, in its main thread, so that nothing contends for its GIL. Whatever a user's
   function, its result or its error raises becomes a message.
 """
 
-import gc
-import os
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
-from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows
+from penstock.engine._stats import BadSample
+from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
+from penstock.engine.planning import Layout
 from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
-from penstock.engine.workers._messages import Build, Built, Reap, StatsUpdate
-from penstock.engine.workers._process import ProcessStats, run_process, serve_loader
+from penstock.engine.workers._messages import KINDS, Build, Built, ProcessStats, RowRange, StatsUpdate, start_failure
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, compact, pack, portable
+from penstock.runners import Channel, Shipment, compact, load_spec, pack, portable, serve, serve_forks
 from penstock.table import Allocator
 
 _BLOCKS_CACHED = 256
@@ -39,74 +35,33 @@ _IDLE_S = 0.2
 """A builder that has no task for so long sends its statistics."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuilderSpec:
+class BuilderSpec(NamedTuple):
     """Everything that a builder has to know."""
 
     source: bytes
     """A `LoaderSource`, pickled, because to open a store may start threads."""
-    formatter: bytes
-    """A `BatchFormatter`, pickled."""
+    formatter: BatchFormatter
     slots: SlotLayout
 
 
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
-    run_process(channel_fd, spec_fd, _Template, threads=False)
+    serve_forks(Channel(channel_fd, KINDS), lambda: partial(_serve_builder, load_spec(spec_fd)))
 
 
-class _Template:
-    """What a process is before it is a builder, or builders are forked from it."""
-
-    def __init__(self, channel: Channel, spec: BuilderSpec) -> None:
-        self._channel, self._spec, self._formatter = channel, spec, pickle.loads(spec.formatter)
-
-    def serve(self) -> None:
-        """Do what the loop says until the channel is closed."""
-        while True:
-            message, descriptors = self._channel.receive()
-            if isinstance(message, Reap):
-                _, status = os.waitpid(message.pid, 0)
-                self._channel.send(os.waitstatus_to_exitcode(status))
-            elif message.become:
-                self._channel.send(os.getpid())
-                self._become_builder(descriptors)
-            else:
-                self._channel.send(self._fork(descriptors))
-                for descriptor in descriptors:
-                    os.close(descriptor)
-
-    def _fork(self, descriptors: Sequence[int]) -> int | None:
-        if _threads() > 1:
-            return None
-        gc.freeze()  # or a collection would copy the memory that processes share
-        pid = os.fork()
-        if not pid:
-            self._channel.close()
-            self._become_builder(descriptors)
-        return pid
-
-    def _become_builder(self, descriptors: Sequence[int]) -> NoReturn:
-        channel_fd, *images = descriptors
-        serve_loader(channel_fd, lambda channel: _Builder(channel, self._spec, self._formatter, images))
-
-
-def _threads() -> int:
-    """Threads of this process, without one of jemalloc, which starts it again in a fork."""
-    names = [Path(f"/proc/self/task/{thread}/comm").read_text() for thread in os.listdir("/proc/self/task")]
-    return sum("jemalloc" not in name for name in names)
+def _serve_builder(spec: BuilderSpec, channel: Channel, images: Sequence[int]) -> NoReturn:
+    serve(channel, lambda: _Builder(channel, spec, images).serve, start_failure)
 
 
 class _MappedWindow:
     """The window of another process."""
 
-    def __init__(self, source: LoaderSource, regions: SharedRegions) -> None:
-        self._regions, self._layouts = regions, [table.layout for table in source.tables]
-        self.slabs = [
-            SlabColumns(layout.fixed, table=number, regions=regions) for number, layout in enumerate(self._layouts)
-        ]
-        self._blocks: dict[tuple[int, int], BlockColumns] = {}
-        """The block that was used longest ago comes first."""
+    def __init__(self, number: int, regions: SharedRegions, source: LoaderSource, gatherer: SpanGatherer) -> None:
+        self.number, self._regions = number, regions
+        layouts = [table.layout for table in source.tables]
+        self._slabs = [SlabColumns(layout.fixed, table=table, regions=regions) for table, layout in enumerate(layouts)]
+        self.gather = partial(gatherer, slabs=self._slabs)
+        self._columns = lru_cache(_BLOCKS_CACHED)(partial(_columns, regions, layouts))
 
     def task(self, places: Sequence[tuple[int, int]]) -> BuildTask:
         """A task, of which each reader has a part, with the columns of its blocks."""
@@ -115,29 +70,28 @@ class _MappedWindow:
     def _part(self, reader: int, start: int, size: int) -> BuildTask:
         task = read_task(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
-            self.slabs[rows.table].extend(rows.slab_capacity)
-            blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
+            self._slabs[rows.table].extend(rows.slab_capacity)
+            blocks = [self._columns(reader, rows.table, block) for block in rows.located.blocks]
             memory = partial(arena_bytes, self._regions, reader, 0)
             object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
         return task
 
-    def _columns(self, reader: int, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:
-        columns = self._blocks.pop((reader, number), None)
-        if columns is None:
-            columns = null_columns(self._layouts[table], rows)
-            if size:
-                columns = BlockColumns.from_bytes(arena_bytes(self._regions, reader, start, size))
-        self._blocks[reader, number] = columns
-        if len(self._blocks) > _BLOCKS_CACHED:
-            del self._blocks[next(iter(self._blocks))]
-        return columns
+
+def _columns(
+    regions: SharedRegions, layouts: Sequence[Layout], reader: int, table: int, block: tuple[int, int, int, int]
+) -> BlockColumns:
+    """The columns of a block, as the reader describes it: its number, start and size of the columns, and its rows."""
+    _, start, size, rows = block
+    if not size:  # it could not be read
+        return null_columns(layouts[table], rows)
+    return BlockColumns.from_bytes(arena_bytes(regions, reader, start, size))
 
 
 class _Builder:
-    def __init__(self, channel: Channel, spec: BuilderSpec, formatter: BatchFormatter, images: Sequence[int]) -> None:
-        self._channel, self._formatter, self._layout = channel, formatter, spec.slots
+    def __init__(self, channel: Channel, spec: BuilderSpec, images: Sequence[int]) -> None:
+        self._channel, self._formatter, self._layout = channel, spec.formatter, spec.slots
         self._source: LoaderSource = pickle.loads(spec.source)
-        source, self._stats = self._source, ProcessStats(self._source)
+        source, formatter, self._stats = self._source, spec.formatter, ProcessStats(self._source)
         collector = self._stats.collector
         memory = SharedMemory(images[0]) if images else None
         self._memory: SlotMemory | None = None
@@ -157,62 +111,68 @@ class _Builder:
                 self._channel.send(StatsUpdate(self._stats.all()))
             message, descriptors = self._channel.receive()
             self._stats.collector.add_time("worker", "starved", time.perf_counter() - started)
-            self._map(message, descriptors)
+            window = self._map(message, descriptors)
             with self._stats.collector.timed("worker", "busy"):
-                built, memory = self._build(message)
+                built, memory = self._build(message, window)
             self._channel.send(built._replace(stats=self._stats.new()), [] if memory is None else [memory.fd])
-            del built, memory
+            del built, memory, window
 
-    def _map(self, message: Build, descriptors: Sequence[int]) -> None:
+    def _map(self, message: Build, descriptors: Sequence[int]) -> _MappedWindow:
+        """Map what the message needs, and unmap slots that are not used any more; returns the window."""
         left = list(descriptors)
-        if message.new_memory:
-            self._window = _MappedWindow(self._source, SharedRegions(left.pop(0), writable=False))
+        if self._window is None or self._window.number != message.window:
+            regions = SharedRegions(left.pop(0), writable=False)
+            self._window = _MappedWindow(message.window, regions, self._source, self._gather)
         for number in message.dropped:
             self._slots.pop(number, None)
-        if message.new_slot:
+        if message.slot not in self._slots:
             self._slots[message.slot] = SharedMemory(left.pop(0)).bytes
+        return self._window
 
-    def _build(self, message: Build) -> tuple[Built, SharedMemory | None]:
-        shipment: Any = None
-        memory = failure = None
-        bad: dict[int, Any] = {}
+    def _build(self, message: Build, window: _MappedWindow) -> tuple[Built, SharedMemory | None]:
+        built = Built(message.window, message.number, message.rows, None, {}, None, None)
         try:
-            gathered, shipment, memory = self._batches(message)
-            bad = gathered.bad
-            if shipment is None and gathered.failure is not None:
-                failure = gathered.failure[0], portable(gathered.failure[1])
+            task, slot = window.task(message.places), self._slots[message.slot]
+            if message.rows is not None:
+                return self._write_rows(built, message.rows, task, slot, window.gather), None
+            bad, shipment, memory = self._make_batches(task, slot, window.gather)
+            return built._replace(batches=shipment, bad=bad), memory
         except BaseException as error:
-            shipment = portable(error)
-        return Built(message.run, message.number, message.rows, shipment, bad, failure, None), memory
+            return built._replace(batches=portable(error)), None
 
-    def _batches(self, message: Build) -> tuple[GatheredRows, Any, SharedMemory | None]:
-        assert self._window is not None
-        task, slot = self._window.task(message.places), self._slots[message.slot]
-        gather = partial(self._gather, slabs=self._window.slabs)
-        memory, self._memory = SlotMemory(slot), None
-        columns = self._layout.arrays(memory, task.steps.rows)
-        if message.rows is not None:
-            first, end = message.rows
-            task, columns = task.part(first, end), {name: values[first:end] for name, values in columns.items()}
-            gathered = gather(task, empty=partial(_allocator, columns))
-            _write(columns, gathered)
-            gathered.bad = {first + index: bad for index, bad in gathered.bad.items()}
-            if gathered.failure is not None:
-                gathered.failure = first + gathered.failure[0], gathered.failure[1]
-            return gathered, None, None
-        functions = self._formatter.on_host
+    def _write_rows(
+        self,
+        built: Built,
+        rows: RowRange,
+        task: BuildTask,
+        slot: npt.NDArray[np.uint8],
+        gather: partial[GatheredRows],
+    ) -> Built:
+        first, end = rows
+        columns = self._layout.arrays(SlotMemory(slot), task.steps.rows)
+        columns = {name: values[first:end] for name, values in columns.items()}
+        gathered = gather(task.part(first, end), empty=partial(_allocator, columns))
+        _write(columns, gathered)
+        failure = None
+        if gathered.failure is not None:
+            failure = first + gathered.failure[0], portable(gathered.failure[1])
+        return built._replace(bad={first + index: bad for index, bad in gathered.bad.items()}, failure=failure)
+
+    def _make_batches(
+        self, task: BuildTask, slot: npt.NDArray[np.uint8], gather: partial[GatheredRows]
+    ) -> tuple[dict[int, BadSample], Shipment, SharedMemory | None]:
+        """Make all batches of a span; returns the rows that were replaced, and the batches for the loop."""
+        memory, functions = SlotMemory(slot), self._formatter.on_host
+        columns = {} if functions else self._layout.arrays(memory, task.steps.rows)
         self._memory = None if functions else memory
-        gathered = gather(task, empty=partial(_allocator, {} if functions else columns))
-        self._memory = SlotMemory(slot) if functions else None
-        built = self._assemble(task, gathered)
-        to_transport = self._formatter.to_transport
+        gathered = gather(task, empty=partial(_allocator, columns))
+        self._memory = memory if functions else None
         batches = [
-            portable(batch.error) if isinstance(batch, Failure) else compact(to_transport(batch))
-            for batch in built.batches
+            portable(batch.error) if isinstance(batch, Failure) else compact(self._formatter.to_transport(batch))
+            for batch in self._assemble(task, gathered).batches
         ]
         gathered.columns = {}  # before their successors are packed
-        del built
-        return gathered, *pack(batches, slot)
+        return gathered.bad, *pack(batches, slot)
 
     def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.empty(shape, dtype) if self._memory is None else self._memory.allocate(shape, dtype)

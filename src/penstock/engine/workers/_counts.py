@@ -45,21 +45,19 @@ def choose_workers(
     if workers.type == "thread" or (workers.type == "auto" and fast) or count == 0:
         return WorkerCounts(0, max(1, count))
     if threads_because is not None:
-        return WorkerCounts(0, count, () if workers.type == "auto" else (f"threads are used: {threads_because}",))
-    error = send_error()
-    if error is not None:
+        notes = () if workers.type == "auto" else (f"threads are used: {threads_because}",)
+    elif (error := send_error()) is not None:
         if workers.type == "process":
             raise InvalidInputError(
                 'penstock.Workers(…, "process") needs transforms and decoders that can be sent to another process, and '
                 f"these cannot ({type(error).__name__}: {error}); or use threads"
             ) from error
-        note = f"threads are used, because transforms and decoders cannot be sent to other processes: {error}"
-        return WorkerCounts(0, count, (note,))
-    denied = _descriptor_error()
-    if denied is not None:
-        note = f"threads are used, because this system does not let processes share memory: {denied}"
-        return WorkerCounts(0, count, (note,))
-    return WorkerCounts(count, 1)
+        notes = (f"threads are used, because transforms and decoders cannot be sent to other processes: {error}",)
+    elif (denied := _descriptor_error()) is not None:
+        notes = (f"threads are used, because this system does not let processes share memory: {denied}",)
+    else:
+        return WorkerCounts(count, 1)
+    return WorkerCounts(0, count, notes)
 
 
 @cache

@@ -5,11 +5,18 @@ a few messages that are not answered, and the main thread of a reader does nothi
 for a process that waits for it.
 """
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.engine._stats import BadSample, Counters
-from penstock.runners import RemoteError, Shipment
+from penstock.engine._stats import BadSample, Counters, StatsCollector
+from penstock.engine.workers._source import LoaderSource
+from penstock.runners import RemoteError, Shipment, portable
+
+_STATS_PER_S = 30
+"""Of all workers together: statistics are the largest message, and take the loop longest to receive."""
+
+RowRange = tuple[int, int]
 
 
 class Run(NamedTuple):
@@ -18,7 +25,8 @@ class Run(NamedTuple):
     Ends any earlier run.
     """
 
-    run: int
+    window: int
+    """The number of the shared memory, which all messages about what is read into it have."""
     epoch: int
     consumed: int
     number: int
@@ -29,14 +37,12 @@ class Run(NamedTuple):
     """Spans below this number can be built next."""
     reader: int
     """Its number among those of the loader, each of which has a share of the rows."""
-    memory: int
-    """The number of the shared memory."""
 
 
 class Release(NamedTuple):
     """To a reader: some spans are built, so that their rows can be freed; those below `limit` can be built next."""
 
-    run: int
+    window: int
     numbers: Sequence[int]
     limit: int
 
@@ -44,22 +50,21 @@ class Release(NamedTuple):
 class ReadTo(NamedTuple):
     """To a reader: read, at most up to the end of the epoch after this one; if it is None, start no more requests."""
 
-    run: int
+    window: int
     epoch: int | None
 
 
 class Stop(NamedTuple):
     """To a reader: end a run."""
 
-    run: int
+    window: int
 
 
 class Published(NamedTuple):
     """From a reader: its rows of a span are in the window, or cannot be because of an error."""
 
-    run: int
+    window: int
     number: int
-    memory: int
     place: tuple[int, int]
     """Start and size of its task in shared memory."""
     blocks_drawn: int
@@ -70,19 +75,18 @@ class Published(NamedTuple):
 
 
 class Build(NamedTuple):
-    """To a builder: make the batches of a span, or write some of its rows."""
+    """To a builder: make the batches of a span, or write some of its rows.
 
-    run: int
+    The descriptors of the window and of the slot accompany it if the builder has not mapped them.
+    """
+
+    window: int
     number: int
     places: Sequence[tuple[int, int]]
     """Start and size there of the task of each reader."""
     slot: int
-    rows: tuple[int, int] | None
+    rows: RowRange | None
     """The rows to write to the slot; None to make all batches."""
-    new_memory: bool
-    """Whether the descriptor of the memory accompanies this, and takes the place of earlier ones."""
-    new_slot: bool
-    """Whether the descriptor of the slot accompanies this."""
     dropped: Sequence[int]
     """Slots that are not used any more."""
 
@@ -90,9 +94,9 @@ class Build(NamedTuple):
 class Built(NamedTuple):
     """From a builder: what was built of a span."""
 
-    run: int
+    window: int
     number: int
-    rows: tuple[int, int] | None
+    rows: RowRange | None
     batches: Shipment | RemoteError | None
     """The batches, or the error if the first one failed; None if all is in the slot."""
     bad: dict[int, BadSample]
@@ -106,27 +110,12 @@ class Built(NamedTuple):
 class Failed(NamedTuple):
     """The process cannot start, or, of the reader, the run has failed."""
 
-    run: int | None
+    window: int | None
     """None if the process could not start."""
     error: RemoteError
     number: int
     """The first span that will not be published or built."""
-    stats: Counters
-
-
-class Fork(NamedTuple):
-    """To the template: fork a builder, or become it; its channel and memory for decoded images, if any, accompany this.
-
-    The answer is the builder's process; None if the template cannot fork, because it has threads.
-    """
-
-    become: bool
-
-
-class Reap(NamedTuple):
-    """To the template: wait for the end of a process; the answer is its exit code."""
-
-    pid: int
+    stats: Counters | None
 
 
 class StatsUpdate(NamedTuple):
@@ -135,5 +124,31 @@ class StatsUpdate(NamedTuple):
     stats: Counters
 
 
-KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, Fork, Reap, StatsUpdate)
+KINDS = (Run, Release, ReadTo, Stop, Published, Build, Built, Failed, StatsUpdate)
 """A message has the place of its class here."""
+
+
+def start_failure(error: BaseException) -> Failed:
+    """The message of a process that cannot start."""
+    return Failed(None, portable(error), 0, None)
+
+
+class ProcessStats:
+    """The statistics of a process, for its messages."""
+
+    def __init__(self, source: LoaderSource) -> None:
+        self.collector, self._source = StatsCollector(), source
+        self._sent_s = 0.0
+
+    def new(self) -> Counters | None:
+        """The statistics, unless they were sent a moment ago."""
+        return self.all() if self.age_s > self._source.options.workers.count / _STATS_PER_S else None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since statistics were sent."""
+        return time.monotonic() - self._sent_s
+
+    def all(self) -> Counters:
+        self._sent_s = time.monotonic()
+        return self.collector.of_process(sum(table.reader.store.retries for table in self._source.tables))

@@ -20,27 +20,23 @@ The contract; if the code disagrees with this list, the code is wrong:
 - Slots of a stopped run are not reused, because builders may still write to them, and neither is its window.
 """
 
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
-from penstock.device import SharedRegions, arena_bytes
-from penstock.engine.assembly import BatchFormatter, Placement
+from penstock.device import SharedMemory, SharedRegions, arena_bytes
 from penstock.engine.window import joined_keys, read_task
-from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
-from penstock.engine.workers._pending import PendingSpan, RowRange, WindowMemory
+from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, RowRange, Run, Stop
+from penstock.engine.workers._pending import PendingSpan, WindowMemory
 from penstock.engine.workers._pool import ProcessPool
-from penstock.engine.workers._slots import Delivery
-from penstock.engine.workers._source import DeliveredSpan, SpanStream
+from penstock.engine.workers._source import DeliveredSpan
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
-from penstock.runners import unpack
-from penstock.table import Int64Array
 
 _MAX_DEATHS = 3
 _IN_FLIGHT = 2
@@ -55,35 +51,22 @@ _PLACED_AHEAD = 2
 _numbers = count()
 
 
-class _EpochStart(NamedTuple):
-    """Where a run starts to read an epoch."""
+class ProcessRun:
+    """Delivers the spans that worker processes build; it has the methods of `ThreadedRun`."""
 
-    epoch: int
-    consumed: int
-    number: int
-    """Of its first span."""
-
-
-class ProcessRun(SpanStream):
-    """Delivers the spans that worker processes build."""
-
-    def __init__(self, pool: ProcessPool, formatter: BatchFormatter, placement: Placement | None) -> None:
-        self._pool, self._placement = pool, placement
-        self._source = pool.source
-        self._delivery = Delivery(pool.slot_layout, formatter, placement, pool.collector, self._source.row_keys)
-        self._ahead = replace(self._source.pipeline.spans)
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool, self._ahead = pool, replace(pool.source.pipeline.spans)
         self._schedule: Iterator[SpanSteps] = iter(())
-        self._steps: dict[int, SpanSteps] = {}
-        """Spans that are not published yet, as far as they are known."""
-        self._published: dict[int, dict[int, Published]] = {}
-        """Spans that some readers have published, by the number of the reader."""
-        self._pending: dict[int, PendingSpan] = {}
+        self._spans: dict[int, PendingSpan] = {}
+        """Those that are not delivered, as far as they are known, in order."""
         self._ready: list[int] = []
         """Spans of which something is waiting for a builder, as a heap."""
         self._tasks = [_IN_FLIGHT] * len(pool.readers) + [0] * pool.num_builders
         """Tasks that each worker has not answered; one that reads, or could not start, has as many as it may have."""
         self._released: list[int] = []
         self._memory: WindowMemory | None = None
+        self._windows: set[int] = set()
+        """The numbers of that and of those before, of which builders may still make batches."""
         self._next = 0
         self._known = 0
         """The number after that of the last known span."""
@@ -93,55 +76,54 @@ class ProcessRun(SpanStream):
         self._failure: tuple[Exception, int] | None = None
         """An error that ends the run, and the first span that will not be built."""
         self._stopped = False
-        self._run = 0
         self._reading_epoch: int | None = 0
         """None while reading is paused."""
-        self._epochs: list[_EpochStart] = []
-        """The epochs of spans that are not delivered, and the last one before."""
+        self._epochs: list[SpanSteps] = []
+        """The first spans of the epochs that are not delivered, and of the last one before."""
 
     def start(self, epoch: int, consumed: int) -> None:
         self._reading_epoch = epoch
-        self._epochs = [_EpochStart(epoch, consumed, 0)]
-        self._schedule = self._source.schedule.run(epoch, consumed)
+        self._schedule = self._pool.source.schedule.run(epoch, consumed)
+        if self._span(0) is not None:
+            self._pool.open(partial(self._start_readers, 0))
 
-        def begin(run: int) -> None:
-            self._run = run
-            self._start_readers(self._epochs[0], 0)
-
-        self._pool.open(begin)
-
-    def _start_readers(self, start: _EpochStart, first: int) -> None:
-        self._memory = WindowMemory(next(_numbers), SharedRegions.create())
-        self._published, self._released = {}, []
+    def _start_readers(self, first: int) -> None:
+        """Let the readers publish the spans from `first` on, in a new window."""
+        start = next(steps for steps in reversed(self._epochs) if steps.number <= first)
+        memory = self._memory = WindowMemory(next(_numbers), SharedRegions.create())
+        self._windows.add(memory.number)
+        self._released = []
+        for span in self._spans.values():
+            if span.memory is None:
+                span.published.clear()
         limit = self._next + self._ahead.depth
         for reader in self._pool.readers:
-            message = Run(self._run, *start, first, limit, reader, self._memory.number)
-            self._pool.send(reader, message, [self._memory.regions.fd])
+            message = Run(memory.number, start.epoch, start.start, start.number, first, limit, reader)
+            self._pool.send(reader, message, [memory.regions.fd])
 
-    def _tell_readers(self, message: Any) -> None:
-        for reader in self._pool.readers:
-            self._pool.send(reader, message)
+    def _tell_readers(self, kind: Callable[..., Any], *fields: Any) -> None:
+        """Send all readers a message about their window."""
+        memory = self._memory
+        if memory is not None:
+            message = kind(memory.number, *fields)
+            for reader in self._pool.readers:
+                self._pool.send(reader, message)
 
-    def pause(self) -> None:
-        self.resume(None)
-
-    def resume(self, epoch: int | None) -> None:
-        """Let the readers read, at most up to the end of the epoch after this one; None pauses them."""
+    def read_to(self, epoch: int | None) -> None:
         self._reading_epoch = epoch
-        self._tell_readers(ReadTo(self._run, epoch))
+        self._tell_readers(ReadTo, epoch)
 
     def stop(self, *, wait: bool = False) -> None:  # noqa: ARG002
         with self._lock:
             if self._stopped:
                 return
             self._stopped = True
-            self._tell_readers(Stop(self._run))
+            self._tell_readers(Stop)
             self._pool.wake()
-            for span in self._pending.values():
-                span.close()
+            for span in self._spans.values():
                 if span.slot is not None:
                     self._pool.slots.drop(span.slot)
-            self._pending, self._memory = {}, None
+            self._spans, self._memory = {}, None
 
     def next_span(self) -> DeliveredSpan | None:
         started = time.perf_counter()
@@ -157,12 +139,14 @@ class ProcessRun(SpanStream):
 
     def _next_delivery(self) -> DeliveredSpan | None:
         """The next span; None if it is not built, or after `stop`. Raises the error that occurred in it."""
-        span = self._pending.get(self._next)
+        if self._stopped:
+            return None
+        span = self._span(self._next)
         if span is not None and span.error is not None:
             raise span.error
         if span is not None and span.is_built:
-            delivered = span.delivered or self._deliver(span)
-            del self._pending[self._next]
+            delivered = self._delivered(span)
+            del self._spans[self._next]
             self._next += 1
             self._deaths = 0
             self._dispatch()
@@ -170,62 +154,64 @@ class ProcessRun(SpanStream):
             return delivered
         if self._failure is not None and self._next >= self._failure[1]:
             raise self._failure[0]
-        if span is None and not self._stopped and self._steps_of(self._next) is None:
+        if span is None:
             raise PenstockError("a loader was read past its end")
         return None
 
-    def _steps_of(self, number: int) -> SpanSteps | None:
-        """The steps of a span that is not published; None after the last one."""
+    def _span(self, number: int) -> PendingSpan | None:
+        """A span that is not delivered; None after the last one."""
         while self._known <= number:
             steps = next(self._schedule, None)
             if steps is None:
                 break
             self._known = steps.number + 1
-            self._steps[steps.number] = steps
-            if steps.epoch > self._epochs[-1].epoch:
-                self._epochs = [self._epochs[-1], _EpochStart(steps.epoch, 0, steps.number)]
-        return self._steps.get(number)
+            self._spans[steps.number] = PendingSpan(steps)
+            if not self._epochs or steps.epoch > self._epochs[-1].epoch:
+                self._epochs = [*self._epochs[-1:], steps]
+        return self._spans.get(number)
 
     def _place_ahead(self) -> None:
         """Begin the transfer of the next spans to a device."""
-        if self._placement is None:
+        if self._pool.placement is None:
             return
         for number in range(self._next, self._next + _PLACED_AHEAD):
-            span = self._pending.get(number)
+            span = self._spans.get(number)
             if span is None or span.error is not None or not span.is_built:
                 return
-            if span.delivered is None:
-                span.delivered = self._deliver(span)
+            span.delivered = self._delivered(span)
+
+    def _delivered(self, span: PendingSpan) -> DeliveredSpan:
+        """What the loop gets of a span that is built."""
+        assert span.slot is not None
+        return span.delivered or self._pool.deliver(span, self._pool.slots.lease(span.slot))
 
     def _dispatch(self) -> None:
         """Give spans to builders, as far ahead as there is memory for; tell the reader what was built."""
         limit = self._next + self._ahead.depth
         while self._ready and self._ready[0] < limit and (load := min(self._tasks)) < _IN_FLIGHT:
-            span = self._pending[self._ready[0]]
-            if self._pool.fills_slots:
+            span = self._spans[self._ready[0]]
+            if self._pool.fills_slots and span.waiting == [None]:
                 idle = self._tasks.count(0) // sum(number < limit for number in self._ready)
                 span.split(max(idle, _TASKS_AHEAD * self._pool.num_builders // self._ahead.depth))
             self._send(span, span.waiting.pop(0), self._tasks.index(load))
             if not span.waiting:
                 heappop(self._ready)
         if self._released:
-            self._tell_readers(Release(self._run, self._released, limit))
+            self._tell_readers(Release, self._released, limit)
             self._released = []
 
     def _send(self, span: PendingSpan, rows: RowRange | None, worker: int) -> None:
-        process = self._pool.builder(worker)
+        builder, memory = self._pool.workers[worker], span.memory
+        assert memory is not None
         if span.slot is None:
-            span.slot = self._pool.slots.take(process.slots)
-        new_memory, new_slot = process.memory != span.memory.number, span.slot.number not in process.slots
-        descriptors = [span.memory.regions.fd] * new_memory + [span.slot.memory.fd] * new_slot
-        process.memory = span.memory.number
-        dropped = list(process.slots - self._pool.slots.live)
-        process.slots.difference_update(dropped)
-        process.slots.add(span.slot.number)
-        message = Build(
-            self._run, span.steps.number, [each.place for each in span.published],
-            span.slot.number, rows, new_memory, new_slot, dropped,
-        )  # fmt: skip
+            span.slot = self._pool.slots.take(builder.slots)
+        descriptors = [memory.regions.fd] * (builder.window != memory.number)
+        descriptors += [span.slot.memory.fd] * (span.slot.number not in builder.slots)
+        builder.window = memory.number
+        dropped = list(builder.slots - self._pool.slots.live)
+        builder.slots.difference_update(dropped)
+        builder.slots.add(span.slot.number)
+        message = Build(memory.number, span.steps.number, span.places, span.slot.number, rows, dropped)
         span.builders[rows] = worker
         self._tasks[worker] += 1
         self._pool.send(worker, message, descriptors)
@@ -245,88 +231,65 @@ class ProcessRun(SpanStream):
                 self._dispatch()
 
     def _handle(self, worker: int, message: Any, descriptors: list[int]) -> None:
-        descriptor = descriptors[0] if descriptors else None
+        memory = SharedMemory(descriptors[0]) if descriptors else None
         if message is None:
             self._replace(worker)
             return
         if message.stats is not None:
-            self._pool.collector.record_process(self._pool.processes[worker].pid, message.stats)
-        if isinstance(message, Failed) and message.run in (None, self._run):
-            self._failure = message.error.revive(), message.number
-            if message.run is None:
-                self._pool.processes[worker].started = False
-                self._tasks[worker] = _IN_FLIGHT
-        elif isinstance(message, Built) and message.run == self._run and not self._stopped:
+            self._pool.collector.record_process(self._pool.workers[worker].process.pid, message.stats)
+        if isinstance(message, Built) and message.window in self._windows and not self._stopped:
             self._tasks[worker] -= 1
-            self._take(message, descriptor)
-        elif isinstance(message, Published) and message.run == self._run and not self._stopped:
+            self._take(message, memory)
+        elif isinstance(message, Published):
             self._take_published(worker, message)
-        elif descriptor is not None:
-            os.close(descriptor)
+        elif isinstance(message, Failed) and (message.window is None or message.window in self._windows):
+            self._failure = message.error.revive(), message.number
+            if message.window is None:
+                self._pool.workers[worker].started = False
+                self._tasks[worker] = _IN_FLIGHT
 
     def _take_published(self, reader: int, message: Published) -> None:
-        if self._memory is None or message.memory != self._memory.number:  # before another reader died
+        memory = self._memory
+        if memory is None or message.window != memory.number:  # of another run, or before another reader died
             return
-        parts = self._published.setdefault(message.number, {})
-        parts[reader] = message
-        if len(parts) < len(self._pool.readers):
+        span = self._span(message.number)
+        if span is None or span.memory is not None:  # it was published before a reader died, and one before it was not
+            self._pool.send(reader, Release(memory.number, [message.number], self._next + self._ahead.depth))
             return
-        del self._published[message.number]
-        steps = self._steps_of(message.number)
-        if steps is None:  # it was published before a reader died, and one before it was not
-            self._released.append(message.number)
+        span.published[reader] = message
+        if len(span.published) < len(self._pool.readers):
             return
-        del self._steps[message.number]
-        published = [parts[number] for number in self._pool.readers]
+        published = [span.published[number] for number in self._pool.readers]
+        span.memory, span.places = memory, [each.place for each in published]
         error = next((each.error for each in published if each.error is not None), None)
-        keys: Int64Array | None = None
-        if self._pool.keys and self._placement is not None and error is None:
-            regions = self._memory.regions
-            tasks = [read_task(arena_bytes(regions, number, *each.place)) for number, each in enumerate(published)]
-            keys = joined_keys(tasks)
-        span = self._pending[message.number] = PendingSpan(steps, published, self._memory, keys)
         if error is not None:
-            span.error, span.waiting = error.revive(), []
+            span.error = error.revive()
             self._released.append(message.number)
-        else:
-            heappush(self._ready, message.number)
-
-    def _take(self, built: Built, descriptor: int | None) -> None:
-        span = self._pending.get(built.number)
-        if span is None or span.builders.pop(built.rows, None) is None:
-            if descriptor is not None:
-                os.close(descriptor)
             return
-        span.take(built, descriptor)
-        if span.is_built:
-            self._release(span)
+        if self._pool.placement is not None and self._pool.placement.needs_keys:
+            tasks = [arena_bytes(memory.regions, number, *place) for number, place in enumerate(span.places)]
+            span.keys = joined_keys(list(map(read_task, tasks)))
+        span.waiting = [None]
+        heappush(self._ready, message.number)
 
-    def _release(self, span: PendingSpan) -> None:
-        """Let the reader free the rows of a span, and measure it."""
-        if self._memory is not None and span.memory.number == self._memory.number:
+    def _take(self, built: Built, memory: SharedMemory | None) -> None:
+        """Take over what a builder has made; let the readers free the rows of a span that is built, and measure it."""
+        span = self._spans.get(built.number)
+        if span is None or span.builders.pop(built.rows, None) is None:
+            return
+        span.take(built, memory)
+        if not span.is_built:
+            return
+        if span.memory is self._memory:
             self._released.append(span.steps.number)
         if span.batches is None:
             self._ahead.record(self._pool.slot_layout.size)
             return
-        (_, arrays), descriptor = span.batches
+        (_, arrays), memory = span.batches
         size = sum(size for _, _, size in arrays)
         self._ahead.record(size)
-        if descriptor is not None:  # new memory costs a page fault per page
+        if memory is not None:  # new memory costs a page fault per page
             self._pool.slots.grow(round(_SLOT_SLACK * size))
-
-    def _deliver(self, span: PendingSpan) -> DeliveredSpan:
-        """What the loop gets of a span that is built."""
-        assert span.slot is not None
-        memory = self._pool.slots.lease(span.slot)
-        if span.batches is None:
-            failure = None if span.failure is None else (span.failure[0], span.failure[1].revive())
-            batches = self._delivery.of_slot(span.steps, memory, span.keys, span.bad, failure)
-        else:
-            shipment, descriptor = span.batches
-            span.batches = shipment, None
-            batches = self._delivery.of_builder(span.steps, unpack(shipment, descriptor, memory), span.keys)
-        blocks_drawn = sum(each.blocks_drawn for each in span.published)
-        return DeliveredSpan(span.steps, batches, span.bad, blocks_drawn, sum(each.padding for each in span.published))
 
     def _replace(self, worker: int) -> None:
         """Start another process in place of one that died, with all that is left of its work."""
@@ -341,13 +304,12 @@ class ProcessRun(SpanStream):
             )
         self._pool.collector.note(f"a worker process ended (exit code {code}) and was started again")
         if worker in self._pool.readers:
-            first = next(number for number in range(self._next, self._known + 1) if number not in self._pending)
-            start = next(start for start in reversed(self._epochs) if start.number <= first)
-            self._start_readers(start, first)
-            self.resume(self._reading_epoch)
+            unpublished = (number for number, span in self._spans.items() if span.memory is None)
+            self._start_readers(next(unpublished, self._known))
+            self.read_to(self._reading_epoch)
         else:
             self._tasks[worker] = 0
-        for number, span in self._pending.items():
+        for number, span in self._spans.items():
             was_waiting = bool(span.waiting)
             span.give_back(worker)
             if span.waiting and not was_waiting:

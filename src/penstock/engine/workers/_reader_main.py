@@ -12,45 +12,43 @@ The contract; if the code disagrees with this list, the code is wrong:
 
 import sys
 import time
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
 from penstock.engine.window import WindowBlock, write_task
-from penstock.engine.workers._messages import Failed, Published, ReadTo, Release, Run, StatsUpdate, Stop
-from penstock.engine.workers._process import ProcessStats, run_process
+from penstock.engine.workers._messages import (
+    KINDS,
+    Failed,
+    ProcessStats,
+    Published,
+    ReadTo,
+    Release,
+    Run,
+    StatsUpdate,
+    Stop,
+    start_failure,
+)
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, portable, start_thread
+from penstock.runners import Channel, load_spec, portable, serve, start_thread
 
 _STATS_S = 0.5
 _SWITCH_S = 1e-4
 """A thread that has read gets the GIL this soon from one that plans: it needs it again after each system call."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderSpec:
-    """Everything that the process has to know."""
-
-    source: LoaderSource
-    keys: bool
-    """Whether tasks have keys of random numbers."""
-    positions: bool
-    """Whether tasks have the positions of rows."""
-
-
 def main(channel_fd: int, spec_fd: int) -> None:
     """Serve the loader at the other end of a channel."""
     sys.setswitchinterval(_SWITCH_S)
-    run_process(channel_fd, spec_fd, _Reader)
+    channel = Channel(channel_fd, KINDS)
+    serve(channel, lambda: _Reader(channel, load_spec(spec_fd)).serve, start_failure)
 
 
 class _Reader:
-    def __init__(self, channel: Channel, spec: ReaderSpec) -> None:
-        self.channel, self.spec, self.stats = channel, spec, ProcessStats(spec.source)
-        self.selections, self.page_caches = spec.source.selections(), spec.source.page_caches()
+    def __init__(self, channel: Channel, source: LoaderSource) -> None:
+        self.channel, self.source, self.stats = channel, source, ProcessStats(source)
+        self.selections, self.page_caches = source.selections(), source.page_caches()
         self._run: _PublishingRun | None = None
         start_thread("penstock-stats", self._send_stats)
 
@@ -63,15 +61,12 @@ class _Reader:
                     self._run.stop()
                 self._run = _PublishingRun(self, message, SharedRegions(descriptors[0], writable=True))
                 self._run.start(message.epoch, message.consumed, message.number, message.first)
-            elif self._run is None or message.run != self._run.number:
+            elif self._run is None or message.window != self._run.number:
                 continue
             elif isinstance(message, Release):
                 self._run.release(message)
             elif isinstance(message, ReadTo):
-                if message.epoch is None:
-                    self._run.pause()
-                else:
-                    self._run.resume(message.epoch)
+                self._run.read_to(message.epoch)
             elif isinstance(message, Stop):
                 self._run.stop()
                 self._run = None
@@ -87,18 +82,15 @@ class _PublishingRun(SpanReader):
     """Publishes the spans of one run."""
 
     def __init__(self, process: _Reader, run: Run, regions: SharedRegions) -> None:
-        source, collector = process.spec.source, process.stats.collector
-        self._spec, self._stats, self._channel = process.spec, process.stats, process.channel
+        source, collector = process.source, process.stats.collector
+        self._stats, self._channel = process.stats, process.channel
         self._arena = Arena(regions, run.reader)
         window = source.window(
             process.selections, collector, process.page_caches,
             regions=regions, arena=self._arena, reader=run.reader,
         )  # fmt: skip
-        super().__init__(
-            source.planner(process.selections, run.reader), window, source.fetcher(collector),
-            threads=source.pipeline.threads, tolerant=source.options.bad_samples.tolerant, collector=collector,
-        )  # fmt: skip
-        self.number, self._memory, self._limit = run.run, run.memory, run.limit
+        super().__init__(source, process.selections, window, collector, reader=run.reader)
+        self.number, self._limit = run.window, run.limit
         self._published: dict[int, tuple[Span, tuple[int, int]]] = {}
         self._to_publish: SimpleQueue[Span | None] = SimpleQueue()
         start_thread("penstock-publish", self._publish_spans)
@@ -122,28 +114,20 @@ class _PublishingRun(SpanReader):
     def _on_ready(self, span: Span) -> None:
         self._to_publish.put(span)
 
-    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
-        number = 0 if broken else self._next_number
+    def _on_failure(self, error: BaseException, number: int) -> None:
         self._channel.send(Failed(self.number, portable(error), number, self._stats.all()))
 
     def _publish_spans(self) -> None:
         while (span := self._to_publish.get()) is not None:
             place, error = (0, 0), None
             try:
-                if (failure := self._read_error(span)) is not None:
-                    raise failure
-                place = write_task(self._task(span), self._arena)
+                place = write_task(self._task(span, _describe), self._arena)
             except BaseException as raised:
                 error = portable(raised)
             with self._lock:
                 self._published[span.number] = span, place
-            stats = self._stats.new()
-            drawn, padding = span.blocks_drawn, span.padding
-            self._channel.send(Published(self.number, span.number, self._memory, place, drawn, padding, error, stats))
-
-    def _task(self, span: Span) -> Any:
-        keys = self._spec.source.key_ids(span) if self._spec.keys else None
-        return self._window.task(span, keys, positions=self._spec.positions, columns=_describe)
+            drawn, padding, stats = span.blocks_drawn, span.padding, self._stats.new()
+            self._channel.send(Published(self.number, span.number, place, drawn, padding, error, stats))
 
 
 def _describe(block: WindowBlock) -> tuple[int, int, int, int]:

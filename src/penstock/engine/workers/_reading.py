@@ -22,13 +22,15 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Condition, Lock, Thread, current_thread
+from typing import Any
 
 from penstock.engine._stats import StatsCollector
-from penstock.engine.planning import Planner, Span
-from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlock
+from penstock.engine.planning import Selection, Span
+from penstock.engine.window import BuildTask, PageRuns, Request, Window, WindowBlock
+from penstock.engine.workers._source import LoaderSource
 from penstock.errors import CorruptError
 
 _PLANNED_AHEAD = 64
@@ -90,7 +92,8 @@ class ThreadTurns:
 class SpanReader:
     """The threads of one run of a loader, from a position in an epoch on; what is done with its spans is a subclass's.
 
-    A subclass overrides `_on_ready` and `_on_failure`, and calls `_release` for each span that is built.
+    A subclass overrides `_on_ready` and `_on_failure`, and `_next_task` and `_wait` if its threads do more than read.
+    It calls `_release` for each span that is built.
     """
 
     _builds = False
@@ -98,23 +101,21 @@ class SpanReader:
 
     def __init__(
         self,
-        planner: Planner,
+        source: LoaderSource,
+        selections: Sequence[Selection],
         window: Window,
-        fetcher: Fetcher | None,
-        *,
-        threads: int,
-        tolerant: bool,
         collector: StatsCollector,
+        *,
+        reader: int = 0,
         init_thread: Callable[[], None] | None = None,
     ) -> None:
-        """Without a fetcher the threads read by themselves. Each thread calls `init_thread` first.
-
-        With `tolerant`, damaged pages are left to the builders instead of failing the span.
-        """
-        self._planner, self._window, self._fetcher = planner, window, fetcher
-        self._tolerant, self._collector, self._init_thread = tolerant, collector, init_thread
-        self._lock = window.lock
+        """Reads the rows of a reader. Each thread calls `init_thread` first."""
+        self._source, self._window, self._collector, self._init_thread = source, window, collector, init_thread
+        self._planner, self._fetcher = source.planner(selections, reader), source.fetcher(collector)
+        """Without a fetcher the threads read by themselves."""
+        self._lock, threads = window.lock, source.pipeline.threads
         self._turns = ThreadTurns(self._lock, threads, all_work=self._builds)
+        self._needs_positions = source.needs_positions
         self._plan: Iterator[None] = iter(())
         self._planning = False
         """Whether a thread is planning, or the plan is exhausted."""
@@ -128,8 +129,10 @@ class SpanReader:
         """Spans that are admitted and not built yet."""
         self._filling = 0
         """Blocks that are admitted and not filled yet."""
-        self._stopped = self._joined = self._paused = False
-        self._reading_epoch = self._planning_epoch = 0
+        self._stopped = self._joined = False
+        self._reading_epoch: int | None = 0
+        """None while reading is paused."""
+        self._planning_epoch = 0
         self._threads = [Thread(target=self._thread_main, name="penstock-reader", daemon=True) for _ in range(threads)]
 
     def start(self, epoch: int, consumed: int, number: int = 0, first: int = 0) -> None:
@@ -140,19 +143,13 @@ class SpanReader:
         for thread in self._threads:
             thread.start()
 
-    def resume(self, epoch: int) -> None:
-        """Continue reading, at most up to the end of the epoch after this one."""
+    def read_to(self, epoch: int | None) -> None:
+        """Read at most up to the end of the epoch after this one; with None, start no more requests."""
         with self._lock:
-            self._paused, self._reading_epoch = False, epoch
+            self._reading_epoch = epoch
             self._turns.wake_all()
         if self._fetcher is not None:
-            self._fetcher.pause(False)
-
-    def pause(self) -> None:
-        """Start no more requests until `resume`."""
-        self._paused = True
-        if self._fetcher is not None:
-            self._fetcher.pause(True)
+            self._fetcher.pause(epoch is None)
 
     def stop(self, *, wait: bool = False) -> None:
         """Stop every thread; with `wait`, join them for a moment."""
@@ -173,17 +170,9 @@ class SpanReader:
         """All rows of a span are in the window; called with the lock."""
         raise NotImplementedError
 
-    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
-        """The run ends by an error after all admitted spans, or at once if not all will be built (`broken`)."""
+    def _on_failure(self, error: BaseException, number: int) -> None:
+        """An error ends the run before a span: after those that are admitted, or 0 if not all of them will be built."""
         raise NotImplementedError
-
-    def _next_build(self) -> Callable[[], None] | None:
-        """The next span to build in a thread of this; called with the lock."""
-        return None
-
-    def _waiting_state(self) -> str | None:
-        """As what the time of a thread without a task counts."""
-        return None
 
     def _thread_main(self) -> None:
         try:
@@ -193,7 +182,7 @@ class SpanReader:
                 task()
                 del task
         except BaseException as error:
-            self._on_failure(error, broken=True)
+            self._on_failure(error, 0)
 
     def _wait_for_task(self) -> Callable[[], None] | None:
         """Wait for the next task; None after `stop`."""
@@ -204,35 +193,35 @@ class SpanReader:
                     if self._read_queue:
                         self._turns.wake()
                     return task
-                state, started = self._waiting_state(), time.perf_counter()
-                self._turns.wait()
-                if state is not None:
-                    self._collector.add_time("worker", state, time.perf_counter() - started)
+                self._wait()
             return None
 
+    def _wait(self) -> None:
+        """Let a thread without a task wait; called with the lock."""
+        self._turns.wait()
+
     def _next_task(self) -> Callable[[], None] | None:
+        """The most urgent task, None if there is none; called with the lock."""
         if self._can_plan():
             self._planning = True
             return self._continue_plan
-        build = self._next_build()
-        if build is not None:
-            return build
-        if self._read_queue and not self._paused:
+        if self._read_queue and self._reading_epoch is not None:
             return partial(self._read_local, *self._read_queue.popleft())
         return None
 
     def _can_plan(self) -> bool:
-        far_ahead = self._next_number >= self._limit + _PLANNED_AHEAD or self._paused
-        far_ahead = far_ahead or self._planning_epoch > self._reading_epoch + 1
-        far_ahead = far_ahead or (self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG)
-        return not self._planning and not far_ahead and self._blocked_since is None
+        if self._planning or self._blocked_since is not None or self._reading_epoch is None:
+            return False
+        if self._fetcher is not None and self._fetcher.backlog >= _MAX_BACKLOG:
+            return False
+        return self._next_number < self._limit + _PLANNED_AHEAD and self._planning_epoch <= self._reading_epoch + 1
 
     def _continue_plan(self) -> None:
         try:
             continues = next(self._plan, self) is None
         except BaseException as error:
             continues = False
-            self._on_failure(error, broken=False)
+            self._on_failure(error, self._next_number)
         with self._lock:
             self._planning = not continues
 
@@ -249,7 +238,11 @@ class SpanReader:
                     while not self._try_admit(block):
                         yield
                     self._request(block)
-                self._admit(span)
+                with self._lock:
+                    self._unbuilt += 1
+                    self._next_number = span.number + 1
+                    if self._window.await_blocks(span):
+                        self._on_ready(span)
                 if span is not planned.spans[-1]:
                     yield
             if planned.last:
@@ -293,18 +286,6 @@ class SpanReader:
             read, answer = partial(block.table.read, block, index), partial(self._on_response, block, index)
             self._fetcher.submit(Request(read, answer, block.requests[index].bytes))
 
-    def _admit(self, span: Span) -> None:
-        """Queue a span whose blocks have all been requested."""
-        with self._lock:
-            self._unbuilt += 1
-            self._next_number = span.number + 1
-            self._on_admitted(span)
-            if self._window.await_blocks(span):
-                self._on_ready(span)
-
-    def _on_admitted(self, span: Span) -> None:
-        """A span will be ready; called in order, with the lock."""
-
     def _read_local(self, block: WindowBlock, index: int) -> None:
         started, size = time.perf_counter(), 0
         pages: PageRuns | BaseException
@@ -325,7 +306,7 @@ class SpanReader:
             if self._window.add_pages(block, index, pages):
                 self._fill(block)
         except BaseException as error:  # in a thread of the fetcher, which must not end
-            self._on_failure(error, broken=True)
+            self._on_failure(error, 0)
 
     def _fill(self, block: WindowBlock) -> None:
         ready = [] if self._stopped else self._window.fill(block)
@@ -341,10 +322,17 @@ class SpanReader:
         self._unbuilt -= 1
         self._memory_freed(by_thread=by_thread)
 
-    def _read_error(self, span: Span) -> BaseException | None:
-        """Why a span cannot be built; None if it can."""
-        errors = self._window.errors(span)
-        return next((error for error in errors if not (self._tolerant and isinstance(error, CorruptError))), None)
+    def _task(self, span: Span, columns: Callable[[WindowBlock], Any] | None = None) -> BuildTask:
+        """What a builder needs of a span; see `Window.task`. Raises the error of a block that was not read.
+
+        If bad samples are replaced, damaged pages are left to the builders.
+        """
+        source = self._source
+        for error in self._window.errors(span):
+            if not (source.options.bad_samples.tolerant and isinstance(error, CorruptError)):
+                raise error
+        keys = source.key_ids(span) if source.keys else None
+        return self._window.task(span, keys, positions=self._needs_positions, columns=columns)
 
 
 @atexit.register

@@ -1,6 +1,6 @@
-"""The layout of slots, shared memory for the batches of one span each, and how the loop's process delivers these."""
+"""The layout of slots, shared memory for the batches of one span each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -8,21 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import aligned
-from penstock.engine._stats import BadSample, StatsCollector
-from penstock.engine.assembly import (
-    BatchAssembler,
-    BatchFormatter,
-    Columns,
-    ColumnShape,
-    Failure,
-    GatheredRows,
-    Placement,
-    RowKeys,
-)
-from penstock.engine.window import BuildTask
-from penstock.plan import SpanSteps
-from penstock.runners import RemoteError, expand
-from penstock.table import Int64Array
+from penstock.engine.assembly import ColumnShape
 
 
 class SlotLayout:
@@ -57,47 +43,3 @@ class SlotMemory:
             return np.empty(shape, dtype)
         self._end = aligned(start + size)
         return self._slot[start : start + size].view(dtype).reshape(shape)
-
-
-class Delivery:
-    """Makes what the loop gets of what builders have made."""
-
-    def __init__(
-        self,
-        layout: SlotLayout,
-        formatter: BatchFormatter,
-        placement: Placement | None,
-        collector: StatsCollector,
-        row_keys: Callable[[SpanSteps, Int64Array], RowKeys],
-    ) -> None:
-        self._layout, self._formatter, self._placement, self._row_keys = layout, formatter, placement, row_keys
-        self._assemble = BatchAssembler(formatter, placement, None, collector, row_keys=row_keys)
-
-    def of_slot(
-        self,
-        steps: SpanSteps,
-        memory: npt.NDArray[np.uint8],
-        keys: Int64Array | None,
-        bad: dict[int, BadSample],
-        failure: tuple[int, Exception] | None,
-    ) -> list[Any]:
-        """The batches of a span whose rows are in a slot."""
-        columns: Columns = dict(self._layout.arrays(SlotMemory(memory), steps.rows))
-        return self._assemble(BuildTask(steps, [], keys), GatheredRows(columns, bad, failure)).batches
-
-    def of_builder(self, steps: SpanSteps, batches: Sequence[Any], key_ids: Int64Array | None) -> list[Any]:
-        """The batches that a builder has made, converted and transferred."""
-        made: list[Any] = []
-        formatter, placement = self._formatter, self._placement
-        keys = None if key_ids is None else self._row_keys(steps, key_ids)
-        start = 0
-        for packed, rows in zip(batches, steps.batch_rows, strict=False):
-            if isinstance(packed, RemoteError):
-                made.append(Failure(packed.revive()))
-                break
-            batch = formatter.from_worker(expand(packed))
-            if placement is not None:
-                batch = placement.place(batch, None if keys is None else keys.part(start, rows))
-            made.append(batch)
-            start += rows
-        return made

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,6 +78,10 @@ class LoaderSource:
     partitioner: RankPartitioner
     options: LoaderOptions
     pipeline: PipelineOptions
+    functions: bool
+    """Whether functions get the values of rows."""
+    keys: bool
+    """Whether tasks have keys of random numbers."""
 
     @property
     def schedule(self) -> Schedule:
@@ -120,13 +124,10 @@ class LoaderSource:
     @property
     def needs_positions(self) -> bool:
         """Whether builders have to know which rows of the table they get: to name, or replace, a bad one."""
-        by_row = any(table.by_row for table in self.pipeline.tables)
-        return by_row or self.options.bad_samples.tolerant or any(table.layout.variable for table in self.tables)
-
-    @property
-    def flags_rows(self) -> bool:
-        """Whether batches have a `_pad` column."""
-        return self.options.flags_rows(self.partitioner.world)
+        if self.functions or self.options.bad_samples.tolerant:
+            return True
+        each = zip(self.tables, self.pipeline.tables, strict=True)
+        return any(options.by_row or table.layout.variable for table, options in each)
 
     @property
     def mixed_columns(self) -> MixedColumns | None:
@@ -143,7 +144,9 @@ class LoaderSource:
         else:
             shapes = {column.name: column.fixed for column in mixed.columns if column.fixed is not None}
             shapes[SOURCE] = ColumnShape(np.dtype(np.int64), (), None)
-        return shapes | ({PAD: ColumnShape(np.dtype(bool), (), None)} if self.flags_rows else {})
+        if self.options.flags_rows(self.partitioner.world):
+            shapes[PAD] = ColumnShape(np.dtype(bool), (), None)
+        return shapes
 
     def selections(self) -> list[Selection]:
         """The selected rows and columns of each table."""
@@ -253,7 +256,9 @@ class LoaderSource:
             )  # fmt: skip
             collator.on_read, collator.empty_any_shape = collector.record_get, empty
             tables.append(TableRows(collator, selection, table.order.seed))
-        return SpanGatherer(tables, self.options.bad_samples, flag=self.flags_rows, mixed=mixed)
+        return SpanGatherer(
+            tables, self.options.bad_samples, flag=self.options.flags_rows(self.partitioner.world), mixed=mixed
+        )
 
 
 class DeliveredSpan(NamedTuple):
@@ -267,22 +272,3 @@ class DeliveredSpan(NamedTuple):
     blocks_drawn: int
     padding: int
     """Rows that only pad the last step."""
-
-
-class SpanStream(Protocol):
-    """The spans of a run, in order, made by threads or by worker processes."""
-
-    def start(self, epoch: int, consumed: int) -> None:
-        """Start to read at a position of an epoch."""
-
-    def resume(self, epoch: int) -> None:
-        """Continue to read, at most up to the end of the epoch after this one."""
-
-    def pause(self) -> None:
-        """Start no more requests until `resume`."""
-
-    def next_span(self) -> DeliveredSpan | None:
-        """The next span, None after `stop`; raises the error that occurred in it."""
-
-    def stop(self, *, wait: bool = False) -> None:
-        """End the run; with `wait`, wait for a moment until nothing of it runs."""

@@ -7,48 +7,50 @@ The contract; if the code disagrees with this list, the code is wrong:
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from threading import Condition
-from typing import Any
 
+from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BuiltBatches
-from penstock.engine.planning import Span
-from penstock.engine.window import BuildTask
+from penstock.engine.planning import Selection, Span
+from penstock.engine.window import BuildTask, Window
 from penstock.engine.workers._reading import SpanReader
-from penstock.engine.workers._source import DeliveredSpan
+from penstock.engine.workers._source import DeliveredSpan, LoaderSource
 from penstock.plan import BuildAhead
-
-Builder = Callable[[BuildTask], BuiltBatches]
 
 
 class ThreadedRun(SpanReader):
-    """Builds spans in the threads that read, as far ahead of the loop as memory allows; see `SpanStream`."""
+    """Builds spans in the threads that read, as far ahead of the loop as memory allows."""
 
     _builds = True
 
     def __init__(
         self,
-        *reading: Any,
-        builders: Sequence[Builder],
-        make_task: Callable[[Span], BuildTask],
-        inline: bool,
+        source: LoaderSource,
+        selections: Sequence[Selection],
+        window: Window,
+        collector: StatsCollector,
+        *,
+        build: Callable[[BuildTask], BuiltBatches],
         ahead: BuildAhead,
-        **options: Any,
+        init_thread: Callable[[], None] | None,
     ) -> None:
-        """With `inline`, the loop's thread is the only builder; what else is given is that of `SpanReader`."""
-        super().__init__(*reading, **options)
-        self._inline_builder = builders[0] if inline else None
-        self._idle_builders = [] if inline else list(builders)
-        self._make_task, self._ahead = make_task, ahead
+        """`build` makes the batches of a task; what else is given is that of `SpanReader`."""
+        super().__init__(source, selections, window, collector, init_thread=init_thread)
+        self._build_batches, self._ahead = build, ahead
+        self._inline = source.options.workers.count == 0
+        """Whether the loop's thread is the only one that builds."""
+        self._idle_builders = 0 if self._inline else max(1, source.pipeline.builders)
+        """How many more threads may build."""
         self._result_ready = Condition(self._lock)
         self._ready_spans: list[tuple[int, Span]] = []
-        self._undelivered: deque[Span] = deque()
-        self._results: dict[int, BuiltBatches | BaseException] = {}
-        self._failure: BaseException | None = None
-        self._broken = False
+        self._results: dict[int, DeliveredSpan | BaseException] = {}
+        self._next = 0
+        """The number of the span that is delivered next."""
+        self._failure: tuple[BaseException, int] | None = None
+        """An error that ends the run, and the first span that will not be built."""
         self._limit = ahead.depth
 
     def stop(self, *, wait: bool = False) -> None:
@@ -63,81 +65,82 @@ class ThreadedRun(SpanReader):
         """The next span and what was built of it, None after `stop`; raises the error that occurred in it."""
         started, busy = time.perf_counter(), 0.0
         with self._lock:
-            while not (self._undelivered and self._undelivered[0].number in self._results):
-                if self._failure is not None and (self._broken or not self._undelivered):
-                    raise self._failure
+            while self._next not in self._results:
+                if self._failure is not None and self._next >= self._failure[1]:
+                    raise self._failure[0]
                 if self._stopped:
                     return None
-                if self._inline_builder is not None and self._startable():
+                if self._inline and self._startable():
                     span = heappop(self._ready_spans)[1]
                     self._lock.release()
                     began = time.perf_counter()
                     try:
-                        self._build(span, self._inline_builder)
+                        self._build(span)
                     finally:
                         busy += time.perf_counter() - began
                         self._lock.acquire()
                 else:
                     self._result_ready.wait()
-            span = self._undelivered.popleft()
-            built = self._results.pop(span.number)
-            self._limit = span.number + 1 + self._ahead.depth
+            result = self._results.pop(self._next)
+            self._next += 1
+            self._limit = self._next + self._ahead.depth
             if self._startable() or self._can_plan():
                 self._turns.wake()
         waited = time.perf_counter() - started
         self._collector.add_time("loop", "starved", waited)
-        if self._inline_builder is not None:
+        if self._inline:
             self._collector.add_time("worker", "busy", busy)
             self._collector.add_time("worker", "starved", waited - busy)
-        if isinstance(built, BaseException):
-            raise built
-        return DeliveredSpan(span.steps, built.batches, built.bad, span.blocks_drawn, span.padding)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    def _on_failure(self, error: BaseException, *, broken: bool) -> None:
+    def _on_failure(self, error: BaseException, number: int) -> None:
         with self._lock:
-            self._failure, self._broken = error, broken
+            self._failure = error, number
             self._result_ready.notify_all()
-
-    def _on_admitted(self, span: Span) -> None:
-        self._undelivered.append(span)
 
     def _on_ready(self, span: Span) -> None:
         heappush(self._ready_spans, (span.number, span))
-        if self._inline_builder is not None:
+        if self._inline:
             self._result_ready.notify()
         elif self._startable():
             self._turns.wake()
 
-    def _next_build(self) -> Callable[[], None] | None:
-        if not self._idle_builders or not self._startable():
-            return None
-        return partial(self._build_in_thread, heappop(self._ready_spans)[1], self._idle_builders.pop())
+    def _next_task(self) -> Callable[[], None] | None:
+        if self._idle_builders and self._startable() and not self._can_plan():
+            self._idle_builders -= 1
+            return partial(self._build_in_thread, heappop(self._ready_spans)[1])
+        return super()._next_task()
 
-    def _waiting_state(self) -> str | None:
-        if self._turns.waiting >= len(self._idle_builders):
-            return None
-        return "blocked" if self._ready_spans else "starved"
+    def _wait(self) -> None:
+        counts = self._turns.waiting < self._idle_builders
+        state, started = "blocked" if self._ready_spans else "starved", time.perf_counter()
+        super()._wait()
+        if counts:
+            self._collector.add_time("worker", state, time.perf_counter() - started)
 
     def _startable(self) -> bool:
         return bool(self._ready_spans) and self._ready_spans[0][0] < self._limit
 
-    def _build_in_thread(self, span: Span, build: Builder) -> None:
+    def _build_in_thread(self, span: Span) -> None:
         with self._collector.timed("worker", "busy"):
-            self._build(span, build)
+            self._build(span)
         with self._lock:
-            self._idle_builders.append(build)
+            self._idle_builders += 1
 
-    def _build(self, span: Span, build: Builder) -> None:
-        built: BuiltBatches | BaseException
+    def _build(self, span: Span) -> None:
+        result: DeliveredSpan | BaseException
         try:
-            built = self._read_error(span) or build(self._make_task(span))
+            batches, bad = self._build_batches(self._task(span))
+            result = DeliveredSpan(span.steps, batches, bad, span.blocks_drawn, span.padding)
         except BaseException as error:
-            if self._inline_builder is not None and not isinstance(error, Exception):
+            if self._inline and not isinstance(error, Exception):
                 raise  # Ctrl-C belongs to the consumer's loop
-            built = error
+            result = error
         with self._lock:
-            self._release(span, by_thread=self._inline_builder is None)
+            self._release(span, by_thread=not self._inline)
             if not self._stopped:
-                self._results[span.number] = built
-                if span is self._undelivered[0]:
+                self._results[span.number] = result
+                if span.number == self._next:
                     self._result_ready.notify()

@@ -97,7 +97,7 @@ class _Pool:
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
-                if process.is_running():
+                if process.poll() is None:
                     return process
                 process.close()
         return _Process()
