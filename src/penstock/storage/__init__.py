@@ -1,6 +1,7 @@
 """Keys to bytes: object stores, folders and memory behind one contract."""
 
 from penstock.storage._credentials import CredentialIssuer, Credentials, bare_option
+from penstock.storage._fetch import Fetcher, FetchObserver, FetchRequest
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
 from penstock.storage._memory import MemoryStore, open_portable
@@ -19,6 +20,9 @@ __all__ = [
     "Capabilities",
     "CredentialIssuer",
     "Credentials",
+    "FetchObserver",
+    "FetchRequest",
+    "Fetcher",
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",

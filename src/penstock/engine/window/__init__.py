@@ -1,7 +1,6 @@
 """The shuffle window: reads blocks and holds them in memory, within a budget."""
 
 from penstock.engine.window._block_requests import reads_by_row
-from penstock.engine.window._fetch import Fetcher, Request
 from penstock.engine.window._page_cache import PageCache, PageRuns
 from penstock.engine.window._rows import BlockColumns, EncodedRows, WindowRows
 from penstock.engine.window._slab import MAX_READERS, DeviceSlab, Slab, SlabColumns, on_device
@@ -15,10 +14,8 @@ __all__ = [
     "BuildTask",
     "DeviceSlab",
     "EncodedRows",
-    "Fetcher",
     "PageCache",
     "PageRuns",
-    "Request",
     "Slab",
     "SlabColumns",
     "TableTask",

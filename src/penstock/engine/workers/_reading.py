@@ -28,8 +28,9 @@ from threading import Condition, Lock, Thread, current_thread
 
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import Planner, Span
-from penstock.engine.window import Fetcher, PageRuns, Request, Window, WindowBlock
+from penstock.engine.window import PageRuns, Window, WindowBlock
 from penstock.errors import CorruptError
+from penstock.storage import Fetcher, FetchRequest
 
 _PLANNED_AHEAD = 64
 _MAX_BACKLOG = 64
@@ -100,7 +101,7 @@ class SpanReader:
         self,
         planner: Planner,
         window: Window,
-        fetcher: Fetcher | None,
+        fetcher: Fetcher[PageRuns] | None,
         *,
         threads: int,
         tolerant: bool,
@@ -291,7 +292,7 @@ class SpanReader:
             return
         for index in indices:
             read, answer = partial(block.table.read, block, index), partial(self._on_response, block, index)
-            self._fetcher.submit(Request(read, answer, block.requests[index].bytes))
+            self._fetcher.submit(FetchRequest(read, answer, block.requests[index].bytes))
 
     def _admit(self, span: Span) -> None:
         """Queue a span whose blocks have all been requested."""

@@ -26,8 +26,9 @@ from penstock.engine.assembly import (
 )
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
-from penstock.engine.window import DeviceSlab, Fetcher, PageCache, Slab, TableWindow, Window
+from penstock.engine.window import DeviceSlab, PageCache, PageRuns, Slab, TableWindow, Window
 from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
+from penstock.storage import Fetcher
 from penstock.table import Allocator, Int64Array
 
 _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
@@ -161,7 +162,7 @@ class LoaderSource:
         share = ReaderShare(reader, self.pipeline.readers)
         return Planner(tables, self.schedule, self.pipeline.plan_rows, share)
 
-    def fetcher(self, collector: StatsCollector) -> Fetcher | None:
+    def fetcher(self, collector: StatsCollector) -> Fetcher[PageRuns] | None:
         """Threads for remote stores; None if all are local."""
         if all(table.reader.store.is_local for table in self.tables):
             return None
