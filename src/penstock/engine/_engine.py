@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.device import BufferPool
-from penstock.engine._lease import VersionLease
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun, Position
@@ -27,6 +26,7 @@ from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask, PageCache
 from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
+from penstock.table import VersionLease
 from penstock.types import World, cached_property
 
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engine._lease import VersionLease
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly import Columns, MixedColumns, MixedMemory, Part, new_collator
 from penstock.engine.planning import ComposedRows, Layout, Rows
 from penstock.plan import MixtureOrder
-from penstock.table import RandomRowReader, Reader, take_positions
+from penstock.table import RandomRowReader, Reader, VersionLease, take_positions
 
 
 class RowReader:

@@ -10,6 +10,7 @@ from penstock.table._direct_read import RowPages, direct_row_range, read_direct
 from penstock.table._encode import from_arrow
 from penstock.table._gather import Allocator, RawColumn, copy_dense, dense_runs, gather, gather_dense, take
 from penstock.table._input import Appendable
+from penstock.table._lease import VersionLease, lease_version, lease_warning
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._memory_table import is_memory_table, memory_table
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, fetch_pages, page_requests, read_pages
@@ -64,6 +65,7 @@ __all__ = [
     "Session",
     "Verifier",
     "VerifyReport",
+    "VersionLease",
     "add_column",
     "append_parts",
     "append_rows",
@@ -86,6 +88,8 @@ __all__ = [
     "gather_dense",
     "is_memory_table",
     "is_position",
+    "lease_version",
+    "lease_warning",
     "memory_table",
     "merge",
     "native_type",

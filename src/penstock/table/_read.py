@@ -1,7 +1,7 @@
 """Read rows of a snapshot: any rows in any order, or many rows in sequence with prefetch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
 from itertools import accumulate, chain
@@ -18,11 +18,10 @@ from penstock.errors import (
     PenstockError,
     SampleError,
     SnapshotExpiredError,
-    StorageError,
 )
 from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
 from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values, nat_as_null
-from penstock.history import HeldLease, Tree, check_not_expired, expired_error, lease
+from penstock.history import Tree, expired_error
 from penstock.storage import Prefetch, Store, read_ahead
 from penstock.table._blobs import BlobReader, decode_reference, read_blob
 from penstock.table._gather import RawColumn, dense_views, gather
@@ -244,27 +243,6 @@ class Reader:
             for label, values in as_batch({name: column}).items():
                 columns[label] = _split(values, counts)
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
-
-    @contextmanager
-    def lease(self, seconds: float) -> Iterator[HeldLease | None]:
-        """Protect this version from vacuum; yields None if no lease can be written, for whatever reason.
-
-        Raises `SnapshotExpiredError` if vacuum has removed the version.
-        """
-        with ExitStack() as stack:
-            held = None
-            with suppress(StorageError):  # a server that is read-only refuses writes in its own way
-                held = stack.enter_context(lease(self.store, self.commit, seconds=seconds))
-                check_not_expired(self.store, self.commit)
-            yield held
-
-    @property
-    def lease_warning(self) -> str:
-        """The warning for a user who reads this version without a lease."""
-        return (
-            f"no lease protects this version from vacuum while it is read, because {self.store.uri} does not accept "
-            "writes from this user; if vacuum removes the version, reading raises SnapshotExpiredError"
-        )
 
     @contextmanager
     def missing_as_corrupt(self) -> Iterator[None]:
