@@ -23,10 +23,10 @@ from penstock.engine.assembly import (
 )
 from penstock.engine.planning import Span, compaction_advice
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
-from penstock.engine.window import BuildTask, PageCache
+from penstock.engine.window import BuildTask
 from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
-from penstock.table import VersionLease
+from penstock.table import PageCache, VersionLease
 from penstock.types import World, cached_property
 
 

@@ -13,7 +13,17 @@ from penstock.table._input import Appendable
 from penstock.table._lease import VersionLease, lease_version, lease_warning
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._memory_table import is_memory_table, memory_table
-from penstock.table._pages import FragmentRows, Int64Array, PageRequest, Pages, fetch_pages, page_requests, read_pages
+from penstock.table._page_cache import PageCache
+from penstock.table._pages import (
+    FragmentRows,
+    Int64Array,
+    PageRequest,
+    PageRuns,
+    Pages,
+    fetch_pages,
+    page_requests,
+    read_pages,
+)
 from penstock.table._parts import RowChunk, append_parts, write_part
 from penstock.table._prune import CandidateRows, PruneCounts, candidate_rows
 from penstock.table._quarantine import (
@@ -53,7 +63,9 @@ __all__ = [
     "Int64Array",
     "LinkContainers",
     "OnConflict",
+    "PageCache",
     "PageRequest",
+    "PageRuns",
     "Pages",
     "PruneCounts",
     "RandomRowReader",

@@ -1,7 +1,6 @@
 """The shuffle window: reads blocks and holds them in memory, within a budget."""
 
 from penstock.engine.window._block_requests import reads_by_row
-from penstock.engine.window._page_cache import PageCache, PageRuns
 from penstock.engine.window._rows import BlockColumns, EncodedRows, WindowRows
 from penstock.engine.window._slab import MAX_READERS, DeviceSlab, Slab, SlabColumns, on_device
 from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
@@ -14,8 +13,6 @@ __all__ = [
     "BuildTask",
     "DeviceSlab",
     "EncodedRows",
-    "PageCache",
-    "PageRuns",
     "Slab",
     "SlabColumns",
     "TableTask",

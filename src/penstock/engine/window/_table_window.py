@@ -12,13 +12,22 @@ import pyarrow as pa
 from penstock.device import Arena, BufferPool
 from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Selection, Span
 from penstock.engine.window._block_requests import BlockRequest, BlockRequests, reads_by_row
-from penstock.engine.window._page_cache import PageCache, PageRuns
 from penstock.engine.window._rows import ArenaValues, BlockColumns
 from penstock.engine.window._slab import Slab
 from penstock.errors import NotFoundError
 from penstock.format import DataFile, Field
 from penstock.format.kinds import Linked
-from penstock.table import PageRequest, Pages, RawColumn, copy_dense, gather, read_direct, read_pages
+from penstock.table import (
+    PageCache,
+    PageRequest,
+    PageRuns,
+    Pages,
+    RawColumn,
+    copy_dense,
+    gather,
+    read_direct,
+    read_pages,
+)
 
 
 @dataclass(slots=True, eq=False, repr=False)

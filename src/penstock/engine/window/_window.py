@@ -9,13 +9,12 @@ import numpy as np
 
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows, groups
-from penstock.engine.window._page_cache import PageRuns
 from penstock.engine.window._rows import IN_BLOCK, NULL, BlockColumns, WindowRows
 from penstock.engine.window._slab import Slab
 from penstock.engine.window._table_window import TableWindow, WindowBlock, null_columns
 from penstock.engine.window._tasks import BuildTask, TableTask
 from penstock.format import Field
-from penstock.table import Int64Array, RowPages
+from penstock.table import Int64Array, PageRuns, RowPages
 
 _NO_ROWS = np.zeros(0, np.int64)
 

@@ -28,9 +28,10 @@ from threading import Condition, Lock, Thread, current_thread
 
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import Planner, Span
-from penstock.engine.window import PageRuns, Window, WindowBlock
+from penstock.engine.window import Window, WindowBlock
 from penstock.errors import CorruptError
 from penstock.storage import Fetcher, FetchRequest
+from penstock.table import PageRuns
 
 _PLANNED_AHEAD = 64
 _MAX_BACKLOG = 64
