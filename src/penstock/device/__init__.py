@@ -1,9 +1,10 @@
-"""Buffer pools, shared memory, device memory and image kernels."""
+"""Buffer pools, shared memory, device memory, caches of decoded images and image kernels."""
 
 from penstock.device._accelerator import Accelerator, DeviceEvent, DeviceRows, Staging
 from penstock.device._arena import Arena, Runs, arena_bytes
 from penstock.device._buffer_pool import BufferPool, ByteAllocator, Slot, SlotPool, empty_small_pages
 from penstock.device._fused_image import FusedImageTransform
+from penstock.device._image_cache import ImageCache, SharedImageCache, ThreadImageCache, copy_images
 from penstock.device._image_transform import RANDOM_VALUES_PER_IMAGE, ImageTransform
 from penstock.device._lazy_array import lazy_empty
 from penstock.device._options import DeviceOptions, DeviceTransform
@@ -21,17 +22,21 @@ __all__ = [
     "DeviceRows",
     "DeviceTransform",
     "FusedImageTransform",
+    "ImageCache",
     "ImageTransform",
     "Runs",
+    "SharedImageCache",
     "SharedMemory",
     "SharedRegions",
     "Slot",
     "SlotPool",
     "Staging",
+    "ThreadImageCache",
     "aligned",
     "arena_bytes",
     "as_array",
     "as_tensor",
+    "copy_images",
     "empty_small_pages",
     "lazy_empty",
     "writable_view",

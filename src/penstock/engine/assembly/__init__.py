@@ -14,7 +14,6 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
-from penstock.engine.assembly._image_cache import ImageCache, SharedImageCache, ThreadImageCache
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, RowGatherer, SpanGatherer, new_collator
 from penstock.engine.assembly._values import array_bytes, map_leaves
 
@@ -30,7 +29,6 @@ __all__ = [
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
-    "ImageCache",
     "Jagged",
     "MixedColumns",
     "MixedMemory",
@@ -38,9 +36,7 @@ __all__ = [
     "Placement",
     "RowGatherer",
     "RowKeys",
-    "SharedImageCache",
     "SpanGatherer",
-    "ThreadImageCache",
     "accepts_generator",
     "array_bytes",
     "map_leaves",

@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.codecs import decode_video_frames
-from penstock.device import Accelerator, BufferPool
+from penstock.device import Accelerator, BufferPool, ImageCache, copy_images
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._image_cache import ImageCache, copy_images
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, SpanSamples, WindowSamples
 from penstock.engine.window import SlabColumns, TableTask, WindowRows

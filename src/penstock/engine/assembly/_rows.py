@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.device import Accelerator
+from penstock.device import Accelerator, ImageCache
 from penstock.engine._options import BadSamples, DecodeOptions
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Collator, put_row
@@ -14,7 +14,6 @@ from penstock.engine.assembly._collate_packed import PackedCollator
 from penstock.engine.assembly._collate_windows import WindowCollator
 from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._image_cache import ImageCache
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, PackedSamples, RowIdentity, Selection, WindowSamples
 from penstock.engine.window import BuildTask, SlabColumns, TableTask

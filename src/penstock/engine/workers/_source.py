@@ -6,7 +6,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.device import Accelerator, Arena, BufferPool, ByteAllocator, SharedMemory, SharedRegions
+from penstock.device import (
+    Accelerator,
+    Arena,
+    BufferPool,
+    ByteAllocator,
+    ImageCache,
+    SharedImageCache,
+    SharedMemory,
+    SharedRegions,
+    ThreadImageCache,
+)
 from penstock.engine._memory_budget import SpanMemory
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
@@ -14,12 +24,9 @@ from penstock.engine.assembly import (
     PAD,
     SOURCE,
     ColumnShape,
-    ImageCache,
     MixedColumns,
     RowGatherer,
     RowKeys,
-    SharedImageCache,
-    ThreadImageCache,
     new_collator,
     sample_shapes,
     shared_image_shapes,
