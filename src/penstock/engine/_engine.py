@@ -21,12 +21,12 @@ from penstock.engine.assembly import (
     SpanGatherer,
     array_bytes,
 )
-from penstock.engine.planning import Span, compaction_advice
+from penstock.engine.planning import Span
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask
 from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, SpanStream, ThreadedRun
 from penstock.plan import RankPartitioner, ShuffleQuality, State, expected_blocks
-from penstock.table import PageCache, VersionLease
+from penstock.table import PageCache, VersionLease, compaction_advice
 from penstock.types import World, cached_property
 
 
@@ -51,7 +51,7 @@ class LoaderEngine:
         self._formatter, self.placement, self.collector = formatter, placement, collector
         self.world = world
         for table in self._tables:
-            self.collector.note(*compaction_advice(table.reader.store.uri, table.reader.snapshot.nodes))
+            self.collector.note(*compaction_advice(table.reader))
         each = zip(self._tables, self._selections, self.order.lanes_per_rank, self.order.shares, strict=True)
         self._sized = [
             SizedTable(selection, table.layout, table.order.shuffle, lanes, self._partitioner.owns_lanes, share)

@@ -2,15 +2,26 @@
 
 from penstock.table._blobs import BlobReader, RangeFile
 from penstock.table._columns import add_column, drop_column, rename_column
-from penstock.table._compact import as_ranges, compact
+from penstock.table._compact import as_ranges, compact, compaction_advice
 from penstock.table._compute_column import ComputeOptions
 from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
 from penstock.table._direct_read import RowPages, direct_row_range, read_direct
 from penstock.table._encode import from_arrow
-from penstock.table._gather import Allocator, RawColumn, copy_dense, dense_runs, gather, gather_dense, take
+from penstock.table._gather import (
+    Allocator,
+    FixedColumn,
+    RawColumn,
+    copy_dense,
+    dense_runs,
+    fixed_column,
+    gather,
+    gather_dense,
+    take,
+)
 from penstock.table._input import Appendable
 from penstock.table._lease import VersionLease, lease_version, lease_warning
+from penstock.table._leaves import Leaves, SortedRows, rows_between
 from penstock.table._links import AllowedLinks, LinkContainers, split_uri
 from penstock.table._memory_table import is_memory_table, memory_table
 from penstock.table._page_cache import PageCache
@@ -35,6 +46,7 @@ from penstock.table._quarantine import (
 from penstock.table._random_read import RandomRowReader
 from penstock.table._read import ROW_ID, ColumnValues, Reader, as_batch, native_type
 from penstock.table._row_index import row_values
+from penstock.table._row_sizes import RowSizes, linked_bytes
 from penstock.table._rows import append_rows, delete_rows, update_rows
 from penstock.table._select import (
     find_positions,
@@ -59,8 +71,10 @@ __all__ = [
     "ComputeOptions",
     "Conflict",
     "Diff",
+    "FixedColumn",
     "FragmentRows",
     "Int64Array",
+    "Leaves",
     "LinkContainers",
     "OnConflict",
     "PageCache",
@@ -74,7 +88,9 @@ __all__ = [
     "Reader",
     "RowChunk",
     "RowPages",
+    "RowSizes",
     "Session",
+    "SortedRows",
     "Verifier",
     "VerifyReport",
     "VersionLease",
@@ -86,6 +102,7 @@ __all__ = [
     "author",
     "candidate_rows",
     "compact",
+    "compaction_advice",
     "copy_dense",
     "delete_rows",
     "dense_runs",
@@ -95,6 +112,7 @@ __all__ = [
     "fetch_pages",
     "find_positions",
     "find_row_ids",
+    "fixed_column",
     "from_arrow",
     "gather",
     "gather_dense",
@@ -102,6 +120,7 @@ __all__ = [
     "is_position",
     "lease_version",
     "lease_warning",
+    "linked_bytes",
     "memory_table",
     "merge",
     "native_type",
@@ -114,6 +133,7 @@ __all__ = [
     "rename_column",
     "resolve_positions",
     "row_values",
+    "rows_between",
     "sorted_distinct",
     "split_uri",
     "storable",

@@ -109,6 +109,34 @@ def dense_kind(field: Field) -> tuple[Tensor, int] | None:
     return (kind, field.fixed_row_bytes) if isinstance(kind, Tensor) and field.fixed_row_bytes else None
 
 
+@dataclass(frozen=True)
+class FixedColumn:
+    """A column whose decoded values all have the same shape."""
+
+    name: str
+    field: Field | None
+    """None for `_row_id`, which is not stored in files."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nullable: bool
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory, with its entry in the mask of values that are present."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
+
+
+def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
+    """The column if its rows have a fixed shape, else None."""
+    if field is None:
+        return FixedColumn(name, None, np.dtype(np.int64), (), False)
+    kind = _LABEL_INDEX if isinstance(field.kind, Label) else field.kind
+    if not isinstance(kind, Tensor) or kind.ragged:
+        return None
+    shape = tuple(length for length in kind.shape if length is not None)
+    return FixedColumn(name, field, kind.element.logical, shape, field.nullable)
+
+
 def dense_views(field: Field, selected: FragmentRows, pages: Pages) -> list[npt.NDArray[Any]] | None:
     """Fixed-width values as one view of each page's bytes; None if a page must be parsed."""
     dense = dense_kind(field)

@@ -100,7 +100,7 @@ class Pages:
 def rows_by_fragment(tree: Tree, nodes: Sequence[Node], positions: Int64Array) -> list[FragmentRows]:
     """Map ascending positions of live rows to rows of fragments."""
     return [
-        FragmentRows(fragment, inside - start if fragment.deleted is None else fragment.live_rows[inside - start])
+        FragmentRows(fragment, fragment.stored_rows(inside - start))
         for fragment, start, inside in tree.fragments_at(nodes, positions)
     ]
 

@@ -1,9 +1,8 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
-from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
+from penstock.engine.planning._columns import Layout, sample_fields
 from penstock.engine.planning._composed import make_selection
 from penstock.engine.planning._planner import PlannedSpans, Planner, PlanOptions, ReaderShare, TablePlanner
-from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._samples import (
     CU_SEQLENS,
     POSITION_IDS,
@@ -23,7 +22,6 @@ __all__ = [
     "POSITION_IDS",
     "Block",
     "ComposedRows",
-    "FixedColumn",
     "GroupNames",
     "Layout",
     "PackedSamples",
@@ -40,7 +38,6 @@ __all__ = [
     "TablePlanner",
     "TableRows",
     "WindowSamples",
-    "compaction_advice",
     "groups",
     "make_selection",
     "page_reads",

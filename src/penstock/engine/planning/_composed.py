@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.engine.planning._leaves import Leaves
 from penstock.engine.planning._samples import (
     ComposedRows,
     Composition,
@@ -18,7 +17,7 @@ from penstock.engine.planning._samples import (
 from penstock.engine.planning._selection import EpochRows, RowSelection, Selection, SelectionOf, sorted_rows
 from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
 from penstock.plan import ShuffleLayout, WeightedDraw
-from penstock.table import Int64Array, Reader, take_positions
+from penstock.table import Int64Array, Leaves, Reader, take_positions
 from penstock.types import cached_property
 
 _HEAVY_BYTES = 4 << 10
@@ -122,7 +121,7 @@ class SampleSelection(SelectionOf[SampleBlock]):
         for mask, chosen in groups(needs):
             left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
             fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
-            for part in self._every_row.leaves.blocks_at(wanted[chosen], fields):
+            for part in self._every_row.blocks_at(wanted[chosen], fields):
                 here, chosen = chosen[: len(part)], chosen[len(part) :]
                 block_of[here], row_of[here] = len(blocks), np.arange(len(part))
                 blocks.append(PlannedBlock(part))

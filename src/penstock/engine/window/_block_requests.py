@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from penstock.engine.planning import Block, FixedColumn, Layout, PlannedBlock
+from penstock.engine.planning import Block, Layout, PlannedBlock
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import FragmentRows, PageCache, PageRequest, RowPages, direct_row_range, page_requests
+from penstock.table import FixedColumn, FragmentRows, PageCache, PageRequest, RowPages, direct_row_range, page_requests
 
 _MAX_MEMOIZED = 16 << 10
 _MIN_PAGE_ROW_BYTES = 32 << 10

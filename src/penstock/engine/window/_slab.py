@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.device import Accelerator, DeviceRows, Runs, SharedRegions, Staging, lazy_empty
-from penstock.engine.planning import FixedColumn
-from penstock.table import Allocator, Int64Array
+from penstock.table import Allocator, FixedColumn, Int64Array
 
 _DEVICE_ROW_BYTES = 1 << 10
 _CHUNK_BYTES = 256 << 10

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.device import Arena, BufferPool
-from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Selection, Span
+from penstock.engine.planning import Layout, PlannedBlock, Selection, Span
 from penstock.engine.window._block_requests import BlockRequest, BlockRequests, reads_by_row
 from penstock.engine.window._rows import ArenaValues, BlockColumns
 from penstock.engine.window._slab import Slab
@@ -18,6 +18,7 @@ from penstock.errors import NotFoundError
 from penstock.format import DataFile, Field
 from penstock.format.kinds import Linked
 from penstock.table import (
+    FixedColumn,
     PageCache,
     PageRequest,
     PageRuns,
