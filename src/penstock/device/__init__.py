@@ -2,24 +2,29 @@
 
 from penstock.device._accelerator import Accelerator, DeviceEvent, DeviceRows, Staging
 from penstock.device._arena import Arena, Runs, arena_bytes
-from penstock.device._buffer_pool import BufferPool, ByteAllocator, Slot, SlotPool, empty_small_pages
+from penstock.device._buffer_pool import Allocator, BufferPool, ByteAllocator, Slot, SlotPool, empty_small_pages
 from penstock.device._fused_image import FusedImageTransform
 from penstock.device._image_cache import ImageCache, SharedImageCache, ThreadImageCache, copy_images
 from penstock.device._image_transform import RANDOM_VALUES_PER_IMAGE, ImageTransform
 from penstock.device._lazy_array import lazy_empty
 from penstock.device._options import DeviceOptions, DeviceTransform
 from penstock.device._shared_memory import SharedMemory, SharedRegions, aligned
+from penstock.device._slab import MAX_READERS, ArrayColumn, DeviceSlab, Slab, SlabColumns, on_device
 from penstock.device._tensors import as_array, as_tensor, writable_view
 
 __all__ = [
+    "MAX_READERS",
     "RANDOM_VALUES_PER_IMAGE",
     "Accelerator",
+    "Allocator",
     "Arena",
+    "ArrayColumn",
     "BufferPool",
     "ByteAllocator",
     "DeviceEvent",
     "DeviceOptions",
     "DeviceRows",
+    "DeviceSlab",
     "DeviceTransform",
     "FusedImageTransform",
     "ImageCache",
@@ -28,6 +33,8 @@ __all__ = [
     "SharedImageCache",
     "SharedMemory",
     "SharedRegions",
+    "Slab",
+    "SlabColumns",
     "Slot",
     "SlotPool",
     "Staging",
@@ -39,5 +46,6 @@ __all__ = [
     "copy_images",
     "empty_small_pages",
     "lazy_empty",
+    "on_device",
     "writable_view",
 ]  # fmt: skip

@@ -7,18 +7,18 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.device import Accelerator
+from penstock.device import MAX_READERS, Accelerator, on_device
 from penstock.engine._memory_budget import MemoryBudget, MemoryNeeds, fitting_shuffle, small_window_note, split_budget
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, PlanOptions, Selection, page_reads
-from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers, worker_formatter
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
 from penstock.plan import MixturePartitioner, RankPartitioner, Shuffle, ShuffleLayout
 from penstock.runners import available_cores, available_memory
+from penstock.table import reads_by_row
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16

@@ -5,7 +5,7 @@ from penstock.runners._errors import RemoteError, portable
 from penstock.runners._machine import available_cores, available_memory
 from penstock.runners._processes import can_travel, map_in_processes
 from penstock.runners._serving import Role, ignore_interrupts, serve, start_thread
-from penstock.runners._shipments import Shipment, compact, expand, pack, unpack
+from penstock.runners._shipments import Shipment, compact, expand, pack, read_pickled, unpack, write_pickled
 from penstock.runners._start import ConnectedProcess, start_python
 
 __all__ = [
@@ -23,8 +23,10 @@ __all__ = [
     "map_in_processes",
     "pack",
     "portable",
+    "read_pickled",
     "serve",
     "start_python",
     "start_thread",
     "unpack",
+    "write_pickled",
 ]

@@ -6,10 +6,9 @@ from penstock.table._compact import as_ranges, compact, compaction_advice
 from penstock.table._compute_column import ComputeOptions
 from penstock.table._computed import storable, with_computed
 from penstock.table._diff import Diff, diff
-from penstock.table._direct_read import RowPages, direct_row_range, read_direct
+from penstock.table._direct_read import RowPages, direct_row_range, read_direct, reads_by_row
 from penstock.table._encode import from_arrow
 from penstock.table._gather import (
-    Allocator,
     FixedColumn,
     RawColumn,
     copy_dense,
@@ -57,20 +56,23 @@ from penstock.table._select import (
     take_positions,
 )
 from penstock.table._session import Session, author
+from penstock.table._shared_columns import NULL_BOUNDS, ArenaValues, EncodedRows, RawColumns
 from penstock.table._verify import Verifier, VerifyReport
 from penstock.table.merging import Conflict, OnConflict, merge
 
 __all__ = [
+    "NULL_BOUNDS",
     "ROW_ID",
-    "Allocator",
     "AllowedLinks",
     "Appendable",
+    "ArenaValues",
     "BlobReader",
     "CandidateRows",
     "ColumnValues",
     "ComputeOptions",
     "Conflict",
     "Diff",
+    "EncodedRows",
     "FixedColumn",
     "FragmentRows",
     "Int64Array",
@@ -85,6 +87,7 @@ __all__ = [
     "RandomRowReader",
     "RangeFile",
     "RawColumn",
+    "RawColumns",
     "Reader",
     "RowChunk",
     "RowPages",
@@ -129,6 +132,7 @@ __all__ = [
     "quarantined_rows",
     "read_direct",
     "read_pages",
+    "reads_by_row",
     "release_rows",
     "rename_column",
     "resolve_positions",

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs import decode_audio, decode_image, decode_images, decode_video
+from penstock.device import Allocator
 from penstock.engine._options import DecodeOptions, Decoder
 from penstock.errors import SampleError, text_of
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image, Kind, Values, Video
-from penstock.table import Allocator
 from penstock.types import Buffer
 
 Columns = dict[str, Values]

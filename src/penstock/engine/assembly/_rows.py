@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.device import Accelerator, ImageCache
+from penstock.device import Accelerator, ImageCache, SlabColumns
 from penstock.engine._options import BadSamples, DecodeOptions
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Collator, put_row
@@ -16,7 +16,7 @@ from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMe
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, PackedSamples, RowIdentity, Selection, WindowSamples
-from penstock.engine.window import BuildTask, SlabColumns, TableTask
+from penstock.engine.window import BuildTask, TableTask
 from penstock.errors import CorruptError, SampleError, text_of
 from penstock.plan import derive_key, random_u64
 from penstock.table import Reader

@@ -11,10 +11,18 @@ import numpy.typing as npt
 from penstock.engine.planning import Block, Layout, PlannedBlock
 from penstock.format import Field
 from penstock.format.kinds import Linked
-from penstock.table import FixedColumn, FragmentRows, PageCache, PageRequest, RowPages, direct_row_range, page_requests
+from penstock.table import (
+    FixedColumn,
+    FragmentRows,
+    PageCache,
+    PageRequest,
+    RowPages,
+    direct_row_range,
+    page_requests,
+    reads_by_row,
+)
 
 _MAX_MEMOIZED = 16 << 10
-_MIN_PAGE_ROW_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -163,12 +171,6 @@ class BlockRequests:
             if contiguous and (filled == wanted or covers):
                 direct.update(zip(indices, parts, strict=True))
         return direct
-
-
-def reads_by_row(field: Field, rows_per_page: int) -> bool:
-    """Whether rows of a column are large, and few in a page; below, a copy is cheaper than a Python call."""
-    size = field.fixed_row_bytes or 0
-    return size >= _MIN_PAGE_ROW_BYTES and rows_per_page * size >= field.page_bytes
 
 
 def _stored_rows(requests: Sequence[PageRequest]) -> Counter[tuple[int, ...]]:

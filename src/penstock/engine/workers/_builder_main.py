@@ -24,15 +24,15 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory, SharedRegions, arena_bytes
+from penstock.device import Allocator, SharedMemory, SharedRegions, SlabColumns, arena_bytes
 from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
-from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
+from penstock.engine.window import BuildTask
 from penstock.engine.workers._messages import Build, Built, Reap, StatsUpdate
 from penstock.engine.workers._process import ProcessStats, run_process, serve_loader
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, compact, pack, portable
-from penstock.table import Allocator
+from penstock.runners import Channel, compact, pack, portable, read_pickled
+from penstock.table import RawColumns
 
 _BLOCKS_CACHED = 256
 _IDLE_S = 0.2
@@ -105,7 +105,7 @@ class _MappedWindow:
         self.slabs = [
             SlabColumns(layout.fixed, table=number, regions=regions) for number, layout in enumerate(self._layouts)
         ]
-        self._blocks: dict[tuple[int, int], BlockColumns] = {}
+        self._blocks: dict[tuple[int, int], RawColumns] = {}
         """The block that was used longest ago comes first."""
 
     def task(self, places: Sequence[tuple[int, int]]) -> BuildTask:
@@ -113,7 +113,7 @@ class _MappedWindow:
         return BuildTask.joined([self._part(reader, *place) for reader, place in enumerate(places)])
 
     def _part(self, reader: int, start: int, size: int) -> BuildTask:
-        task = read_task(arena_bytes(self._regions, reader, start, size))
+        task: BuildTask = read_pickled(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
             self.slabs[rows.table].extend(rows.slab_capacity)
             blocks = [self._columns(reader, rows.table, *block) for block in rows.located.blocks]  # type: ignore[misc]
@@ -121,12 +121,12 @@ class _MappedWindow:
             object.__setattr__(rows, "located", rows.located._replace(blocks=blocks, memory=memory))
         return task
 
-    def _columns(self, reader: int, table: int, number: int, start: int, size: int, rows: int) -> BlockColumns:
+    def _columns(self, reader: int, table: int, number: int, start: int, size: int, rows: int) -> RawColumns:
         columns = self._blocks.pop((reader, number), None)
         if columns is None:
-            columns = null_columns(self._layouts[table], rows)
+            columns = RawColumns.nulls(self._layouts[table].variable, rows)
             if size:
-                columns = BlockColumns.from_bytes(arena_bytes(self._regions, reader, start, size))
+                columns = RawColumns.from_bytes(arena_bytes(self._regions, reader, start, size))
         self._blocks[reader, number] = columns
         if len(self._blocks) > _BLOCKS_CACHED:
             del self._blocks[next(iter(self._blocks))]

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from penstock.device import SharedRegions, arena_bytes
 from penstock.engine._memory_budget import BuildAhead
 from penstock.engine.assembly import BatchFormatter, Placement
-from penstock.engine.window import joined_keys, read_task
+from penstock.engine.window import joined_keys
 from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, Run, Stop
 from penstock.engine.workers._pending import PendingSpan, RowRange, WindowMemory
 from penstock.engine.workers._pool import ProcessPool
@@ -39,7 +39,7 @@ from penstock.engine.workers._slots import Delivery
 from penstock.engine.workers._source import DeliveredSpan, SpanStream
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
-from penstock.runners import unpack
+from penstock.runners import read_pickled, unpack
 from penstock.table import Int64Array
 
 _MAX_DEATHS = 3
@@ -282,7 +282,7 @@ class ProcessRun(SpanStream):
         keys: Int64Array | None = None
         if self._pool.keys and self._placement is not None and error is None:
             regions = self._memory.regions
-            tasks = [read_task(arena_bytes(regions, number, *each.place)) for number, each in enumerate(published)]
+            tasks = [read_pickled(arena_bytes(regions, number, *each.place)) for number, each in enumerate(published)]
             keys = joined_keys(tasks)
         span = self._pending[message.number] = PendingSpan(steps, published, self._memory, keys)
         if error is not None:

@@ -18,12 +18,12 @@ from typing import Any
 
 from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
-from penstock.engine.window import WindowBlock, write_task
+from penstock.engine.window import WindowBlock
 from penstock.engine.workers._messages import Failed, Published, ReadTo, Release, Run, StatsUpdate, Stop
 from penstock.engine.workers._process import ProcessStats, run_process
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, portable, start_thread
+from penstock.runners import Channel, portable, start_thread, write_pickled
 
 _STATS_S = 0.5
 _SWITCH_S = 1e-4
@@ -132,7 +132,7 @@ class _PublishingRun(SpanReader):
             try:
                 if (failure := self._read_error(span)) is not None:
                     raise failure
-                place = write_task(self._task(span), self._arena)
+                place = write_pickled(self._task(span), self._arena)
             except BaseException as raised:
                 error = portable(raised)
             with self._lock:

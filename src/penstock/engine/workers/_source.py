@@ -8,13 +8,16 @@ import numpy as np
 
 from penstock.device import (
     Accelerator,
+    Allocator,
     Arena,
     BufferPool,
     ByteAllocator,
+    DeviceSlab,
     ImageCache,
     SharedImageCache,
     SharedMemory,
     SharedRegions,
+    Slab,
     ThreadImageCache,
 )
 from penstock.engine._memory_budget import SpanMemory
@@ -33,10 +36,10 @@ from penstock.engine.assembly import (
 )
 from penstock.engine.planning import Planner, PlanOptions, ReaderShare, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
-from penstock.engine.window import DeviceSlab, Slab, TableWindow, Window
+from penstock.engine.window import TableWindow, Window
 from penstock.plan import RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
 from penstock.storage import Fetcher
-from penstock.table import Allocator, Int64Array, PageCache, PageRuns
+from penstock.table import Int64Array, PageCache, PageRuns
 
 _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
 """Limits of idle page buffers of a table: bytes, and fraction (1/n) of the window."""
