@@ -1,4 +1,4 @@
-"""Buffer pools, shared memory, device memory, caches of decoded images and image kernels."""
+"""Buffer pools, shared memory, slabs of rows, caches of decoded images, device memory and image kernels."""
 
 from penstock.device._accelerator import Accelerator, DeviceEvent, DeviceRows, Staging
 from penstock.device._arena import Arena, Runs, arena_bytes

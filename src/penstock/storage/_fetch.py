@@ -197,10 +197,6 @@ class Fetcher(Generic[T]):
             self._in_flight.discard(each)
         return completed
 
-    @property
-    def _may_hedge(self) -> bool:
-        return self._hedged < max(1, _HEDGE_SHARE * self._submitted)
-
     def _record_latency(self, seconds: float, size: int) -> None:
         self._latencies.append(seconds)
         self._sizes.append(size)
@@ -237,7 +233,7 @@ class Fetcher(Generic[T]):
                     > self._hedge_after_s * max(1.0, mean / self._mean_size, request.size / self._mean_size)
                 ]  # fmt: skip
                 for request in sorted(late, key=lambda request: request.started_s):
-                    if not self._may_hedge:
+                    if self._hedged >= max(1, _HEDGE_SHARE * self._submitted):
                         break
                     request.hedged = True
                     self._hedged += 1

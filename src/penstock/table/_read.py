@@ -191,7 +191,7 @@ class Reader:
     def batches(self, names: Sequence[str], groups: Iterator[Int64Array]) -> Iterator[dict[str, "ColumnValues"]]:
         """Values of many groups of positions in sequence, prefetched by a few threads."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
-        tasks = _batch_tasks(groups, max(1, _TASK_BYTES // max(1, self._row_bytes(fields))))
+        tasks = _batch_tasks(groups, max(1, _TASK_BYTES // max(1, self.row_bytes(fields))))
         found = read_ahead(lambda task: self.columns(names, task, max_workers=2), tasks, prefetch=_SCAN_PREFETCH)
         return chain.from_iterable(found)
 
@@ -267,7 +267,7 @@ class Reader:
                 raise expired_error(self.store, self.commit) from error
             raise
 
-    def _row_bytes(self, fields: Sequence[Field]) -> int:
+    def row_bytes(self, fields: Sequence[Field]) -> int:
         """Approximate bytes of a row of these columns, estimated from the first fragment."""
         first = next(iter(self.tree.fragments(self.snapshot.nodes)), None)
         if first is None:

@@ -28,7 +28,6 @@ from penstock.table import (
     gather,
     read_direct,
     read_pages,
-    reads_by_row,
 )
 
 
@@ -118,17 +117,16 @@ class TableWindow:
         self.encoded = [field for field in layout.variable if arena is not None and field.name in encoded]
         self._names = {field.id: field.name for field in layout.fields}
         is_local = selection.reader.store.is_local
-        by_row = by_row if is_local else 0
-        self.reads_by_row = [field.name for field in layout.fields if reads_by_row(field, by_row)]
-        """Columns that builders may read."""
         self._requests = BlockRequests(
             layout,
             in_slab=[column for column in layout.fixed if slab.on_host(column.name)],
             heaviest=selection.heaviest,
             page_cache=page_cache,
             is_local=is_local,
-            by_row=by_row,
+            by_row=by_row if is_local else 0,
         )
+        self.reads_by_row = [field.name for field in self._requests.by_row]
+        """Columns that builders may read."""
 
     def new_block(self, plan: PlannedBlock) -> WindowBlock:
         """A block that is not admitted yet."""
