@@ -14,6 +14,7 @@ from penstock.storage._ranges import coalesce, get_ranges
 from penstock.storage._retry import RetryPolicy, cancel_retries_on
 from penstock.storage._source_listing import SkippedObject, list_source
 from penstock.storage._store import ObjectInfo, Store
+from penstock.storage._thread_turns import ThreadTurns
 from penstock.storage._threads import thread_map
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "RetryPolicy",
     "SkippedObject",
     "Store",
+    "ThreadTurns",
     "bare_option",
     "cancel_retries_on",
     "coalesce",
