@@ -33,7 +33,7 @@ def remote_table() -> Sorted:
 @pytest.fixture(autouse=True)
 def one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is slower than its reads would see those of the next epoch; and hedges read bytes twice."""
-    monkeypatch.setattr("penstock.engine.window._fetch._HEDGE_MIN_S", 1e9)
+    monkeypatch.setattr("penstock.storage._fetch._HEDGE_MIN_S", 1e9)
     can_plan = SpanReader._can_plan
     monkeypatch.setattr(
         SpanReader, "_can_plan", lambda self: can_plan(self) and self._planning_epoch <= self._reading_epoch

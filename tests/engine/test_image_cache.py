@@ -11,8 +11,8 @@ import numpy as np
 import penstock
 from penstock import Column, Image, Mask, Shuffle, Tensor, Workers
 from penstock.codecs import decode_images
-from penstock.device import SharedMemory
-from penstock.engine.assembly import SharedImageCache, _decode
+from penstock.device import SharedImageCache, SharedMemory
+from penstock.engine.assembly import _decode
 
 SHAPE = (16, 16, 3)
 SHAPES = {"a": SHAPE, "b": (8, 4, 3)}

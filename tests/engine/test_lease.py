@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 import penstock
 from penstock import Dataset, Tensor
-from penstock.engine._lease import VersionLease
 from penstock.errors import PenstockWarning, SnapshotExpiredError, StorageError
 from penstock.storage import ObjectInfo, open_store
+from penstock.table import VersionLease
 from penstock.testing import CountingStore
 from penstock.types import Buffer
 from tests.engine.watch import soon, threads_end

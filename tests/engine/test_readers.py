@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Column, Dataset, Shuffle, Tensor, Text, Workers
 from penstock.engine import _sizing
-from penstock.engine.window import BlockColumns, BuildTask, TableTask, WindowRows
+from penstock.engine.window import BuildTask, TableTask, WindowRows
 from penstock.errors import CorruptError
 from penstock.plan import SpanSteps
-from penstock.table import RowPages
+from penstock.table import RawColumns, RowPages
 from tests.engine.test_bad_samples import page_of
 from tests.engine.watch import reader_processes
 
@@ -124,7 +124,7 @@ def test_the_parts_of_a_task_are_the_task(owners: list[int], constant: bool, who
     rows = len(owners)
     from_files = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
     pages = RowPages(["a", "b"], np.where(from_files[:, None], np.arange(5 * rows).reshape(rows, 5) % 2, -1))
-    blocks = [BlockColumns({}) for _ in range(4)]
+    blocks = [RawColumns({}) for _ in range(4)]
     task = TableTask(
         table=0,
         places=slice(None) if whole else 2 * np.arange(rows),

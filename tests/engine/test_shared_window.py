@@ -16,8 +16,9 @@ import penstock
 from penstock import Dataset, Epochs, Text, Workers
 from penstock.device import Arena, Runs, SharedRegions, arena_bytes
 from penstock.engine.planning import SpanSamples
-from penstock.engine.window import BuildTask, TableTask, WindowRows, read_task, write_task
+from penstock.engine.window import BuildTask, TableTask, WindowRows
 from penstock.plan import SpanSteps
+from penstock.runners import read_pickled, write_pickled
 from penstock.table import RowPages
 from tests.engine.watch import our_threads, reader_processes, soon, threads_end, worker_processes
 
@@ -97,8 +98,8 @@ def task_of(rows: int, places: Any) -> TableTask:
 def test_a_task_is_the_same_in_another_process(places: Any) -> None:
     regions = SharedRegions.create()
     steps = SpanSteps(3, 0, 0, (8, 8), (8, 16), True, False)
-    made = write_task(BuildTask(steps, [task_of(8, places)], np.arange(16)), Arena(regions))
-    task = read_task(arena_bytes(SharedRegions(os.dup(regions.fd), writable=False), 0, *made))
+    made = write_pickled(BuildTask(steps, [task_of(8, places)], np.arange(16)), Arena(regions))
+    task: BuildTask = read_pickled(arena_bytes(SharedRegions(os.dup(regions.fd), writable=False), 0, *made))
     [rows] = task.tables
     assert task.steps == steps
     assert np.array_equal(np.arange(16)[rows.places][:8], np.arange(16)[places][:8])

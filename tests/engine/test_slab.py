@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.device import Slab
 from penstock.engine.planning import Layout
-from penstock.engine.window import Slab
 from penstock.format import Field, Schema
 from penstock.format.kinds import Tensor
 

@@ -66,7 +66,7 @@ def test_stats_before_reading(ds: Dataset) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stats_match_the_requests_of_the_store(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.window._fetch._HEDGE_MIN_S", 60.0)  # independent of machine load
+    monkeypatch.setattr("penstock.storage._fetch._HEDGE_MIN_S", 60.0)  # independent of machine load
     store = CountingStore(open_store("memory://"))
     table = fill(store)
     with table.pytorch(batch_size=64, num_workers=num_workers, **MIXED) as loader:

@@ -23,7 +23,7 @@ from penstock.history import (
     read_commit,
     read_snapshot,
 )
-from penstock.table import OnConflict, Reader, Session, diff, merge
+from penstock.table import OnConflict, Reader, Session, diff, lease_version, lease_warning, merge
 
 _MERGE_ATTEMPTS = 10
 
@@ -165,9 +165,10 @@ class Versions:
 
         On a store that cannot be written to, it warns, and the version is not protected.
         """
-        with self._session.reader.lease(duration.total_seconds()) as held:
+        reader = self._session.reader
+        with lease_version(reader, duration.total_seconds()) as held:
             if not held:
-                warnings.warn(self._session.reader.lease_warning, PenstockWarning, stacklevel=3)
+                warnings.warn(lease_warning(reader), PenstockWarning, stacklevel=3)
             yield self
 
     def _find(self, spec: int | str | None) -> Commit:

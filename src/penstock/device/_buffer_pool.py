@@ -17,6 +17,8 @@ _MIN_POOLED_BYTES, _SIZE_CLASS_BITS = 64 << 10, 3
 _MAX_OPEN = 128
 """Slots with a descriptor; more are used once."""
 
+Allocator = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
+"""Returns an uninitialised array of a shape and a dtype."""
 ByteAllocator = Callable[[int], npt.NDArray[np.uint8]]
 """Allocates memory of a given size in bytes."""
 

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.device import BufferPool
-from penstock.engine._lease import VersionLease
 from penstock.engine._options import LoaderOptions
 from penstock.engine._run import EngineRun, Position
 from penstock.engine._sizing import LoaderSizing
@@ -20,11 +19,11 @@ from penstock.engine.assembly import (
     SpanGatherer,
     array_bytes,
 )
-from penstock.engine.planning import compaction_advice
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
-from penstock.engine.window import BuildTask, PageCache
+from penstock.engine.window import BuildTask
 from penstock.engine.workers import LoaderSource, ProcessPool, ProcessRun, ThreadedRun
 from penstock.plan import ShuffleQuality, State
+from penstock.table import PageCache, VersionLease, compaction_advice
 from penstock.types import World, cached_property
 
 
@@ -49,7 +48,7 @@ class LoaderEngine:
         self.world = world
         self._pool: ProcessPool | None = None
         for table in self.order.tables:
-            collector.note(*compaction_advice(table.reader.store.uri, table.reader.snapshot.nodes))
+            collector.note(*compaction_advice(table.reader))
         self._sizing = LoaderSizing(
             self.order, options=options, formatter=formatter, placement=placement, collector=collector
         )

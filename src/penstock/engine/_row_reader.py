@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engine._lease import VersionLease
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly import Columns, MixedColumns, MixedMemory, Part, new_collator
 from penstock.engine.planning import Layout
 from penstock.plan import ComposedRows, MixtureOrder, Rows, take_positions
-from penstock.table import Int64Array, RandomRowReader, Reader
+from penstock.table import Int64Array, RandomRowReader, Reader, VersionLease
 
 
 class RowReader:

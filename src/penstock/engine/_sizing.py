@@ -7,12 +7,12 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.device import MAX_READERS, on_device
 from penstock.engine._options import DecodeOptions, LoaderOptions
 from penstock.engine._stats import StatsCollector
 from penstock.engine.assembly import BatchFormatter, Placement
 from penstock.engine.planning import Layout, Selection
 from penstock.engine.sources import Order
-from penstock.engine.window import MAX_READERS, on_device, reads_by_row
 from penstock.engine.workers import PipelineOptions, TableOptions, WorkerCounts, choose_workers
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image
@@ -29,6 +29,7 @@ from penstock.plan import (
     split_budget,
 )
 from penstock.runners import available_cores, available_memory
+from penstock.table import reads_by_row
 from penstock.types import cached_property
 
 _PLAN_ROWS, _PLAN_BYTES, _PLAN_LANE_ROWS = 16 << 10, 1 << 30, 16

@@ -201,6 +201,10 @@ class Fragment:
         """Indices of the rows that are not deleted."""
         return np.arange(self.rows) if self.deleted is None else np.flatnonzero(~self.deleted_rows)
 
+    def stored_rows(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows by their index among those that are not deleted."""
+        return live if self.deleted is None else self.live_rows[live]
+
     @property
     def all_row_ids(self) -> npt.NDArray[np.int64]:
         """The id of every row, including deleted ones."""

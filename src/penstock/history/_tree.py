@@ -25,7 +25,7 @@ LEAF_FRAGMENTS = 32
 FANOUT = 32
 _CACHE_BYTES = 128 << 20
 _MAX_CACHED_LEAVES = 64
-_SAVERS = 8
+_SAVERS, _LOADERS = 8, 64
 
 Part = TypeVar("Part", Node, Fragment)
 
@@ -113,6 +113,14 @@ class Tree:
         """Drop the unsaved manifests, after a commit or a rollback."""
         self._unsaved.clear()
 
+    def leaves(self, top: Sequence[Node]) -> list[Node]:
+        """The nodes of all leaves, in row order; manifests of one level are loaded together."""
+        nodes = list(top)
+        while inner := [node for node in nodes if node.level]:
+            loaded = iter(thread_map(self.load, inner, max_workers=_LOADERS))
+            nodes = [leaf for node in nodes for leaf in (next(loaded).nodes if node.level else (node,))]
+        return nodes
+
     def fragments(self, top: Sequence[Node]) -> Iterator[Fragment]:
         """All fragments, in row order."""
         for node in top:
@@ -170,7 +178,7 @@ class Tree:
         firsts = {old[0].id: new for old, new in groups}
         gone = {fragment.id for old, _ in groups for fragment in old}
         parts: list[Node | list[Fragment]] = []
-        for leaf in self._leaves(top):
+        for leaf in self.leaves(top):
             manifest = self.load(leaf)
             if not any(fragment.id in gone for fragment in manifest.fragments):
                 parts.append(leaf)
@@ -187,13 +195,6 @@ class Tree:
             elif fragments:
                 parts.append(fragments)
         return self._rebalance([self.add(Manifest(0, tuple(p))) if isinstance(p, list) else p for p in parts])
-
-    def _leaves(self, top: Sequence[Node]) -> Iterator[Node]:
-        for node in top:
-            if node.level:
-                yield from self._leaves(self.load(node).nodes)
-            else:
-                yield node
 
     def _map(
         self, top: Sequence[Node], change: Callable[[Fragment], Fragment], affected: Callable[[Node], bool]

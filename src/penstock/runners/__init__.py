@@ -6,7 +6,7 @@ from penstock.runners._fork_server import ForkedProcess, ForkServer, WorkerProce
 from penstock.runners._machine import available_cores, available_memory
 from penstock.runners._processes import can_travel, map_in_processes
 from penstock.runners._serving import load_spec, serve, start_thread
-from penstock.runners._shipments import Shipment, compact, expand, pack, unpack
+from penstock.runners._shipments import Shipment, compact, expand, pack, read_pickled, unpack, write_pickled
 from penstock.runners._start import ConnectedProcess
 
 __all__ = [
@@ -26,8 +26,10 @@ __all__ = [
     "map_in_processes",
     "pack",
     "portable",
+    "read_pickled",
     "serve",
     "serve_forks",
     "start_thread",
     "unpack",
+    "write_pickled",
 ]

@@ -1,13 +1,15 @@
 """Values on their way between processes: pickled, with their arrays in shared memory."""
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory, aligned
+from penstock.device import Arena, SharedMemory, aligned
 from penstock.errors import InvalidInputError, text_of
 from penstock.runners._channel import MAX_PACKET_BYTES
 from penstock.runners._errors import dumps
@@ -88,6 +90,34 @@ def unpack(shipment: Shipment, memory: SharedMemory | None, slot: npt.NDArray[np
             "what transforms and decoders return is sent from one process to another, and this cannot be unpickled "
             f'there ({text_of(error)}); return something else, or pass num_workers=penstock.Workers(…, "thread")'
         ) from error
+
+
+def write_pickled(value: Any, arena: Arena) -> tuple[int, int]:
+    """Write a value and its arrays to shared memory; returns their start and size."""
+    buffers: list[memoryview] = []
+    pickled = pickle.dumps(value, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
+    sizes = [len(pickled), *(buffer.nbytes for buffer in buffers)]
+    header = np.array([len(sizes), *sizes], np.int64)
+    *starts, size = _offsets(sizes)
+    start = arena.allocate(size)
+    memory = arena.bytes(start, size)
+    memory[: header.nbytes] = header.view(np.uint8)
+    for at, buffer in zip(starts, (memoryview(pickled), *buffers), strict=True):
+        memory[at : at + len(buffer)].data[:] = buffer
+    return start, size
+
+
+def read_pickled(memory: npt.NDArray[np.uint8]) -> Any:
+    """Inverse of `write_pickled`; the arrays of the value are views of the memory."""
+    count = int(memory[:8].view(np.int64)[0])
+    sizes = memory[8 : 8 * (count + 1)].view(np.int64).tolist()
+    pickled, *buffers = [memory[at : at + size] for at, size in zip(_offsets(sizes), sizes, strict=False)]
+    return pickle.loads(pickled.data, buffers=buffers)
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    """Where written parts start, behind a header of their number and sizes, and where the last one ends."""
+    return list(accumulate(map(aligned, sizes), initial=8 * (len(sizes) + 1)))
 
 
 @dataclass(frozen=True, slots=True)

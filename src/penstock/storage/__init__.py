@@ -1,6 +1,7 @@
 """Keys to bytes: object stores, folders and memory behind one contract."""
 
 from penstock.storage._credentials import CredentialIssuer, Credentials, bare_option
+from penstock.storage._fetch import Fetcher, FetchObserver, FetchRequest
 from penstock.storage._folder import FolderStore
 from penstock.storage._keys import local_path
 from penstock.storage._memory import MemoryStore, open_portable
@@ -13,12 +14,16 @@ from penstock.storage._ranges import coalesce, get_ranges
 from penstock.storage._retry import RetryPolicy, cancel_retries_on
 from penstock.storage._source_listing import SkippedObject, list_source
 from penstock.storage._store import ObjectInfo, Store
+from penstock.storage._thread_turns import ThreadTurns
 from penstock.storage._threads import thread_map
 
 __all__ = [
     "Capabilities",
     "CredentialIssuer",
     "Credentials",
+    "FetchObserver",
+    "FetchRequest",
+    "Fetcher",
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",
@@ -28,6 +33,7 @@ __all__ = [
     "RetryPolicy",
     "SkippedObject",
     "Store",
+    "ThreadTurns",
     "bare_option",
     "cancel_retries_on",
     "coalesce",

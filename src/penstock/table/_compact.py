@@ -12,12 +12,14 @@ from penstock.storage import Prefetch, read_ahead
 from penstock.table._append import FRAGMENT_BYTES, FRAGMENT_ROWS, FileWriter, FragmentWriter
 from penstock.table._gather import read_columns
 from penstock.table._pages import FragmentRows, Int64Array
+from penstock.table._read import Reader
 from penstock.table._stage import Stage
 from penstock.types import RowRange
 
 _MAX_DELETED_FRACTION = 0.1
 _READERS = 32
 _READ_BYTES = 16 << 20
+_MANY_FRAGMENTS, _TINY_FRAGMENT_BYTES = 100, 1 << 20
 
 
 def compact(stage: Stage) -> int:
@@ -39,6 +41,18 @@ def compact(stage: Stage) -> int:
     if compacted:
         stage.changes.record("compact")
     return sum(len(group) for group, _ in compacted)
+
+
+def compaction_advice(reader: Reader) -> list[str]:
+    """A note for users of a table with many tiny fragments; none for others."""
+    nodes = reader.snapshot.nodes
+    fragments, size = sum(node.fragments for node in nodes), sum(node.bytes for node in nodes)
+    if fragments < _MANY_FRAGMENTS or size >= fragments * _TINY_FRAGMENT_BYTES:
+        return []
+    return [
+        f"the table has {fragments:,} fragments of {size / fragments / 1e3:,.0f} kB, each of which costs time and a "
+        f"request: merge them with penstock.compact({reader.store.uri!r})"
+    ]
 
 
 def plan_compaction(fragments: Iterable[Fragment]) -> Iterator[tuple[Fragment, ...]]:

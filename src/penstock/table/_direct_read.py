@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import CorruptError
-from penstock.format import corrupt_error, crc32c, values_match, verify_pages
+from penstock.format import Field, corrupt_error, crc32c, values_match, verify_pages
 from penstock.storage import Store
 from penstock.table._pages import FragmentRows, Int64Array, PageRequest
 from penstock.types import ByteRange
+
+_MIN_PAGE_ROW_BYTES = 32 << 10
 
 
 def direct_row_range(request: PageRequest, field_id: int, row_bytes: int, selected: FragmentRows) -> range | None:
@@ -51,6 +53,12 @@ def _read(store: Store, request: PageRequest, out: memoryview) -> None:
         whole = store.get(file.key, byte_range=ByteRange(offsets[first], offsets[end]))
         verify_pages(file, first, end, whole, f"{store.uri}/{file.key}")  # names the damaged page
         raise CorruptError(f"{store.uri}/{file.key} changed while it was read; read it again")
+
+
+def reads_by_row(field: Field, rows_per_page: int) -> bool:
+    """Whether rows of a column are large, and few in a page; below, a copy is cheaper than a Python call."""
+    size = field.fixed_row_bytes or 0
+    return size >= _MIN_PAGE_ROW_BYTES and rows_per_page * size >= field.page_bytes
 
 
 class RowPages(NamedTuple):

@@ -1,22 +1,20 @@
 """Columns of some rows, gathered from pages: as views of fixed-width values if possible, else as Arrow arrays."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.device import Allocator, ArrayColumn
 from penstock.format import BLOB_REFERENCE, DataFile, Field, FileColumn, PageDecoder, Schema, array_of
 from penstock.format.kinds import Label, Tensor
 from penstock.storage import Store
 from penstock.table._pages import FragmentRows, Int64Array, Pages, as_slice, fetch_pages
 from penstock.types import cached_property
-
-Allocator: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
-"""Returns an uninitialised array of a shape and a dtype."""
 
 _LABEL_INDEX = Tensor("int64")
 
@@ -31,9 +29,25 @@ class RawColumn:
     references: pa.Array | None = None
     """Blob references, null for inline values; None if no value is a blob."""
 
+    @classmethod
+    def of_parts(cls, arrays: Sequence[pa.Array], references: Sequence[pa.Array | None]) -> "RawColumn":
+        """Some arrays, and the blob references of each; None for an array without blobs."""
+        if all(part is None or part.null_count == len(part) for part in references):
+            return cls(None, tuple(arrays))
+        padded = [
+            pa.nulls(len(array), BLOB_REFERENCE) if part is None else part
+            for part, array in zip(references, arrays, strict=True)
+        ]
+        return cls(None, tuple(arrays), pa.concat_arrays(padded))
+
     @cached_property
     def array(self) -> pa.Array | None:
         return concat(self.chunks) if self.chunks else None
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the chunks hold the bytes of all values; those of blobs and links are elsewhere."""
+        return self.references is None and not any(pa.types.is_struct(chunk.type) for chunk in self.chunks)
 
     def row(self, index: int) -> "RawColumn":
         """One row."""
@@ -80,13 +94,7 @@ def gather(
             references.append(None if blobs is None else take(batch.column(blobs), rows))
     if not arrays:
         return RawColumn(None, (pa.nulls(0, field.kind.arrow_type),))
-    if all(part is None or part.null_count == len(part) for part in references):
-        return RawColumn(None, tuple(arrays))
-    padded = [
-        pa.nulls(len(array), BLOB_REFERENCE) if part is None else part
-        for part, array in zip(references, arrays, strict=True)
-    ]
-    return RawColumn(None, tuple(arrays), pa.concat_arrays(padded))
+    return RawColumn.of_parts(arrays, references)
 
 
 def read_columns(
@@ -107,6 +115,25 @@ def dense_kind(field: Field) -> tuple[Tensor, int] | None:
     """The tensor that a fixed-width column stores in each row, and its size in bytes; None for other columns."""
     kind = _LABEL_INDEX if isinstance(field.kind, Label) else field.kind
     return (kind, field.fixed_row_bytes) if isinstance(kind, Tensor) and field.fixed_row_bytes else None
+
+
+@dataclass(frozen=True)
+class FixedColumn(ArrayColumn):
+    """A column whose decoded values are one array."""
+
+    field: Field | None
+    """None for `_row_id`, which is not stored in files."""
+
+
+def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
+    """The column if its rows have a fixed shape, else None."""
+    if field is None:
+        return FixedColumn(name, np.dtype(np.int64), (), False, None)
+    kind = _LABEL_INDEX if isinstance(field.kind, Label) else field.kind
+    if not isinstance(kind, Tensor) or kind.ragged:
+        return None
+    shape = tuple(length for length in kind.shape if length is not None)
+    return FixedColumn(name, kind.element.logical, shape, field.nullable, field)
 
 
 def dense_views(field: Field, selected: FragmentRows, pages: Pages) -> list[npt.NDArray[Any]] | None:

@@ -1,7 +1,7 @@
 """Rows to pages: plan which pages to read, read them and verify them."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
@@ -17,6 +17,9 @@ from penstock.storage import Store, thread_map
 from penstock.types import Buffer, ByteRange, cached_property
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+PageRuns: TypeAlias = list[tuple[int, memoryview]]
+"""Contiguous pages as they were read: the first page of each run, and the bytes of all its pages."""
 
 _MAX_GAP_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 16 << 20
@@ -58,7 +61,7 @@ class Pages:
     """Verified pages, in contiguous runs as they were read."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, list[tuple[int, memoryview]]] = {}
+        self._runs: dict[str, PageRuns] = {}
         self._parsed: dict[tuple[str, int], pa.RecordBatch] = {}
         self._decoders: dict[tuple[int, ...], PageDecoder] = {}
 
@@ -66,7 +69,7 @@ class Pages:
         """Add the pages from index `first` on, as many as `data` holds."""
         insort(self._runs.setdefault(file.id, []), (first, data), key=itemgetter(0))
 
-    def add_all(self, file: DataFile, runs: Iterable[tuple[int, memoryview]]) -> None:
+    def add_all(self, file: DataFile, runs: PageRuns) -> None:
         """Add the result of `read_pages`."""
         for first, data in runs:
             self.add(file, first, data)
@@ -97,7 +100,7 @@ class Pages:
 def rows_by_fragment(tree: Tree, nodes: Sequence[Node], positions: Int64Array) -> list[FragmentRows]:
     """Map ascending positions of live rows to rows of fragments."""
     return [
-        FragmentRows(fragment, inside - start if fragment.deleted is None else fragment.live_rows[inside - start])
+        FragmentRows(fragment, fragment.stored_rows(inside - start))
         for fragment, start, inside in tree.fragments_at(nodes, positions)
     ]
 
@@ -261,10 +264,8 @@ def fetch_pages(
     return found
 
 
-def read_pages(
-    store: Store, request: PageRequest, allocate: Callable[[int], memoryview] | None = None
-) -> list[tuple[int, memoryview]]:
-    """The pages of one request as runs: first page and bytes. A run is verified in one pass, with the GIL released.
+def read_pages(store: Store, request: PageRequest, allocate: Callable[[int], memoryview] | None = None) -> PageRuns:
+    """The pages of one request. A run is verified in one pass, with the GIL released.
 
     With `allocate`, which returns a buffer of a given size, the pages are read into that buffer. Raises `CorruptError`
     for a page whose checksum does not match after one retry.

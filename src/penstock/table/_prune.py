@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.format import DataFile, Field, Fragment, Manifest, Node, Statistics
 from penstock.storage import Prefetch, read_ahead
 from penstock.table._gather import fill_values
+from penstock.table._leaves import positions_between
 from penstock.table._pages import FragmentRows, Int64Array
 from penstock.table._read import ROW_ID, Reader, native_type
 from penstock.table._statistics import compute_statistics, is_ordered
@@ -258,25 +259,15 @@ def _concat(parts: Sequence[ColumnBounds]) -> ColumnBounds:
 def _split(parts: Sequence[Part], start: int, positions: Positions) -> Iterator[tuple[Part, int, Positions]]:
     """Each part with the position of its first live row, and the positions inside."""
     for part in parts:
-        yield part, start, _between(positions, start, start + part.live)
+        yield part, start, positions_between(positions, start, start + part.live)
         start += part.live
-
-
-def _between(positions: Positions, start: int, end: int) -> Positions:
-    """The positions in [start, end)."""
-    if isinstance(positions, range):
-        first, last = (max(0, -(-(edge - positions.start) // positions.step)) for edge in (start, end))
-        return positions[first:last]
-    first, last = np.searchsorted(positions, (start, end)).tolist()
-    return positions[first:last]
 
 
 def _stored_rows(fragment: Fragment, start: int, positions: Positions) -> Int64Array:
     """The rows of a fragment at positions of the table."""
     if isinstance(positions, range):
         positions = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
-    indices = positions - start if start else positions  # to subtract nothing would copy megabytes
-    return indices if fragment.deleted is None else fragment.live_rows[indices]
+    return fragment.stored_rows(positions - start if start else positions)  # to subtract nothing would copy megabytes
 
 
 def _candidates(fragment: Fragment, start: int, inside: Positions, slices: Sequence[tuple[int, int]]) -> CandidateRows:

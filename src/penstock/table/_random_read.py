@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device import Allocator
 from penstock.errors import CorruptError, NotFoundError
 from penstock.format import DataFile, Field, Fragment, crc32c
 from penstock.storage import Store
-from penstock.table._gather import Allocator, dense_kind, gather_dense
+from penstock.table._gather import dense_kind, gather_dense
 from penstock.table._pages import FragmentRows, Int64Array, NarrowPages, PageRequest, fetch_pages, read_pages
 
 _MAX_TRACKED_PAGES = 1 << 22

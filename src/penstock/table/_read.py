@@ -1,7 +1,7 @@
 """Read rows of a snapshot: any rows in any order, or many rows in sequence with prefetch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
 from itertools import accumulate, chain
@@ -18,11 +18,10 @@ from penstock.errors import (
     PenstockError,
     SampleError,
     SnapshotExpiredError,
-    StorageError,
 )
 from penstock.format import Commit, Field, Fragment, Snapshot, value_kind
 from penstock.format.kinds import Kind, Linked, LinkTarget, Tensor, Values, nat_as_null
-from penstock.history import HeldLease, Tree, check_not_expired, expired_error, lease
+from penstock.history import Tree, expired_error
 from penstock.storage import Prefetch, Store, read_ahead
 from penstock.table._blobs import BlobReader, decode_reference, read_blob
 from penstock.table._gather import RawColumn, dense_views, gather
@@ -192,7 +191,7 @@ class Reader:
     def batches(self, names: Sequence[str], groups: Iterator[Int64Array]) -> Iterator[dict[str, "ColumnValues"]]:
         """Values of many groups of positions in sequence, prefetched by a few threads."""
         fields = [self.snapshot.schema[name] for name in names if name != ROW_ID]
-        tasks = _batch_tasks(groups, max(1, _TASK_BYTES // max(1, self._row_bytes(fields))))
+        tasks = _batch_tasks(groups, max(1, _TASK_BYTES // max(1, self.row_bytes(fields))))
         found = read_ahead(lambda task: self.columns(names, task, max_workers=2), tasks, prefetch=_SCAN_PREFETCH)
         return chain.from_iterable(found)
 
@@ -246,27 +245,6 @@ class Reader:
         return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
     @contextmanager
-    def lease(self, seconds: float) -> Iterator[HeldLease | None]:
-        """Protect this version from vacuum; yields None if no lease can be written, for whatever reason.
-
-        Raises `SnapshotExpiredError` if vacuum has removed the version.
-        """
-        with ExitStack() as stack:
-            held = None
-            with suppress(StorageError):  # a server that is read-only refuses writes in its own way
-                held = stack.enter_context(lease(self.store, self.commit, seconds=seconds))
-                check_not_expired(self.store, self.commit)
-            yield held
-
-    @property
-    def lease_warning(self) -> str:
-        """The warning for a user who reads this version without a lease."""
-        return (
-            f"no lease protects this version from vacuum while it is read, because {self.store.uri} does not accept "
-            "writes from this user; if vacuum removes the version, reading raises SnapshotExpiredError"
-        )
-
-    @contextmanager
     def missing_as_corrupt(self) -> Iterator[None]:
         """Translate `NotFoundError`: `SnapshotExpiredError` if vacuum removed this version, else `CorruptError`."""
         try:
@@ -289,7 +267,7 @@ class Reader:
                 raise expired_error(self.store, self.commit) from error
             raise
 
-    def _row_bytes(self, fields: Sequence[Field]) -> int:
+    def row_bytes(self, fields: Sequence[Field]) -> int:
         """Approximate bytes of a row of these columns, estimated from the first fragment."""
         first = next(iter(self.tree.fragments(self.snapshot.nodes)), None)
         if first is None:

@@ -14,7 +14,6 @@ from penstock.engine.assembly._formatter import (
     samples_of,
     writable,
 )
-from penstock.engine.assembly._image_cache import ImageCache, SharedImageCache, ThreadImageCache
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, SpanGatherer, TableRows, new_collator
 from penstock.engine.assembly._values import array_bytes, map_leaves
 
@@ -30,17 +29,14 @@ __all__ = [
     "ConvertedFormatter",
     "Failure",
     "GatheredRows",
-    "ImageCache",
     "Jagged",
     "MixedColumns",
     "MixedMemory",
     "Part",
     "Placement",
     "RowKeys",
-    "SharedImageCache",
     "SpanGatherer",
     "TableRows",
-    "ThreadImageCache",
     "accepts_generator",
     "array_bytes",
     "map_leaves",

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Accelerator, writable_view
+from penstock.device import Accelerator, Allocator, SlabColumns, writable_view
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._decode import Columns, decode_column, with_mask
 from penstock.engine.assembly._values import Allocators, RowsAt
-from penstock.engine.planning import FixedColumn, Layout
-from penstock.engine.window import EncodedRows, SlabColumns, TableTask, WindowRows
+from penstock.engine.planning import Layout
+from penstock.engine.window import TableTask, WindowRows
 from penstock.errors import InvalidInputError, SampleError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor, Values
-from penstock.table import Allocator, Int64Array, RandomRowReader, RawColumn, Reader, as_batch
+from penstock.table import EncodedRows, FixedColumn, Int64Array, RandomRowReader, RawColumn, Reader, as_batch
 from penstock.types import Buffer
 
 BadRows = dict[int, Exception]

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device import SlabColumns
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous, unsigned
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._values import Allocators
-from penstock.engine.window import SlabColumns, TableTask, WindowRows
+from penstock.engine.window import TableTask, WindowRows
 from penstock.format.kinds import Values
 from penstock.plan import CU_SEQLENS, POSITION_IDS, PackedSamples
 from penstock.table import Int64Array, RandomRowReader

@@ -6,19 +6,18 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.codecs import decode_video_frames
-from penstock.device import Accelerator, BufferPool
+from penstock.device import Accelerator, Allocator, BufferPool, ImageCache, SlabColumns, copy_images
 from penstock.engine._options import DecodeOptions
 from penstock.engine.assembly._collate import BadRows, Collator, contiguous
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._image_cache import ImageCache, copy_images
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, SpanSamples
-from penstock.engine.window import SlabColumns, TableTask, WindowRows
+from penstock.engine.window import TableTask, WindowRows
 from penstock.errors import SampleError
 from penstock.format import Field
 from penstock.format.kinds import Values
 from penstock.plan import WindowSamples
-from penstock.table import Allocator, Int64Array, RandomRowReader, Reader
+from penstock.table import Int64Array, RandomRowReader, Reader
 
 _GROUP_IMAGES = 16
 """Images that are decoded into one buffer, which stays as long as one of them is cached."""

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs import decode_audio, decode_image, decode_images, decode_video
-from penstock.device import Accelerator
+from penstock.device import Accelerator, Allocator
 from penstock.engine._options import DecodeOptions
 from penstock.errors import SampleError, text_of
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Image, Values, Video
-from penstock.table import Allocator
 from penstock.types import Buffer
 
 Columns = dict[str, Values]

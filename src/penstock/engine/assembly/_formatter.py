@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.device import Allocator
 from penstock.engine.assembly._collate import pad, split
 from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
@@ -18,7 +19,7 @@ from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
 from penstock.plan import derive_key, random_u64
-from penstock.table import Allocator, Int64Array
+from penstock.table import Int64Array
 
 Sample = dict[str, Any]
 

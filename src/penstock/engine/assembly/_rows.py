@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.device import Accelerator
+from penstock.device import Accelerator, ImageCache, SlabColumns
 from penstock.engine._options import BadSamples, DecodeOptions
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly._collate import Collator
@@ -14,10 +14,9 @@ from penstock.engine.assembly._collate_packed import PackedCollator
 from penstock.engine.assembly._collate_windows import WindowCollator
 from penstock.engine.assembly._columns import PAD, SOURCE, MixedColumns, MixedMemory, Part
 from penstock.engine.assembly._decode import Columns
-from penstock.engine.assembly._image_cache import ImageCache
 from penstock.engine.assembly._values import Allocators
 from penstock.engine.planning import Layout, RowIdentity, Selection
-from penstock.engine.window import BuildTask, SlabColumns, TableTask
+from penstock.engine.window import BuildTask, TableTask
 from penstock.errors import CorruptError, SampleError, text_of
 from penstock.plan import PackedSamples, WindowSamples, derive_key, random_u64
 from penstock.table import Reader

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.table import Allocator, Int64Array
+from penstock.device import Allocator
+from penstock.table import Int64Array
 
 Allocators = Callable[[str], Allocator]
 """Allocates the values of a column, given its name."""

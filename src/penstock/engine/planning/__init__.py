@@ -1,16 +1,14 @@
 """Which rows are read when: selections, blocks, and spans of steps."""
 
-from penstock.engine.planning._columns import FixedColumn, Layout, sample_fields
+from penstock.engine.planning._columns import Layout, sample_fields
 from penstock.engine.planning._composed import make_selection
 from penstock.engine.planning._locators import PlanOptions
 from penstock.engine.planning._planner import PlannedSpans, Planner, TablePlanner
-from penstock.engine.planning._row_sizes import compaction_advice
 from penstock.engine.planning._selection import Selection
 from penstock.engine.planning._spans import Block, PlannedBlock, RowIdentity, Span, SpanSamples, TableRows
 
 __all__ = [
     "Block",
-    "FixedColumn",
     "Layout",
     "PlanOptions",
     "PlannedBlock",
@@ -22,7 +20,6 @@ __all__ = [
     "SpanSamples",
     "TablePlanner",
     "TableRows",
-    "compaction_advice",
     "make_selection",
     "sample_fields",
 ]

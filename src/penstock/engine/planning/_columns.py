@@ -1,43 +1,12 @@
 """The columns of a selection: of a fixed shape, or of a variable one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from dataclasses import replace
 
 from penstock.format import Field, Schema, value_kind
 from penstock.format.kinds import Image, Label, List, Tensor, Video
 from penstock.plan import ComposedRows, PackedSamples, Rows, WindowSamples
-from penstock.table import ROW_ID
-from penstock.types import cached_property
-
-
-@dataclass(frozen=True)
-class FixedColumn:
-    """A column whose rows all have the same shape."""
-
-    name: str
-    field: Field | None
-    """None for `_row_id`, which is not stored in files."""
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    nullable: bool
-
-    @cached_property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
-
-
-def fixed_column(name: str, field: Field | None) -> FixedColumn | None:
-    """The column if its rows have a fixed shape, else None."""
-    if field is None:
-        return FixedColumn(ROW_ID, None, np.dtype(np.int64), (), False)
-    kind = Tensor("int64") if isinstance(field.kind, Label) else field.kind
-    if not isinstance(kind, Tensor) or kind.ragged:
-        return None
-    shape = tuple(length for length in kind.shape if length is not None)
-    return FixedColumn(name, field, kind.element.logical, shape, field.nullable)
+from penstock.table import ROW_ID, fixed_column
 
 
 class Layout:

@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.engine.planning._leaves import Leaves
-from penstock.engine.planning._row_sizes import RowSizes
 from penstock.engine.planning._selection import EpochRows, Selection, sorted_rows
 from penstock.engine.planning._shared_images import shared_images
 from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
@@ -21,7 +19,7 @@ from penstock.plan import (
     groups,
     take_positions,
 )
-from penstock.table import Int64Array, Reader
+from penstock.table import Int64Array, Leaves, Reader, RowSizes
 from penstock.types import cached_property
 
 _HEAVY_BYTES = 4 << 10
@@ -130,7 +128,7 @@ class SampleSelection(Selection):
         for mask, chosen in groups(needs):
             left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
             fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
-            for part in self.leaves.blocks_at(wanted[chosen], fields):
+            for part in self.row_blocks(wanted[chosen], fields):
                 here, chosen = chosen[: len(part)], chosen[len(part) :]
                 block_of[here], row_of[here] = len(blocks), np.arange(len(part))
                 blocks.append(PlannedBlock(part))

@@ -9,14 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.planning._leaves import Leaves, SortedRows, rows_between
-from penstock.engine.planning._row_sizes import RowSizes, SampleSizes, linked_bytes
 from penstock.engine.planning._shared_images import SharedImages
 from penstock.engine.planning._spans import Block, Planned, PlannedBlock
-from penstock.format import DataFile, encode_snapshot
+from penstock.format import DataFile, Field, encode_snapshot
 from penstock.format.kinds import Linked
 from penstock.plan import Composition, ShuffleLayout, WeightedDraw, split_blocks, take_positions
-from penstock.table import FragmentRows, Int64Array, page_requests
+from penstock.table import (
+    FragmentRows,
+    Int64Array,
+    Leaves,
+    RowSizes,
+    SortedRows,
+    linked_bytes,
+    page_requests,
+    rows_between,
+)
 from penstock.types import cached_property
 
 _EPOCHS_CACHED = 2
@@ -36,6 +43,51 @@ class EpochRows:
         if self.draw is None:
             return self.population
         return np.sort(take_positions(self.population, self.draw.rows(self.seed, epoch)))
+
+
+class SampleSizes:
+    """Approximate sizes of the samples of a selection, each of which is a row or is composed of rows."""
+
+    row_sizes: RowSizes
+    rows_per_sample: float
+    """Rows that are read for each sample."""
+
+    @property
+    def heaviest(self) -> Field | None:
+        """The column with most bytes; blocks are split at its pages."""
+        return self.row_sizes.heaviest
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a sample in memory, over all selected columns."""
+        return max(1.0, self.row_sizes.in_memory.row_bytes * self.rows_per_sample)
+
+    @property
+    def stored_row_bytes(self) -> float:
+        """Bytes of a sample in files."""
+        return max(1.0, self.row_sizes.stored.row_bytes * self.rows_per_sample)
+
+    @property
+    def heavy_row_bytes(self) -> float:
+        """Bytes of a sample in files, of the heaviest column."""
+        row_bytes = 1.0 if self.heaviest is None else max(1.0, self.row_sizes.stored.average(self.heaviest.id))
+        return max(1.0, row_bytes * self.rows_per_sample)
+
+    def average_bytes(self, field: Field) -> float:
+        """Bytes of a value of one column in memory."""
+        return self.row_sizes.in_memory.average(field.id)
+
+    def decoded_bytes(self, field: Field) -> float | None:
+        """Bytes of a decoded image of a column, where images are largest; None if unknown."""
+        return self.row_sizes.stored.largest_decoded(field.id)
+
+    def largest_rows_bytes(self, count: float) -> float:
+        """Bytes in memory of the `count` largest samples, over all selected columns."""
+        return self.row_sizes.in_memory.largest(count)
+
+    def block_rows(self, block_bytes: int) -> int:
+        """Samples of a block."""
+        return max(1, round(block_bytes / self.heavy_row_bytes))
 
 
 class Selection(SampleSizes):
@@ -218,7 +270,15 @@ class Selection(SampleSizes):
 
     def blocks_at(self, positions: Int64Array) -> Iterable[Any]:
         """Blocks of some increasing positions."""
-        return self.leaves.blocks_at(positions)
+        return self.row_blocks(positions)
+
+    def row_blocks(self, positions: Int64Array, fields: frozenset[int] | None = None) -> Iterator[Block]:
+        """A block for each fragment that holds some of the increasing positions, to read all or some fields."""
+        with self.reader.missing_as_corrupt():
+            for fragment, start, inside in self.reader.tree.fragments_at(self.reader.snapshot.nodes, positions):
+                first, end = int(inside[0]) - start, int(inside[-1]) + 1 - start
+                rows = range(first, end) if end - first == len(inside) else inside - start
+                yield Block(fragment, start, rows, fields)
 
     def planned(self, block: Any) -> Planned:
         """A block to read."""

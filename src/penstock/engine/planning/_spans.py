@@ -52,7 +52,7 @@ class Block:
         """The rows as indices among stored rows, deleted ones included."""
         selected = self.selected
         live = np.arange(selected.start, selected.stop) if isinstance(selected, range) else selected
-        return live if self.fragment.deleted is None else self.fragment.live_rows[live]
+        return self.fragment.stored_rows(live)
 
 
 class PlannedBlock:

@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy.typing as npt
 
-from penstock.engine.planning import Block, FixedColumn, Layout, PlannedBlock
-from penstock.engine.window._page_cache import PageCache
+from penstock.engine.planning import Block, Layout, PlannedBlock
 from penstock.format import Field
-from penstock.format.kinds import Linked
-from penstock.table import FragmentRows, PageRequest, RowPages, direct_row_range, page_requests
+from penstock.table import (
+    FixedColumn,
+    FragmentRows,
+    PageCache,
+    PageRequest,
+    RowPages,
+    direct_row_range,
+    linked_bytes,
+    page_requests,
+    reads_by_row,
+)
 
 _MAX_MEMOIZED = 16 << 10
-_MIN_PAGE_ROW_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,12 +75,12 @@ class BlockRequests:
         self._fixed_width = [
             (field.id, field.fixed_row_bytes) for field in fields if field.fixed_row_bytes and times[field.id] == 1
         ]
-        self._by_row = [field for field in fields if reads_by_row(field, by_row)]
+        self.by_row = [field for field in fields if reads_by_row(field, by_row)]
+        """Columns that builders may read."""
         self._rows_per_page = by_row
-        self._never_cached = {self._heaviest_id, *(field.id for field in self._by_row)}
-        linked = [field for field in layout.variable if isinstance(field.kind, Linked)]
+        self._never_cached = {self._heaviest_id, *(field.id for field in self.by_row)}
         self._row_bytes = [(column.field.id if column.field else 0, column.row_bytes) for column in in_slab]
-        self._row_bytes += [(field.id, field.kind.typical_bytes) for field in linked if isinstance(field.kind, Linked)]
+        self._row_bytes += [(field.id, size) for field in layout.variable if (size := linked_bytes(field))]
         self._memoized = lru_cache(_MAX_MEMOIZED)(self._build)
 
     def for_block(self, block: PlannedBlock) -> BlockRequest:
@@ -103,7 +110,7 @@ class BlockRequests:
         """The columns that builders read row by row."""
         places = {
             field.name: RowPages.of(fragment_rows, field.id, field.fixed_row_bytes or 0, self._rows_per_page)
-            for field in self._by_row
+            for field in self.by_row
         }
         return {name: pages for name, pages in places.items() if pages is not None}
 
@@ -112,7 +119,7 @@ class BlockRequests:
         cacheable: list[PageRequest] = []
         requests: list[PageRequest] = []
         row_pages = self._row_pages(fragment_rows)
-        elsewhere = {field.id for field in self._by_row if field.name in row_pages}
+        elsewhere = {field.id for field in self.by_row if field.name in row_pages}
         ids = [field_id for field_id in self._ids if block.reads(field_id) and field_id not in elsewhere]
         for request in page_requests([fragment_rows], ids):
             if self._page_cache is not None and self.is_cacheable(request):
@@ -164,12 +171,6 @@ class BlockRequests:
             if contiguous and (filled == wanted or covers):
                 direct.update(zip(indices, parts, strict=True))
         return direct
-
-
-def reads_by_row(field: Field, rows_per_page: int) -> bool:
-    """Whether rows of a column are large, and few in a page; below, a copy is cheaper than a Python call."""
-    size = field.fixed_row_bytes or 0
-    return size >= _MIN_PAGE_ROW_BYTES and rows_per_page * size >= field.page_bytes
 
 
 def _stored_rows(requests: Sequence[PageRequest]) -> Counter[tuple[int, ...]]:

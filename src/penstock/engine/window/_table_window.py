@@ -9,16 +9,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.device import Arena, BufferPool
-from penstock.engine.planning import FixedColumn, Layout, PlannedBlock, Selection, Span
-from penstock.engine.window._block_requests import BlockRequest, BlockRequests, reads_by_row
-from penstock.engine.window._page_cache import PageCache, PageRuns
-from penstock.engine.window._rows import ArenaValues, BlockColumns
-from penstock.engine.window._slab import Slab
+from penstock.device import Arena, BufferPool, Slab
+from penstock.engine.planning import Layout, PlannedBlock, Selection, Span
+from penstock.engine.window._block_requests import BlockRequest, BlockRequests
 from penstock.errors import NotFoundError
 from penstock.format import DataFile, Field
 from penstock.format.kinds import Linked
-from penstock.table import PageRequest, Pages, RawColumn, copy_dense, gather, read_direct, read_pages
+from penstock.table import (
+    ArenaValues,
+    FixedColumn,
+    PageCache,
+    PageRequest,
+    PageRuns,
+    Pages,
+    RawColumn,
+    RawColumns,
+    copy_dense,
+    gather,
+    read_direct,
+    read_pages,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +62,7 @@ class WindowBlock:
     """Bytes of its rows in the window."""
     slab_start: int = 0
     """Index of its first row in the slab."""
-    columns: BlockColumns | None = None
+    columns: RawColumns | None = None
     """Columns that are not in the slab, unless they are in shared memory."""
     place: tuple[int, int] | None = None
     """Start and size of the same in shared memory."""
@@ -115,17 +125,16 @@ class TableWindow:
         self.encoded = [field for field in layout.variable if arena is not None and field.name in encoded]
         self._names = {field.id: field.name for field in layout.fields}
         is_local = selection.reader.store.is_local
-        by_row = by_row if is_local else 0
-        self.reads_by_row = [field.name for field in layout.fields if reads_by_row(field, by_row)]
-        """Columns that builders may read."""
         self._requests = BlockRequests(
             layout,
             in_slab=[column for column in layout.fixed if slab.on_host(column.name)],
             heaviest=selection.heaviest,
             page_cache=page_cache,
             is_local=is_local,
-            by_row=by_row,
+            by_row=by_row if is_local else 0,
         )
+        self.reads_by_row = [field.name for field in self._requests.by_row]
+        """Columns that builders may read."""
 
     def new_block(self, plan: PlannedBlock) -> WindowBlock:
         """A block that is not admitted yet."""
@@ -199,9 +208,9 @@ class TableWindow:
             else:
                 block.values = {**(block.values or {}), known.name: values}
         if self.arena is not None and raw:
-            block.place = BlockColumns(raw).write(self.arena)
+            block.place = RawColumns(raw).write(self.arena)
         elif self.arena is None and self.layout.variable:
-            block.columns = BlockColumns(raw)
+            block.columns = RawColumns(raw)
 
     def _fill_fixed(self, block: WindowBlock, pages: Pages) -> None:
         first, end = block.slab_start, block.slab_start + block.plan.rows
@@ -251,10 +260,3 @@ class TableWindow:
             if values is not None:
                 cached[field.id] = values
         return values
-
-
-def null_columns(layout: Layout, rows: int) -> BlockColumns:
-    """Columns of nulls, for a damaged block; its rows are read one by one later."""
-    return BlockColumns(
-        {field.name: RawColumn(None, (pa.nulls(rows, field.kind.arrow_type),)) for field in layout.variable}
-    )

@@ -1,6 +1,5 @@
 """What a builder gets: the rows of a span, and where each is. In shared memory if the builder is another process."""
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Arena, aligned
 from penstock.engine.planning import RowIdentity, SpanSamples
 from penstock.engine.window._rows import WindowRows
 from penstock.plan import Places, SpanSteps
@@ -149,32 +147,3 @@ def joined_keys(parts: Sequence[BuildTask]) -> Int64Array | None:
     """The keys of a span, of whose rows each reader has a part."""
     known = [part.keys for part in parts if part.keys is not None]
     return np.bitwise_or.reduce(known) if known else None
-
-
-def write_task(task: BuildTask, arena: Arena) -> tuple[int, int]:
-    """Write a task to shared memory; returns its start and size."""
-    buffers: list[memoryview] = []
-    pickled = pickle.dumps(task, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
-    sizes = [len(pickled), *(buffer.nbytes for buffer in buffers)]
-    header = np.array([len(sizes), *sizes], np.int64)
-    *starts, size = _offsets(sizes)
-    start = arena.allocate(size)
-    memory = arena.bytes(start, size)
-    memory[: header.nbytes] = header.view(np.uint8)
-    for at, buffer in zip(starts, (memoryview(pickled), *buffers), strict=True):
-        memory[at : at + len(buffer)].data[:] = buffer
-    return start, size
-
-
-def read_task(memory: npt.NDArray[np.uint8]) -> BuildTask:
-    """Inverse of `write_task`; its arrays are views of the memory."""
-    count = int(memory[:8].view(np.int64)[0])
-    sizes = memory[8 : 8 * (count + 1)].view(np.int64).tolist()
-    pickled, *buffers = [memory[at : at + size] for at, size in zip(_offsets(sizes), sizes, strict=False)]
-    task: BuildTask = pickle.loads(pickled.data, buffers=buffers)
-    return task
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    """Where parts of a written task start, behind a header of their number and sizes, and where the last one ends."""
-    return list(accumulate(map(aligned, sizes), initial=8 * (len(sizes) + 1)))

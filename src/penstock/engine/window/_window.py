@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from penstock.device import Slab
 from penstock.engine._stats import StatsCollector
 from penstock.engine.planning import PlannedBlock, PlannedSpans, Span, TableRows
-from penstock.engine.window._page_cache import PageRuns
-from penstock.engine.window._rows import IN_BLOCK, NULL, BlockColumns, WindowRows
-from penstock.engine.window._slab import Slab
-from penstock.engine.window._table_window import TableWindow, WaitingSpan, WindowBlock, null_columns
+from penstock.engine.window._rows import IN_BLOCK, WindowRows
+from penstock.engine.window._table_window import TableWindow, WaitingSpan, WindowBlock
 from penstock.engine.window._tasks import BuildTask, TableTask
 from penstock.format import Field
 from penstock.plan import groups
-from penstock.table import Int64Array, RowPages
+from penstock.table import NULL_BOUNDS, Int64Array, PageRuns, RawColumns, RowPages
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -252,10 +251,10 @@ class Window:
             located = located._replace(blocks=held, block_index=block_index, rows=rows.rows)
         return located._replace(bounds=bounds)
 
-    def _columns(self, block: WindowBlock) -> BlockColumns:
+    def _columns(self, block: WindowBlock) -> RawColumns:
         if block.error is None and block.columns is not None:
             return block.columns
-        return null_columns(block.table.layout, block.plan.rows)
+        return RawColumns.nulls(block.table.layout.variable, block.plan.rows)
 
     def release(self, span: Span) -> None:
         """Release what a built span needed; its batches now belong to the consumer. With the lock."""
@@ -306,7 +305,7 @@ def _bounds(field: Field, blocks: Sequence[WindowBlock], block_index: Int64Array
         if values is not None:
             bounds[here] = values.bounds[rows[here]]
         else:
-            bounds[here] = IN_BLOCK if block.error is None and block.plan.source.reads(field.id) else NULL
+            bounds[here] = IN_BLOCK if block.error is None and block.plan.source.reads(field.id) else NULL_BOUNDS
     return bounds
 
 

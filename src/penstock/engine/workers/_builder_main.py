@@ -19,16 +19,24 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory, SharedRegions, arena_bytes
+from penstock.device import Allocator, SharedMemory, SharedRegions, SlabColumns, arena_bytes
 from penstock.engine._stats import BadSample
 from penstock.engine.assembly import BatchAssembler, BatchFormatter, Failure, GatheredRows, SpanGatherer
 from penstock.engine.planning import Layout
-from penstock.engine.window import BlockColumns, BuildTask, SlabColumns, null_columns, read_task
-from penstock.engine.workers._messages import KINDS, Build, Built, ProcessStats, RowRange, StatsUpdate, start_failure
+from penstock.engine.window import BuildTask
+from penstock.engine.workers._messages import (
+    KINDS,
+    Build,
+    Built,
+    ProcessStats,
+    RowRange,
+    StatsUpdate,
+    start_failure,
+)
 from penstock.engine.workers._slots import SlotLayout, SlotMemory
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, Shipment, compact, load_spec, pack, portable, serve, serve_forks
-from penstock.table import Allocator
+from penstock.runners import Channel, Shipment, compact, load_spec, pack, portable, read_pickled, serve, serve_forks
+from penstock.table import RawColumns
 
 _BLOCKS_CACHED = 256
 _IDLE_S = 0.2
@@ -68,7 +76,7 @@ class _MappedWindow:
         return BuildTask.joined([self._part(reader, *place) for reader, place in enumerate(places)])
 
     def _part(self, reader: int, start: int, size: int) -> BuildTask:
-        task = read_task(arena_bytes(self._regions, reader, start, size))
+        task: BuildTask = read_pickled(arena_bytes(self._regions, reader, start, size))
         for rows in task.tables:
             self._slabs[rows.table].extend(rows.slab_capacity)
             blocks = [self._columns(reader, rows.table, block) for block in rows.located.blocks]
@@ -79,12 +87,12 @@ class _MappedWindow:
 
 def _columns(
     regions: SharedRegions, layouts: Sequence[Layout], reader: int, table: int, block: tuple[int, int, int, int]
-) -> BlockColumns:
+) -> RawColumns:
     """The columns of a block, as the reader describes it: its number, start and size of the columns, and its rows."""
     _, start, size, rows = block
     if not size:  # it could not be read
-        return null_columns(layouts[table], rows)
-    return BlockColumns.from_bytes(arena_bytes(regions, reader, start, size))
+        return RawColumns.nulls(layouts[table].variable, rows)
+    return RawColumns.from_bytes(arena_bytes(regions, reader, start, size))
 
 
 class _Builder:

@@ -30,13 +30,14 @@ from threading import RLock
 from typing import Any
 
 from penstock.device import SharedMemory, SharedRegions, arena_bytes
-from penstock.engine.window import joined_keys, read_task
+from penstock.engine.window import joined_keys
 from penstock.engine.workers._messages import Build, Built, Failed, Published, ReadTo, Release, RowRange, Run, Stop
 from penstock.engine.workers._pending import PendingSpan, WindowMemory
 from penstock.engine.workers._pool import ProcessPool
 from penstock.engine.workers._source import DeliveredSpan
 from penstock.errors import PenstockError
 from penstock.plan import SpanSteps
+from penstock.runners import read_pickled
 
 _MAX_DEATHS = 3
 _IN_FLIGHT = 2
@@ -268,7 +269,7 @@ class ProcessRun:
             return
         if self._pool.placement is not None and self._pool.placement.needs_keys:
             tasks = [arena_bytes(memory.regions, number, *place) for number, place in enumerate(span.places)]
-            span.keys = joined_keys(list(map(read_task, tasks)))
+            span.keys = joined_keys(list(map(read_pickled, tasks)))
         span.waiting = [None]
         heappush(self._ready, message.number)
 

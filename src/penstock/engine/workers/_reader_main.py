@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from penstock.device import Arena, SharedRegions
 from penstock.engine.planning import Span
-from penstock.engine.window import WindowBlock, write_task
+from penstock.engine.window import WindowBlock
 from penstock.engine.workers._messages import (
     KINDS,
     Failed,
@@ -31,7 +31,7 @@ from penstock.engine.workers._messages import (
 )
 from penstock.engine.workers._reading import SpanReader
 from penstock.engine.workers._source import LoaderSource
-from penstock.runners import Channel, load_spec, portable, serve, start_thread
+from penstock.runners import Channel, load_spec, portable, serve, start_thread, write_pickled
 
 _STATS_S = 0.5
 _SWITCH_S = 1e-4
@@ -121,7 +121,7 @@ class _PublishingRun(SpanReader):
         while (span := self._to_publish.get()) is not None:
             place, error = (0, 0), None
             try:
-                place = write_task(self._task(span, _describe), self._arena)
+                place = write_pickled(self._task(span, _describe), self._arena)
             except BaseException as raised:
                 error = portable(raised)
             with self._lock:

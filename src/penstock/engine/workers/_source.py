@@ -6,29 +6,40 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.device import Accelerator, Arena, BufferPool, ByteAllocator, SharedMemory, SharedRegions
+from penstock.device import (
+    Accelerator,
+    Allocator,
+    Arena,
+    BufferPool,
+    ByteAllocator,
+    DeviceSlab,
+    ImageCache,
+    SharedImageCache,
+    SharedMemory,
+    SharedRegions,
+    Slab,
+    ThreadImageCache,
+)
 from penstock.engine._options import LoaderOptions
 from penstock.engine._stats import BadSample, StatsCollector
 from penstock.engine.assembly import (
     PAD,
     SOURCE,
     ColumnShape,
-    ImageCache,
     MixedColumns,
     RowKeys,
-    SharedImageCache,
     SpanGatherer,
     TableRows,
-    ThreadImageCache,
     new_collator,
     sample_shapes,
     shared_image_shapes,
 )
 from penstock.engine.planning import Planner, PlanOptions, Selection, Span, TablePlanner
 from penstock.engine.sources import OrderedSource
-from penstock.engine.window import DeviceSlab, Fetcher, PageCache, Slab, TableWindow, Window
+from penstock.engine.window import TableWindow, Window
 from penstock.plan import BuildAhead, RankPartitioner, Schedule, SpanSteps, derive_key, random_u64
-from penstock.table import Allocator, Int64Array
+from penstock.storage import Fetcher
+from penstock.table import Int64Array, PageCache, PageRuns
 
 _MAX_IDLE_PAGE_BYTES, _IDLE_PAGE_SHARE = 64 << 20, 8
 """Limits of idle page buffers of a table: bytes, and fraction (1/n) of the window."""
@@ -161,7 +172,7 @@ class LoaderSource:
         readers = self.pipeline.readers
         return Planner(tables, self.schedule, self.pipeline.plan_rows, reader=reader, readers=readers)
 
-    def fetcher(self, collector: StatsCollector) -> Fetcher | None:
+    def fetcher(self, collector: StatsCollector) -> Fetcher[PageRuns] | None:
         """Threads for remote stores; None if all are local."""
         if all(table.reader.store.is_local for table in self.tables):
             return None

@@ -91,7 +91,7 @@ def build_segment(plan: BuildPlan, objects: Mapping[str, pa.Table], progress: Pr
     """Store the entries of the planned rows as a segment."""
     runs: list[_StoredRun] = []
     done = 0
-    chunk = max(1, plan.kind.run_bytes // max(1, _row_bytes(plan)))
+    chunk = max(1, plan.kind.run_bytes // _value_bytes(plan))
     for number, start in enumerate(range(0, len(plan.positions), chunk)):
         positions = plan.positions[start : start + chunk]
         only = len(positions) == len(plan.positions)
@@ -177,7 +177,7 @@ def _staged_table(plan: BuildPlan, ref: PagedTableRef, layout: TableLayout) -> P
 
 def _read_rows(plan: BuildPlan, positions: Int64Array) -> tuple[Int64Array, pa.Array]:
     """The row ids and values of some rows."""
-    rows = max(1, _READ_BYTES // max(1, _row_bytes(plan)))
+    rows = max(1, _READ_BYTES // _value_bytes(plan))
     groups = [positions[start : start + rows] for start in range(0, len(positions), rows)]
     name = plan.field.name
     read = read_ahead(
@@ -194,12 +194,9 @@ def _read_rows(plan: BuildPlan, positions: Int64Array) -> tuple[Int64Array, pa.A
     return np.asarray(table[ROW_ID], np.int64), values
 
 
-def _row_bytes(plan: BuildPlan) -> int:
-    """Approximate bytes of a value, by the files of the first fragment."""
-    for fragment in plan.reader.tree.fragments(plan.reader.snapshot.nodes):
-        files = fragment.files_of(plan.field.id)
-        return max(8, sum(file.length for file in files) // max(1, fragment.rows))
-    return 8
+def _value_bytes(plan: BuildPlan) -> int:
+    """Approximate bytes of a value."""
+    return max(8, plan.reader.row_bytes([plan.field]))
 
 
 def merge_sorted(runs: Sequence[PagedTable]) -> Iterator[pa.Table]:

@@ -20,6 +20,7 @@ from penstock.table import (
     FragmentRows,
     Int64Array,
     PageRequest,
+    PageRuns,
     Pages,
     candidate_rows,
     gather,
@@ -267,7 +268,7 @@ class ScanRun:
         requests = page_requests(part.selection, [found.id for found in fields])
         self.trace.add_bytes(sum(request.bytes for request in requests))
 
-        def read(request: PageRequest) -> list[tuple[int, memoryview]]:
+        def read(request: PageRequest) -> PageRuns:
             return read_pages(reader.store, request)
 
         with reader.missing_as_corrupt():

@@ -157,7 +157,7 @@ def _fragments(reader: Reader, positions: Int64Array | None) -> Iterator[tuple[F
     """Fragments, their selected rows and the positions of these."""
     if positions is not None:
         for fragment, start, inside in reader.tree.fragments_at(reader.snapshot.nodes, positions):
-            yield fragment, inside - start if fragment.deleted is None else fragment.live_rows[inside - start], inside
+            yield fragment, fragment.stored_rows(inside - start), inside
         return
     start = 0
     for fragment in reader.tree.fragments(reader.snapshot.nodes):

@@ -5,7 +5,7 @@ from threading import Event, Lock, Thread
 
 import pytest
 
-from penstock.engine.workers._reading import ThreadTurns
+from penstock.storage import ThreadTurns
 
 THREADS = 8
 

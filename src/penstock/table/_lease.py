@@ -1,15 +1,16 @@
-"""Hold a lease on a version while it is read, however long that takes."""
+"""Leases protect a version from vacuum while it is read, however long that takes."""
 
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from penstock.errors import PenstockError, PenstockWarning, StorageError
-from penstock.history import HeldLease
+from penstock.history import HeldLease, check_not_expired, lease
 from penstock.storage import cancel_retries_on
-from penstock.table import Reader
+from penstock.table._read import Reader
 
 _LEASE_S = 7 * 86_400.0
 _RENEWALS = 28
@@ -23,6 +24,29 @@ Wait = Callable[[threading.Event, float], bool]
 """Waits for an event for some seconds; returns whether it is set."""
 
 _warned: set[str] = set()
+
+
+@contextmanager
+def lease_version(reader: Reader, seconds: float) -> Iterator[HeldLease | None]:
+    """Protect a version while the block runs, and for `seconds` if the process dies in it.
+
+    Yields None if no lease can be written, for whatever reason. Raises `SnapshotExpiredError` if vacuum has removed the
+    version.
+    """
+    with ExitStack() as stack:
+        held = None
+        with suppress(StorageError):  # a server that is read-only refuses writes in its own way
+            held = stack.enter_context(lease(reader.store, reader.commit, seconds=seconds))
+            check_not_expired(reader.store, reader.commit)
+        yield held
+
+
+def lease_warning(reader: Reader) -> str:
+    """The warning for a user who reads a version without a lease."""
+    return (
+        f"no lease protects this version from vacuum while it is read, because {reader.store.uri} does not accept "
+        "writes from this user; if vacuum removes the version, reading raises SnapshotExpiredError"
+    )
 
 
 class VersionLease:
@@ -76,7 +100,7 @@ def _hold(reader: Reader, attempted: threading.Event, released: threading.Event,
     pause_s = _LEASE_S / _RENEWALS
     try:
         while not released.is_set():
-            with reader.lease(_LEASE_S) as held:
+            with lease_version(reader, _LEASE_S) as held:
                 if held is None:
                     _warn_without_lease(reader)
                 attempted.set()
@@ -103,7 +127,7 @@ def _renew(uri: str, held: HeldLease) -> float:
 
 
 def _warn_without_lease(reader: Reader) -> None:
-    _warn_once(reader.store.uri, reader.lease_warning)
+    _warn_once(reader.store.uri, lease_warning(reader))
 
 
 def _warn_once(topic: str, text: str) -> None:

@@ -1,27 +1,48 @@
-"""The window's memory: one array per fixed-shape column, so that building a batch is one gather."""
+"""Rows in memory: one array per column of a fixed shape, so that building a batch is one gather."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import Accelerator, DeviceRows, Runs, SharedRegions, Staging, lazy_empty
-from penstock.engine.planning import FixedColumn
-from penstock.table import Allocator, Int64Array
+from penstock.device._accelerator import Accelerator, DeviceRows, Staging
+from penstock.device._arena import Runs
+from penstock.device._buffer_pool import Allocator
+from penstock.device._lazy_array import lazy_empty
+from penstock.device._shared_memory import SharedRegions
+from penstock.types import cached_property
 
 _DEVICE_ROW_BYTES = 1 << 10
 _CHUNK_BYTES = 256 << 10
 """Rows gathered at a time where they are not contiguous, so that they stay in the CPU cache."""
 MAX_READERS = 4
+"""Processes that write to the slabs of one loader."""
 _REGIONS_PER_TABLE = 1 << 13
 
 
+@dataclass(frozen=True)
+class ArrayColumn:
+    """A column that is one array: all its values have the same type and shape."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nullable: bool
+    """Whether there is a mask of the values that are present."""
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a row, with its entry in the mask."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize + self.nullable
+
+
 class SlabColumns:
-    """Rows of all fixed-shape columns of a table."""
+    """Rows of some columns of a table."""
 
     def __init__(
-        self, columns: Sequence[FixedColumn], capacity: int = 0, *, table: int = 0, regions: SharedRegions | None = None
+        self, columns: Sequence[ArrayColumn], capacity: int = 0, *, table: int = 0, regions: SharedRegions | None = None
     ) -> None:
         """In memory of this process, or in `regions`, of which the first are arenas of the readers."""
         self._columns, self._regions = {column.name: column for column in columns}, regions
@@ -41,7 +62,7 @@ class SlabColumns:
             if column.nullable:
                 self.masks[name] = self._new_array(2 * number + 1, (capacity,), bool)
 
-    def _reserve(self, number: int, column: FixedColumn, capacity: int) -> None:
+    def _reserve(self, number: int, column: ArrayColumn, capacity: int) -> None:
         self._values[column.name] = self._new_array(number, (capacity, *column.shape), column.dtype)
 
     def _new_array(self, number: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -50,7 +71,7 @@ class SlabColumns:
             return lazy_empty(shape, dtype)
         return self._regions.array(self._first_region + number, shape, dtype)
 
-    def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
+    def gather(self, column: ArrayColumn, rows: npt.NDArray[np.int64], empty: Allocator) -> Any:
         """Rows of a column in the given order."""
         values, out = self._values[column.name], empty((len(rows), *column.shape), column.dtype)
         if isinstance(out, np.ndarray) and out.flags.c_contiguous:
@@ -67,7 +88,7 @@ class Slab(SlabColumns):
 
     def __init__(
         self,
-        columns: Sequence[FixedColumn],
+        columns: Sequence[ArrayColumn],
         capacity: int,
         *,
         table: int = 0,
@@ -127,7 +148,7 @@ class DeviceSlab(Slab):
 
     def __init__(
         self,
-        columns: Sequence[FixedColumn],
+        columns: Sequence[ArrayColumn],
         capacity: int,
         *,
         accelerator: Accelerator,
@@ -139,7 +160,7 @@ class DeviceSlab(Slab):
         super().__init__(columns, capacity)
         self._staging = Staging(accelerator)
 
-    def _reserve(self, number: int, column: FixedColumn, capacity: int) -> None:
+    def _reserve(self, number: int, column: ArrayColumn, capacity: int) -> None:
         if on_device(column):
             self._device_rows[column.name] = self._accelerator.allocate_rows(capacity, column.dtype, column.shape)
         else:
@@ -164,13 +185,13 @@ class DeviceSlab(Slab):
     def on_host(self, name: str) -> bool:
         return name not in self._device_rows
 
-    def gather(self, column: FixedColumn, rows: Int64Array, empty: Allocator) -> Any:
+    def gather(self, column: ArrayColumn, rows: npt.NDArray[np.int64], empty: Allocator) -> Any:
         if column.name not in self._device_rows:
             return super().gather(column, rows, empty)
         with self._accelerator.on_stream():
             return self._device_rows[column.name].gather(rows)
 
 
-def on_device(column: FixedColumn) -> bool:
+def on_device(column: ArrayColumn) -> bool:
     """Whether rows are large enough for device memory; the CPU gathers small rows as fast."""
     return column.row_bytes >= _DEVICE_ROW_BYTES

@@ -1,8 +1,8 @@
-"""Fetch pages with a pool of threads: submitted in order, completed in any order, hedged when late.
+"""Requests with a pool of threads: submitted in order, completed in any order, hedged when late.
 
 The contract; if the code disagrees with this list, the code is wrong:
 
-- A request completes once: with verified pages, or with an error.
+- A request completes once: with what was read, or with an error.
 - The number of requests in flight is limited. The limit starts low; if the first response is slow, latency is high and
   the limit is raised at once, because the first batch needs many blocks. It grows while latency is close to the recent
   minimum, and shrinks when latency is far above it, because then the store is saturated.
@@ -20,11 +20,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition, Event, Lock, Thread
+from typing import Generic, Protocol, TypeVar
 
-from penstock.engine._stats import StatsCollector
-from penstock.engine.window._page_cache import PageRuns
 from penstock.errors import StorageTimeoutError
-from penstock.storage import cancel_retries_on
+from penstock.storage._retry import cancel_retries_on
+
+T = TypeVar("T")
 
 _MIN_LIMIT, _HIGH_LATENCY_LIMIT = 4, 32
 _GROW_BELOW, _SHRINK_ABOVE = 1.6, 3.0
@@ -35,13 +36,24 @@ _HEDGE_CHECK_S = 0.02
 _LATENCIES = 512
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """A pending read of pages."""
+class FetchObserver(Protocol):
+    """Statistics of requests."""
 
-    read: Callable[[], tuple[PageRuns, int]]
-    """Returns the pages and the number of bytes fetched, 0 if they were cached."""
-    on_done: Callable[[PageRuns | BaseException], None]
+    hedges: int
+    unanswered_since: float | None
+    """When the store last answered, if requests are pending."""
+
+    def record_get(self, size: int, seconds: float) -> None:
+        """Count a GET; called by any thread."""
+
+
+@dataclass(slots=True, eq=False)
+class FetchRequest(Generic[T]):
+    """A pending read."""
+
+    read: Callable[[], tuple[T, int]]
+    """Returns what was read and the number of bytes fetched, 0 if they were cached."""
+    on_done: Callable[[T | BaseException], None]
     size: int = 0
     """Expected bytes."""
     started_s: float = 0.0
@@ -49,15 +61,15 @@ class Request:
     done: bool = False
 
 
-class Fetcher:
-    """A pool of threads that read pages."""
+class Fetcher(Generic[T]):
+    """A pool of threads that send requests."""
 
-    def __init__(self, collector: StatsCollector, *, max_threads: int) -> None:
-        self._collector, self._max_threads = collector, max_threads
+    def __init__(self, observer: FetchObserver, *, max_threads: int) -> None:
+        self._observer, self._max_threads = observer, max_threads
         self.limit = min(_MIN_LIMIT, max_threads)
-        self._queue: deque[Request] = deque()
-        self._hedges: deque[Request] = deque()
-        self._in_flight: set[Request] = set()
+        self._queue: deque[FetchRequest[T]] = deque()
+        self._hedges: deque[FetchRequest[T]] = deque()
+        self._in_flight: set[FetchRequest[T]] = set()
         self._idle = self._threads = self._hedge_threads = 0
         self._submitted = self._hedged = 0
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
@@ -82,8 +94,8 @@ class Fetcher:
         """Requests that have not started."""
         return len(self._queue)
 
-    def submit(self, request: Request) -> None:
-        """Fetch pages; a thread of the pool calls `on_done`, or this one if the store is dead."""
+    def submit(self, request: FetchRequest[T]) -> None:
+        """Read; a thread of the pool calls `on_done`, or this one if the store is dead."""
         with self._lock:
             dead = self._dead
             if dead is None:
@@ -101,6 +113,7 @@ class Fetcher:
                 self._wake_thread()
 
     def stop(self) -> None:
+        """Start no more requests, and drop the responses to those in flight."""
         with self._lock:
             self._stopped = True
             self._cancelled.set()
@@ -121,7 +134,7 @@ class Fetcher:
         self._threads += 1
         Thread(target=self._run, name="penstock-fetch", daemon=True).start()
 
-    def _next(self) -> tuple[Request, bool] | None:
+    def _next(self) -> tuple[FetchRequest[T], bool] | None:
         """The next request to read, and whether this is its hedge."""
         with self._lock:
             while not self._stopped:
@@ -143,7 +156,7 @@ class Fetcher:
         while (task := self._next()) is not None:
             request, is_hedge = task
             started = time.perf_counter()
-            outcome: PageRuns | BaseException
+            outcome: T | BaseException
             size = 0
             try:
                 outcome, size = request.read()
@@ -151,7 +164,7 @@ class Fetcher:
                 outcome = error
             seconds = time.perf_counter() - started
             if size or isinstance(outcome, BaseException):
-                self._collector.record_get(size, seconds)
+                self._observer.record_get(size, seconds)
             with self._lock:
                 completed = self._complete(request, outcome, size, seconds, is_hedge=is_hedge)
                 if self._queue:
@@ -163,8 +176,8 @@ class Fetcher:
             del task, request, outcome, completed
 
     def _complete(
-        self, request: Request, outcome: PageRuns | BaseException, size: int, seconds: float, *, is_hedge: bool
-    ) -> list[Request]:
+        self, request: FetchRequest[T], outcome: T | BaseException, size: int, seconds: float, *, is_hedge: bool
+    ) -> list[FetchRequest[T]]:
         """Take the outcome of a read; returns the requests that it completes."""
         now = time.perf_counter()
         if size:
@@ -183,10 +196,6 @@ class Fetcher:
             each.done = True
             self._in_flight.discard(each)
         return completed
-
-    @property
-    def _may_hedge(self) -> bool:
-        return self._hedged < max(1, _HEDGE_SHARE * self._submitted)
 
     def _record_latency(self, seconds: float, size: int) -> None:
         self._latencies.append(seconds)
@@ -212,7 +221,7 @@ class Fetcher:
             now = time.perf_counter()
             with self._lock:
                 started = min((request.started_s for request in self._in_flight), default=None)
-                self._collector.unanswered_since = None if started is None else max(started, self._last_read_s)
+                self._observer.unanswered_since = None if started is None else max(started, self._last_read_s)
                 if not self._latencies and any(now - request.started_s > _HEDGE_CHECK_S for request in self._in_flight):
                     self.limit = max(self.limit, min(_HIGH_LATENCY_LIMIT, self._max_threads))
                     for _ in range(min(self.limit - len(self._in_flight), len(self._queue))):
@@ -224,12 +233,12 @@ class Fetcher:
                     > self._hedge_after_s * max(1.0, mean / self._mean_size, request.size / self._mean_size)
                 ]  # fmt: skip
                 for request in sorted(late, key=lambda request: request.started_s):
-                    if not self._may_hedge:
+                    if self._hedged >= max(1, _HEDGE_SHARE * self._submitted):
                         break
                     request.hedged = True
                     self._hedged += 1
                     self._hedge_threads = min(self._hedge_threads + 1, self._max_threads)
                     self._hedges.append(request)
-                    self._collector.hedges += 1
+                    self._observer.hedges += 1
                     self._wake_thread()
-        self._collector.unanswered_since = None
+        self._observer.unanswered_since = None

@@ -10,15 +10,14 @@ import numpy.typing as npt
 
 from penstock.format import DataFile, Field
 from penstock.storage import Store
-from penstock.table import FragmentRows, PageRequest, Pages, gather_dense, read_pages
+from penstock.table._gather import gather_dense
+from penstock.table._pages import FragmentRows, PageRequest, PageRuns, Pages, read_pages
 
 _GROUP_BYTES = 1 << 20
 
-PageRuns = list[tuple[int, memoryview]]
-
 
 class PageCache:
-    """Reads groups of pages, each once, for all blocks that need them."""
+    """Reads groups of pages, each once, for all threads that need them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """The leaves of a snapshot's manifest tree: each is a section of rows, with the fragments that hold them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -8,10 +8,10 @@ from itertools import accumulate
 import numpy as np
 import pyarrow as pa
 
-from penstock.engine.planning._spans import Block
 from penstock.format import DataFile, Fragment, Manifest, Node, decode_fragments
 from penstock.storage import thread_map
-from penstock.table import ROW_ID, Int64Array, Reader
+from penstock.table._pages import Int64Array
+from penstock.table._read import ROW_ID, Reader
 from penstock.types import cached_property
 
 MANIFEST_READERS = 64
@@ -34,12 +34,8 @@ class Leaves:
     @cached_property
     def nodes(self) -> list[Node]:
         """The nodes of the tree that describe the leaves."""
-        nodes: list[Node] = list(self.reader.snapshot.nodes)
         with self.reader.missing_as_corrupt():
-            while any(node.level for node in nodes):
-                inner = [node for node in nodes if node.level]
-                loaded = iter(thread_map(self.reader.tree.load, inner, max_workers=MANIFEST_READERS))
-                nodes = [leaf for node in nodes for leaf in (next(loaded).nodes if node.level else (node,))]
+            nodes = self.reader.tree.leaves(self.reader.snapshot.nodes)
             if len(nodes) <= _MANY_LEAVES:  # all will be needed soon: prefetch
                 thread_map(self.reader.tree.leaf, nodes, max_workers=MANIFEST_READERS)
         return nodes
@@ -89,15 +85,6 @@ class Leaves:
         files = tuple(_copied(file) for file in fragment.files if ids.intersection(file.fields))
         return [(replace(fragment, files=files, statistics=()), starts[part])]
 
-    def blocks_at(self, positions: Int64Array, fields: frozenset[int] | None = None) -> Iterator[Block]:
-        """A block for each fragment that holds some of the increasing positions, to read all or some fields."""
-        with self.reader.missing_as_corrupt():
-            for fragment, start, inside in self.reader.tree.fragments_at(self.reader.snapshot.nodes, positions):
-                first, end = int(inside[0]) - start, int(inside[-1]) + 1 - start
-                yield Block(
-                    fragment, start, range(first, end) if end - first == len(inside) else inside - start, fields
-                )
-
     def _decode(self, section: int) -> Sequence[Fragment]:
         return _fragments(self.reader.tree.leaf(self.nodes[section]))
 
@@ -123,7 +110,14 @@ def rows_between(rows: SortedRows, start: int, end: int) -> range | Int64Array:
     """Those of some rows that are between two positions, relative to the first one; None for all rows of the table."""
     if rows is None:
         return range(end - start)
-    if isinstance(rows, range):
-        return range(max(rows.start - start, 0), max(min(rows.stop, end) - start, 0))
-    first, last = np.searchsorted(rows, (start, end))
-    return rows[first:last] - start
+    inside = positions_between(rows, start, end)
+    return range(inside.start - start, inside.stop - start) if isinstance(inside, range) else inside - start
+
+
+def positions_between(positions: range | Int64Array, start: int, end: int) -> range | Int64Array:
+    """Those of some ascending positions that are in [start, end)."""
+    if isinstance(positions, range):
+        first, last = (max(0, -(-(edge - positions.start) // positions.step)) for edge in (start, end))
+        return positions[first:last]
+    first, last = np.searchsorted(positions, (start, end)).tolist()
+    return positions[first:last]

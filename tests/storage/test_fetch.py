@@ -6,12 +6,19 @@ from threading import Event
 
 import pytest
 
-from penstock.engine._stats import StatsCollector
-from penstock.engine.window import Fetcher, Request
 from penstock.errors import StorageError, StorageTimeoutError
+from penstock.storage import Fetcher, FetchRequest
 from tests.engine.watch import soon
 
 Pages = list[tuple[int, memoryview]]
+
+
+class _Observer:
+    hedges = 0
+    unanswered_since: float | None = None
+
+    def record_get(self, size: int, seconds: float) -> None:
+        pass
 
 
 class _SlowStore:
@@ -23,7 +30,7 @@ class _SlowStore:
         self.go = Event()
         self.error = error
 
-    def request(self, number: int) -> Request:
+    def request(self, number: int) -> FetchRequest[Pages]:
         def read() -> tuple[Pages, int]:
             self.started.append(number)
             assert self.go.wait(240)
@@ -31,12 +38,12 @@ class _SlowStore:
                 raise self.error
             return [], 1
 
-        return Request(read, self.responses.append)
+        return FetchRequest(read, self.responses.append)
 
 
 @pytest.mark.parametrize(("max_threads", "in_flight"), [(96, 32), (8, 8)])
 def test_high_latency_raises_the_number_of_requests_in_flight(max_threads: int, in_flight: int) -> None:
-    store, fetcher = _SlowStore(), Fetcher(StatsCollector(), max_threads=max_threads)
+    store, fetcher = _SlowStore(), Fetcher[Pages](_Observer(), max_threads=max_threads)
     for number in range(80):
         fetcher.submit(store.request(number))
     assert soon(lambda: len(store.started) == in_flight)
@@ -48,7 +55,7 @@ def test_high_latency_raises_the_number_of_requests_in_flight(max_threads: int, 
 
 
 def test_a_late_request_is_hedged_and_completes_once() -> None:
-    collector, responses, attempts = StatsCollector(), list[Pages | BaseException](), list[int]()
+    observer, responses, attempts = _Observer(), list[Pages | BaseException](), list[int]()
     go, finished = Event(), Event()
 
     def read(number: int) -> tuple[Pages, int]:
@@ -59,11 +66,11 @@ def test_a_late_request_is_hedged_and_completes_once() -> None:
         time.sleep(0.001)
         return [], 1
 
-    fetcher = Fetcher(collector, max_threads=4)
+    fetcher = Fetcher[Pages](observer, max_threads=4)
     for number in range(200):
-        fetcher.submit(Request(partial(read, number), responses.append))
+        fetcher.submit(FetchRequest(partial(read, number), responses.append))
     assert soon(lambda: len(responses) == 200)
-    assert (attempts.count(150), collector.hedges >= 1) == (2, True)
+    assert (attempts.count(150), observer.hedges >= 1) == (2, True)
     go.set()
     assert finished.wait(240)
     fetcher.stop()
@@ -79,9 +86,9 @@ def test_a_large_request_is_not_late_after_the_time_of_small_ones() -> None:
         time.sleep(0.5 if number == 150 else 0.001)
         return [], 1
 
-    fetcher = Fetcher(StatsCollector(), max_threads=4)
+    fetcher = Fetcher[Pages](_Observer(), max_threads=4)
     for number in range(200):
-        fetcher.submit(Request(partial(read, number), responses.append, size=1000 if number == 150 else 1))
+        fetcher.submit(FetchRequest(partial(read, number), responses.append, size=1000 if number == 150 else 1))
     assert soon(lambda: len(responses) == 200)
     assert attempts.count(150) == 1
     fetcher.stop()
@@ -99,9 +106,9 @@ def test_a_hedge_does_not_extend_the_deadline_of_its_request() -> None:
             raise error
         return [], 1
 
-    fetcher = Fetcher(StatsCollector(), max_threads=4)
+    fetcher = Fetcher[Pages](_Observer(), max_threads=4)
     for number in range(200):
-        fetcher.submit(Request(partial(read, number), responses.append))
+        fetcher.submit(FetchRequest(partial(read, number), responses.append))
     assert soon(lambda: attempts.count(150) == 2)
     first.set()
     assert soon(lambda: error in responses), "the hedge still runs, but the request is over"
@@ -125,9 +132,9 @@ def test_a_hedge_that_fails_leaves_the_first_try_its_time() -> None:
             raise StorageError("a hedge failed")
         return [], 1
 
-    fetcher = Fetcher(StatsCollector(), max_threads=4)
+    fetcher = Fetcher[Pages](_Observer(), max_threads=4)
     for number in range(200):
-        fetcher.submit(Request(partial(read, number), responses.append))
+        fetcher.submit(FetchRequest(partial(read, number), responses.append))
     assert hedged.wait(240)
     go.set()
     assert soon(lambda: len(responses) == 200)
@@ -137,7 +144,7 @@ def test_a_hedge_that_fails_leaves_the_first_try_its_time() -> None:
 
 def test_a_store_that_answers_nothing_fails_every_request_after_one_deadline() -> None:
     error = StorageTimeoutError("the deadline is over")
-    store, fetcher = _SlowStore(error), Fetcher(StatsCollector(), max_threads=8)
+    store, fetcher = _SlowStore(error), Fetcher[Pages](_Observer(), max_threads=8)
     for number in range(80):
         fetcher.submit(store.request(number))
     assert soon(lambda: len(store.started) == 8)
@@ -160,9 +167,9 @@ def test_a_request_that_fails_while_others_are_answered_fails_alone(error: Excep
             raise error
         return [], 1
 
-    fetcher = Fetcher(StatsCollector(), max_threads=8)
+    fetcher = Fetcher[Pages](_Observer(), max_threads=8)
     for number in range(200):
-        fetcher.submit(Request(partial(read, number), responses.append))
+        fetcher.submit(FetchRequest(partial(read, number), responses.append))
     assert soon(lambda: len(responses) == 200)
     assert [found for found in responses if found] == [error]
     fetcher.stop()

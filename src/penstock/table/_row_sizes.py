@@ -1,23 +1,21 @@
-"""Sizes of rows and of samples, from the statistics of the manifests."""
+"""Sizes of rows, from the statistics of the manifests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.engine.planning._columns import fixed_column
-from penstock.engine.planning._leaves import MANIFEST_READERS, Leaves, SortedRows, rows_between
-from penstock.format import Field, Manifest, Node, numbers_of
+from penstock.format import Field, Manifest, numbers_of
 from penstock.format.kinds import Linked
 from penstock.storage import thread_map
-from penstock.table import ROW_ID
+from penstock.table._gather import fixed_column
+from penstock.table._leaves import MANIFEST_READERS, Leaves, SortedRows, rows_between
+from penstock.table._read import ROW_ID
 from penstock.types import cached_property
 
-_MANY_FRAGMENTS, _TINY_FRAGMENT_BYTES = 100, 1 << 20
 _SAMPLED_LEAVES = 8
 
 Floats = npt.NDArray[np.float64]
@@ -108,51 +106,6 @@ class RowSizes:
         return max(self._leaves.fields, key=lambda field: self.stored.average(field.id), default=None)
 
 
-class SampleSizes(Protocol):
-    """Approximate sizes of the samples of a selection, each of which is a row or is composed of rows."""
-
-    row_sizes: RowSizes
-    rows_per_sample: float
-    """Rows that are read for each sample."""
-
-    @property
-    def heaviest(self) -> Field | None:
-        """The column with most bytes; blocks are split at its pages."""
-        return self.row_sizes.heaviest
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of a sample in memory, over all selected columns."""
-        return max(1.0, self.row_sizes.in_memory.row_bytes * self.rows_per_sample)
-
-    @property
-    def stored_row_bytes(self) -> float:
-        """Bytes of a sample in files."""
-        return max(1.0, self.row_sizes.stored.row_bytes * self.rows_per_sample)
-
-    @property
-    def heavy_row_bytes(self) -> float:
-        """Bytes of a sample in files, of the heaviest column."""
-        row_bytes = 1.0 if self.heaviest is None else max(1.0, self.row_sizes.stored.average(self.heaviest.id))
-        return max(1.0, row_bytes * self.rows_per_sample)
-
-    def average_bytes(self, field: Field) -> float:
-        """Bytes of a value of one column in memory."""
-        return self.row_sizes.in_memory.average(field.id)
-
-    def decoded_bytes(self, field: Field) -> float | None:
-        """Bytes of a decoded image of a column, where images are largest; None if unknown."""
-        return self.row_sizes.stored.largest_decoded(field.id)
-
-    def largest_rows_bytes(self, count: float) -> float:
-        """Bytes in memory of the `count` largest samples, over all selected columns."""
-        return self.row_sizes.in_memory.largest(count)
-
-    def block_rows(self, block_bytes: int) -> int:
-        """Samples of a block."""
-        return max(1, round(block_bytes / self.heavy_row_bytes))
-
-
 def _leaf_sizes(
     leaf: Manifest | pa.RecordBatch, field_ids: Sequence[int], fixed_bytes: Mapping[int, int]
 ) -> dict[int, Floats]:
@@ -203,14 +156,3 @@ def _blob_bytes(blobs: pa.ListArray) -> npt.NDArray[np.int64]:
     ends = np.cumsum(np.append(0, numbers_of(blobs.values.field("length"))))
     offsets = numbers_of(blobs.offsets)
     return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]], np.int64)
-
-
-def compaction_advice(uri: str, nodes: Sequence[Node]) -> list[str]:
-    """A note for users of a table with many tiny fragments; none for others."""
-    fragments, size = sum(node.fragments for node in nodes), sum(node.bytes for node in nodes)
-    if fragments < _MANY_FRAGMENTS or size >= fragments * _TINY_FRAGMENT_BYTES:
-        return []
-    return [
-        f"the table has {fragments:,} fragments of {size / fragments / 1e3:,.0f} kB, each of which costs time and a "
-        f"request: merge them with penstock.compact({uri!r})"
-    ]

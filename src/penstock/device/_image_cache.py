@@ -1,4 +1,4 @@
-"""Decoded images that windows share: each is decoded once, by whichever thread or process needs it first.
+"""Decoded images that are needed repeatedly: each is decoded once, by whichever thread or process needs it first.
 
 The contract of the cache in shared memory; if the code disagrees with this list, the code is wrong:
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.device import SharedMemory
+from penstock.device._shared_memory import SharedMemory
 
 _WAYS = 4
 """Slots that an image may be in."""
@@ -28,7 +28,7 @@ Images = Mapping[int, npt.NDArray[Any]]
 
 
 class ImageCache(Protocol):
-    """Images that were decoded for some windows, and that others need soon."""
+    """Images that were decoded, and are needed again soon."""
 
     def copy(self, column: str, places: Mapping[int, Sequence[int]], out: Any) -> list[int]:
         """Copy images to their places in `out`; returns the positions of those that are not there."""
@@ -47,7 +47,7 @@ def copy_images(images: Images, places: Mapping[int, Sequence[int]], out: Any) -
             out[place] = image
 
 
-class ThreadImageCache:
+class ThreadImageCache(ImageCache):
     """The images that threads of this process used last, up to a number of bytes."""
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -108,7 +108,7 @@ class _Slots:
         return next((slot for slot in slots if self.positions[slot] == -1 - position), oldest)
 
 
-class SharedImageCache:
+class SharedImageCache(ImageCache):
     """The images of a table that worker processes share; each has one of these for the same memory."""
 
     def __init__(self, memory: SharedMemory, start: int, size: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
