@@ -27,12 +27,13 @@ class LaneBlock:
     end: int
     """Lane row before which rows belong to this or an earlier block, or have been read."""
     remaining: int = 0
-    """Rows that the cursor has not passed yet."""
+    """Rows that the cursor has not passed yet; 0 of a part."""
     unread: Int64Array | None = None
     """Its rows that were not consumed before a resume; None for all."""
     parts: Sequence["LaneBlock"] = ()
     """Blocks that are read instead of it."""
     planned: Planned | None = None
+    """What is read; None until a row is needed, and of a block that is read in parts."""
 
 
 class _Ordered(NamedTuple, Generic[ItemT]):
