@@ -58,7 +58,7 @@ def weighted(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _can_plan_this_epoch(pipeline: Any) -> bool:
-    return bool(pipeline._planning_epoch <= pipeline._reading_epoch) and _can_plan(pipeline)
+    return bool(_can_plan(pipeline) and pipeline._planning_epoch <= pipeline._reading_epoch)
 
 
 if __name__ == "__main__":
