@@ -155,7 +155,7 @@ class ProcessPool:
         if not self.fills_slots:
             size = max(size, round(_SLOT_SLACK * source.pipeline.spans.span_bytes))
         accelerator = None if placement is None else placement.accelerator
-        self.slots = SlotPool(size, source.pipeline.spans.most, None if accelerator is None else accelerator.pin)
+        self.slots = SlotPool(size, source.pipeline.spans.max_depth, None if accelerator is None else accelerator.pin)
         self.keys = formatter.needs_keys or (placement is not None and placement.needs_keys)
         """Whether tasks have keys of random numbers."""
         worker = worker_formatter(formatter)
