@@ -79,3 +79,10 @@ def test_spans_of_unknown_size_are_built_one_at_a_time_until_one_is_measured() -
     assert (budget.batches_per_span, ahead.depth) == (1, 1)
     ahead.record(14 * MB)
     assert ahead.depth > 1
+
+
+def test_the_first_span_of_unknown_size_is_built_alone_even_if_it_exceeds_the_budget() -> None:
+    ahead = split_budget(replace(IMAGES, batch_bytes=800 * MB, growth=math.inf)).spans
+    assert ahead.depth == 1
+    ahead.record(14 * MB)
+    assert ahead.depth == 1, "not more than the expected size allows"

@@ -143,7 +143,7 @@ class LoaderEngine:
             page_allocator=pinned if self._sizing.decodes_on_device else None,
         )  # fmt: skip
         ahead = replace(options.spans)
-        idle = (ahead.most + 2) * options.batches_per_span * self._sizing.batch_bytes
+        idle = (ahead.max_depth + 2) * options.batches_per_span * self._sizing.batch_bytes
         buffers = BufferPool(max_idle_bytes=idle, allocator=pinned)
         slabs = [window.slab(number) for number in range(len(self.order.tables))]
         assemble = BatchAssembler(formatter, placement, gather, collector, row_keys=source.row_keys)

@@ -68,7 +68,7 @@ class MemoryNeeds:
 class BuildAhead:
     """How many spans may be built ahead of the loop; each run has a copy, and records the spans that it builds."""
 
-    most: int
+    max_depth: int
     """Spans built ahead, if they have the expected size."""
     room_bytes: int
     span_bytes: int
@@ -88,17 +88,18 @@ class BuildAhead:
     @property
     def depth(self) -> int:
         """Spans that have room, given the sizes of those that were built; the next one is always built."""
-        if not self.measured_bytes:
-            return self.depth_for(self.growth * self.span_bytes)
-        return self.depth_for(
-            self.measured_bytes if self.measured_bytes > _TOLERANCE * self.span_bytes else self.span_bytes
-        )
+        size = self.measured_bytes  # another thread may record a span meanwhile
+        if not size:
+            size = self.growth * self.span_bytes
+        elif size <= _TOLERANCE * self.span_bytes:
+            size = self.span_bytes
+        return self.depth_for(size)
 
     def depth_for(self, span_bytes: float) -> int:
         """The same for spans of one size."""
         few = self.room_bytes // (max(1, span_bytes) * (1 + self.copies))
         many = self.room_bytes // max(1, span_bytes) - self.at_once * self.copies
-        return max(1, min(self.most, int(max(many, min(few, self.at_once)))))
+        return max(1, min(self.max_depth, int(max(many, min(few, self.at_once)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,11 @@ def split_budget(needs: MemoryNeeds) -> MemoryBudget:
     room = max(quarter, spare) if free is None else free // _DEVICE_BATCHES_SHARE
     wanted = needs.workers + -(-needs.workers * needs.prefetch_factor // batches_per_span)
     spans = BuildAhead(
-        most=wanted, room_bytes=room, span_bytes=size, growth=needs.growth, at_once=at_once, copies=copies
+        max_depth=wanted, room_bytes=room, span_bytes=size, growth=needs.growth, at_once=at_once, copies=copies
     )
     prefetch_spans = spans.depth_for(size)
     if not math.isinf(needs.growth):
-        spans.most = prefetch_spans
+        spans.max_depth = prefetch_spans
     if free is None:
         waiting = size * (prefetch_spans + min(prefetch_spans, at_once) * copies)
         if needs.growth > 1:  # they may turn out larger

@@ -65,7 +65,7 @@ class ProcessPool:
             size = max(size, round(_SLOT_SLACK * source.pipeline.spans.span_bytes))
         self.placement = placement
         pin = None if placement is None else placement.accelerator.pin
-        self.slots = SlotPool(size, source.pipeline.spans.most, pin)
+        self.slots = SlotPool(size, source.pipeline.spans.max_depth, pin)
         self.deliver = Delivery(source, self.slot_layout, formatter, placement, collector)
         self._reader_spec = cloudpickle.dumps(source)
         self._builder_spec = cloudpickle.dumps(BuilderSpec(self._reader_spec, formatter.for_worker(), self.slot_layout))
