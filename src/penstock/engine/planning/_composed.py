@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.engine.planning._selection import EpochRows, Selection, sorted_rows
+from penstock.engine.planning._selection import EpochRows, Selection, row_blocks, sorted_rows
 from penstock.engine.planning._shared_images import shared_images
 from penstock.engine.planning._spans import PlannedBlock, PlannedSamples, SampleBlock
 from penstock.plan import (
@@ -128,7 +128,7 @@ class SampleSelection(Selection):
         for mask, chosen in groups(needs):
             left_out = [ids for bit, (_, ids) in enumerate(self._selective) if not mask >> bit & 1]
             fields = frozenset(field.id for field in self.fields).difference(*left_out) if left_out else None
-            for part in self.row_blocks(wanted[chosen], fields):
+            for part in row_blocks(self.reader, wanted[chosen], fields):
                 here, chosen = chosen[: len(part)], chosen[len(part) :]
                 block_of[here], row_of[here] = len(blocks), np.arange(len(part))
                 blocks.append(PlannedBlock(part))

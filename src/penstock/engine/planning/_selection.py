@@ -18,6 +18,7 @@ from penstock.table import (
     FragmentRows,
     Int64Array,
     Leaves,
+    Reader,
     RowSizes,
     SortedRows,
     linked_bytes,
@@ -270,15 +271,7 @@ class Selection(SampleSizes):
 
     def blocks_at(self, positions: Int64Array) -> Iterable[Any]:
         """Blocks of some increasing positions."""
-        return self.row_blocks(positions)
-
-    def row_blocks(self, positions: Int64Array, fields: frozenset[int] | None = None) -> Iterator[Block]:
-        """A block for each fragment that holds some of the increasing positions, to read all or some fields."""
-        with self.reader.missing_as_corrupt():
-            for fragment, start, inside in self.reader.tree.fragments_at(self.reader.snapshot.nodes, positions):
-                first, end = int(inside[0]) - start, int(inside[-1]) + 1 - start
-                rows = range(first, end) if end - first == len(inside) else inside - start
-                yield Block(fragment, start, rows, fields)
+        return row_blocks(self.reader, positions)
 
     def planned(self, block: Any) -> Planned:
         """A block to read."""
@@ -293,3 +286,12 @@ def sorted_rows(rows: range | Int64Array, *, shuffled: bool) -> SortedRows:
     if len(requested) < 2 or (np.diff(requested) >= 0).all():
         return requested
     return np.sort(requested) if shuffled else None
+
+
+def row_blocks(reader: Reader, positions: Int64Array, fields: frozenset[int] | None = None) -> Iterator[Block]:
+    """A block for each fragment that holds some of the increasing positions, to read all or some fields."""
+    with reader.missing_as_corrupt():
+        for fragment, start, inside in reader.tree.fragments_at(reader.snapshot.nodes, positions):
+            first, end = int(inside[0]) - start, int(inside[-1]) + 1 - start
+            rows = range(first, end) if end - first == len(inside) else inside - start
+            yield Block(fragment, start, rows, fields)
