@@ -18,6 +18,7 @@ from penstock.engine.assembly import (
     Placement,
     SpanGatherer,
     array_bytes,
+    has_lists,
 )
 from penstock.engine.sources import Layouts, MixtureSource, Source, make_order
 from penstock.engine.window import BuildTask
@@ -151,8 +152,9 @@ class LoaderEngine:
         def build(task: BuildTask) -> BuiltBatches:
             gathered = gather(task, slabs, lambda _: buffers.allocate)
             size = array_bytes(gathered.columns)
+            made_anew = placement is not None or formatter.on_host or has_lists(gathered.columns)
             built = assemble(task, gathered)
-            ahead.record(max(size, array_bytes(built.batches)))
+            ahead.record(max(size, array_bytes(built.batches)) if made_anew else size)
             return built
 
         return ThreadedRun(

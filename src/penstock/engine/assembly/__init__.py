@@ -15,7 +15,7 @@ from penstock.engine.assembly._formatter import (
     writable,
 )
 from penstock.engine.assembly._rows import BadRowsError, GatheredRows, SpanGatherer, TableRows, new_collator
-from penstock.engine.assembly._values import array_bytes, map_leaves
+from penstock.engine.assembly._values import array_bytes, has_lists, map_leaves
 
 __all__ = [
     "PAD",
@@ -39,6 +39,7 @@ __all__ = [
     "TableRows",
     "accepts_generator",
     "array_bytes",
+    "has_lists",
     "map_leaves",
     "new_collator",
     "ragged_columns",

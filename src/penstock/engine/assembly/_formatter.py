@@ -15,6 +15,7 @@ from penstock.engine.assembly._collate import pad, split
 from penstock.engine.assembly._columns import PAD
 from penstock.engine.assembly._decode import Columns
 from penstock.engine.assembly._rows import BadRowsError
+from penstock.engine.assembly._values import has_lists
 from penstock.errors import InvalidInputError
 from penstock.format import Field, value_kind
 from penstock.format.kinds import Tensor
@@ -120,7 +121,7 @@ class BatchFormatter:
 
     def format_many(self, columns: Columns, batch_rows: Sequence[int]) -> list[Any] | None:
         """All batches of a span at once; None if it has to see them one by one."""
-        if any(isinstance(values, list) for values in columns.values()):
+        if has_lists(columns):
             return None
         return self.split(self._arrays(columns), batch_rows)
 

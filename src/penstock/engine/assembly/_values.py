@@ -1,6 +1,6 @@
 """Values of batches: where they are written, and those inside nested ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -56,6 +56,11 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, *, leaf_type: type | None =
     if type(value).__bases__ == (tuple,) and hasattr(value, "_fields"):
         return type(value)(*(map_leaves(fn, inner, leaf_type=leaf_type) for inner in value))
     return fn(value)
+
+
+def has_lists(columns: Mapping[str, Any]) -> bool:
+    """Whether some columns are lists of values, so that batches are no views of arrays."""
+    return any(isinstance(values, list) for values in columns.values())
 
 
 def array_bytes(value: Any) -> int:
