@@ -1,4 +1,4 @@
-"""Pure arithmetic of an epoch: the order of rows and their partition over ranks; integers in, integers out."""
+"""Pure arithmetic: the order of an epoch, its partition over ranks, rows of samples, the split of memory; no I/O."""
 
 from penstock.plan._blocks import split_blocks
 from penstock.plan._epoch import Epoch
