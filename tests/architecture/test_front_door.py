@@ -34,6 +34,10 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
     assert imported_by(statement) == []
 
 
+def test_a_process_that_computes_does_not_import_pyarrow_first() -> None:
+    assert "pyarrow" not in imported_by("import penstock.runners._worker")
+
+
 def test_every_name_is_found() -> None:
     names = {name: getattr(penstock, name) for name in penstock.__all__}
     assert set(names) <= set(dir(penstock))

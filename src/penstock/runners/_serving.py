@@ -18,7 +18,6 @@ from threading import Thread
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.runners._channel import Channel
 
@@ -44,6 +43,8 @@ def load_spec(fd: int) -> Any:
     To unpickle it imports what its functions need, and nothing else of the user's program.
     """
     if "pandas" not in sys.modules:
+        import pyarrow as pa  # processes that are started otherwise do without
+
         finder = _NoPandas()
         sys.meta_path.insert(0, finder)
         np.asarray(pa.array([0]))

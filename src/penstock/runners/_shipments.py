@@ -78,8 +78,9 @@ def pack(value: Any, slot: npt.NDArray[np.uint8] | None = None) -> tuple[Shipmen
 def unpack(shipment: Shipment, memory: SharedMemory | None, slot: npt.NDArray[np.uint8] | None = None) -> Any:
     """The value of a shipment; its arrays are views of `slot`, and of shared memory, which may be closed."""
     buffers: list[Any] = []
+    outside = None if memory is None else memory.bytes
     for in_slot, start, size in shipment.arrays:
-        source = slot if in_slot or memory is None else memory.bytes
+        source = slot if in_slot else outside
         assert source is not None
         buffers.append(source[start : start + size])
     pickled = shipment.pickled or buffers.pop()

@@ -124,7 +124,7 @@ class RowPages(NamedTuple):
         return int((self.pages[:, 2] - self.pages[:, 1]).sum())
 
     def read(self, store: Store, row_view: Callable[[int], memoryview]) -> dict[int, CorruptError]:
-        """Read rows, each into its memory, and verify their pages; returns the errors of damaged pages by row."""
+        """Read rows that are not elsewhere into their memory, and verify their pages; returns the errors by row."""
         errors: dict[int, CorruptError] = {}
         scratch = memoryview(b"")
         for index, (file, start, end, value, crc) in enumerate(self.pages.tolist()):

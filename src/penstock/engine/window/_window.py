@@ -58,15 +58,13 @@ class Window:
 
     def register(self, planned: PlannedSpans) -> None:
         """Take over newly planned spans and their blocks; called by one thread at a time, without the lock."""
-        for span in planned.spans:
-            number = span.number
-            for rows in span.tables:
-                if not rows.resident:
-                    find = self._blocks.get
-                    blocks = [find(plan) or self._add_block(rows.table, plan) for plan in rows.blocks]
-                    self._blocks_of[rows] = blocks
-                    for block in blocks:
-                        block.last_span = number
+        find = self._blocks.get
+        for number, rows in ((span.number, rows) for span in planned.spans for rows in span.tables):
+            if not rows.resident:
+                blocks = [find(plan) or self._add_block(rows.table, plan) for plan in rows.blocks]
+                self._blocks_of[rows] = blocks
+                for block in blocks:
+                    block.last_span = number
         with self.lock:
             if self._unreleased is None:
                 self._unreleased = planned.spans[0].number
