@@ -40,6 +40,7 @@ from penstock.engine import (
     Transforms,
     accepts_generator,
     explicit_world,
+    has_lists,
     map_leaves,
     ragged_columns,
 )
@@ -241,7 +242,7 @@ class TorchPlacement:
         self, columns: Columns, keys: RowKeys | None, batch_rows: Sequence[int]
     ) -> list[_PlacedBatch] | None:
         """See `engine.Placement`; the overhead of torch calls does not depend on the number of rows."""
-        if not self._row_wise or any(isinstance(values, list) for values in columns.values()):
+        if not self._row_wise or has_lists(columns):
             return None
         placed, transfer = self.place(_tensors(columns), keys)
         return [_PlacedBatch(batch, transfer) for batch in _split(placed, batch_rows)]
